@@ -20,12 +20,12 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 	touch $@ $(VENV)/.serve
 
 demo: $(VENV)/.serve
-	$(BIN)/care-ingest examples/sample/corpus.jsonl --collection sample --sparse bm25
+	$(BIN)/care ingest examples/sample/corpus.jsonl --collection sample
 	@printf '\nQuestion: what does the chest pain of a heart attack feel like?\n'
 	$(BIN)/care search "心梗发作的时候胸口疼是什么样的" --collection sample --top-k 3
 	@printf '\nQuestion: what can the family do in a heart attack until the ambulance comes, and is aspirin right?\n'
 	$(BIN)/care search "我爸突然胸口压得喘不上气满头大汗，怀疑是心肌梗塞，救护车来之前我们家里人能做点啥，阿司匹林能不能先给他嚼" --collection sample --top-k 3
-	@printf '\nNext: %s/care-ingest YOUR-FILE-OR-FOLDER --sparse bm25 (what it reads: docs/everyday.md)\n' $(BIN)
+	@printf '\nNext: %s/care ingest YOUR-FILE-OR-FOLDER (file formats: docs/everyday.md)\n' $(BIN)
 
 # Two workers: a core each, every file on one of them, so that its fixtures are made once.
 test: $(VENV)/.dev
@@ -52,7 +52,7 @@ site: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench-tiny: $(VENV)/.dev
-	$(BIN)/care-bench run examples/sample --model built-in --output build/bench-tiny
+	$(BIN)/care bench run examples/sample --model built-in --output build/bench-tiny
 
 examples: $(VENV)/.dev
 	set -e; for example in examples/0*.py; do echo "== $$example"; $(BIN)/python $$example; done

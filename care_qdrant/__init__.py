@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from care_qdrant.types import Chunk, Document, Hit, Vectors, embedded_text, point_id
     from care_qdrant.vectors.attach import AttachReport, AttachSettings, attach_vector
     from care_qdrant.vectors.detach import DetachReport, detach_vector
-    from care_qdrant.vectors.doctor import Diagnosis, diagnose
+    from care_qdrant.vectors.doctor import AttachPlan, CollectionDetail, inspect_collection, plan_attach
     from care_qdrant.vectors.verify import VerifyReport, VerifySettings, verify_collection
     from care_qdrant.versions.attach_by_copy import CopyReport, attach_by_copy
     from care_qdrant.versions.promote import PromotionReport, promote_collection
@@ -80,7 +80,7 @@ _NAMES = {
     "vectors.attach": ("AttachReport", "AttachSettings", "attach_vector"),
     "versions.attach_by_copy": ("CopyReport", "attach_by_copy"),
     "vectors.detach": ("DetachReport", "detach_vector"),
-    "vectors.doctor": ("Diagnosis", "diagnose"),
+    "vectors.doctor": ("AttachPlan", "CollectionDetail", "inspect_collection", "plan_attach"),
     "vectors.verify": ("VerifyReport", "VerifySettings", "verify_collection"),
     "encoders.local.architecture": ("native_folder",),
     "model.card": ("CARD_FILE", "Card", "OnnxFiles"),
@@ -128,6 +128,7 @@ __all__ = [
     "DEFAULT_ALPHA",
     "SPARSE_VECTOR_NAME",
     "AlteredModel",
+    "AttachPlan",
     "AttachReport",
     "AttachSettings",
     "Card",
@@ -135,11 +136,11 @@ __all__ = [
     "CareModel",
     "Chunk",
     "Collection",
+    "CollectionDetail",
     "ContractError",
     "CopyReport",
     "Corpus",
     "DetachReport",
-    "Diagnosis",
     "Document",
     "Encoder",
     "EncodingError",
@@ -192,12 +193,12 @@ __all__ = [
     "attach_vector",
     "bm25_weight",
     "detach_vector",
-    "diagnose",
     "embedded_text",
     "export_query_encoder",
     "fetch_document_side",
     "find_folder",
     "ingest",
+    "inspect_collection",
     "is_embedded",
     "join_encoders",
     "load_sentence_transformer",
@@ -206,6 +207,7 @@ __all__ = [
     "needs_extra",
     "open_client",
     "open_old_model",
+    "plan_attach",
     "point_id",
     "progress_bar",
     "promote_collection",

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,9 @@ from tqdm import tqdm
 
 REPAINT_SECONDS = 0.5
 LINE_SECONDS = 60.0
-_FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {verb} [{elapsed}{postfix}]"
+LABEL_CHARACTERS = 20
+"""Longest label of a bar, so that the time to go fits a terminal of 80 columns beside it."""
+_FORMAT = "{desc}: {percentage:3.0f}%|{bar:10}| {n_fmt}/{total_fmt} {verb} [{elapsed}{postfix}]"
 _FORMAT_WITHOUT_TOTAL = "{desc}: {n_fmt} {verb} [{elapsed}{postfix}]"
 
 logger = logging.getLogger(__name__)
@@ -49,18 +51,16 @@ def progress_bar(label: str, verb: str = "stored") -> Iterator[Callable[[Progres
 
     The time to go follows from the encoder's rate and is counted down between two calls.
     """
-    with _painter(label, verb) as paint:
+    with painted_bar(label, verb) as paint:
 
         def show(progress: Progress) -> None:
-            notes = []
+            notes = [f"{progress.rejected:,} rejected"] if progress.rejected else []
             if progress.tokens_per_second:
-                notes = [
+                notes += [
                     f"{progress.tokens_per_second:,.0f} tokens/s",
                     f"{progress.documents_per_second:,.1f} documents/s",
                 ]
                 notes += [f"padding {progress.padding:.2f}", f"idle {progress.idle_fraction:.0%}"]
-            if progress.rejected:
-                notes.append(f"{progress.rejected:,} rejected")
             paint(progress.stored, progress.total, progress.seconds_left, notes)
 
         yield show
@@ -69,7 +69,7 @@ def progress_bar(label: str, verb: str = "stored") -> Iterator[Callable[[Progres
 @contextmanager
 def points_bar(label: str, verb: str = "stored") -> Iterator[Callable[[int, int], None]]:
     """Return a function that shows how many things, and of how many, are dealt with; a total of 0 is none."""
-    with _painter(label, verb) as paint:
+    with painted_bar(label, verb) as paint:
         start, before = time.monotonic(), None
 
         def show(done: int, total: int) -> None:
@@ -82,17 +82,20 @@ def points_bar(label: str, verb: str = "stored") -> Iterator[Callable[[int, int]
         yield show
 
 
-_Paint = Callable[[int, int | None, float | None, list[str]], None]
+Paint = Callable[[int, int | None, float | None, list[str]], None]
+"""Takes what is done, the total, the seconds left, and notes: the first ones are shown where not all fit."""
 
 
 @contextmanager
-def _painter(label: str, verb: str) -> Iterator[_Paint]:
-    """Return a function that takes points done, their total, seconds left and notes; painted on a timer."""
+def painted_bar(label: str, verb: str) -> Iterator[Paint]:
+    """Return a function that keeps the state of a bar, which a timer paints: a line a minute where no terminal is."""
+    if len(label) > LABEL_CHARACTERS:
+        label = label[: LABEL_CHARACTERS - 1] + "…"
     state = _State(verb)
     stopped = threading.Event()
     # None: only on a terminal. tqdm reads its variable only where nothing is given.
     disable = True if os.environ.get("TQDM_DISABLE", "0") not in ("", "0") else None
-    with open_bar(desc=label, disable=disable, bar_format=_FORMAT_WITHOUT_TOTAL.replace("{verb}", verb)) as bar:
+    with _open_bar(desc=label, disable=disable, bar_format=_FORMAT_WITHOUT_TOTAL.replace("{verb}", verb)) as bar:
 
         def repaint() -> None:
             while not stopped.wait(LINE_SECONDS if bar.disable else REPAINT_SECONDS):
@@ -109,7 +112,7 @@ def _painter(label: str, verb: str) -> Iterator[_Paint]:
                 state.show(label, bar)
 
 
-def open_bar(**options: Any) -> "tqdm[Any]":
+def _open_bar(**options: Any) -> "tqdm[Any]":
     """Return a bar on stderr; a terminal without a size, as job runners have, counts as one of 80 columns."""
     if sys.stderr.isatty() and 0 in os.get_terminal_size(sys.stderr.fileno()):
         return tqdm(file=sys.stderr, ncols=80, nrows=24, **options)
@@ -134,7 +137,7 @@ class _State:
             done, total, notes = self._done, self._total, list(self._notes)
             left = None if self._left is None else max(0.0, self._left - (time.monotonic() - self._since))
         if left is not None and (total is None or done < total):
-            notes.append(f"{duration(left)} left")
+            notes.insert(0, f"{duration(left)} left")
         if bar.disable:
             share = f" of {total:,} ({done / total:.0%})" if total else ""
             counted = f"{done:,}{share} {self._verb}"
@@ -142,7 +145,12 @@ class _State:
             return
         bar.total, bar.n = total, done
         bar.bar_format = (_FORMAT if total else _FORMAT_WITHOUT_TOTAL).replace("{verb}", self._verb)
-        bar.set_postfix_str(", ".join(notes), refresh=True)
+        bar.set_postfix_str(", ".join(notes), refresh=False)
+        # A line that is too long is cut, and has lost its end.
+        while notes and not str(bar).endswith("]"):
+            notes.pop()
+            bar.set_postfix_str(", ".join(notes), refresh=False)
+        bar.refresh()
 
 
 def duration(seconds: float) -> str:
@@ -159,16 +167,15 @@ def duration(seconds: float) -> str:
 @contextmanager
 def parts_bar() -> Iterator[Callable[[str, int, int], None]]:
     """Return a function that shows how much of each part of some work is done, one bar after the other."""
-    shown = ""
-    with open_bar() as bar:
+    shown, paint = "", None
+    with ExitStack() as bar:
 
         def show(part: str, done: int, total: int) -> None:
-            nonlocal shown
-            if part != shown:
-                shown = part
-                bar.reset(total)
-                bar.set_description(part, refresh=False)
-            bar.update(done - bar.n)
+            nonlocal shown, paint
+            if paint is None or part != shown:
+                bar.close()
+                shown, paint = part, bar.enter_context(points_bar(part, "done"))
+            paint(done, total)
 
         yield show
 

@@ -11,17 +11,19 @@ from pydantic import TypeAdapter
 TARGET = Path(__file__).parent / "schemas"
 REPORTS = {
     "attach": ("care_qdrant.vectors.attach", "AttachReport"),
-    "collections": ("care_qdrant.vectors.doctor", "CollectionSummary"),
+    "attach-dry-run": ("care_qdrant.vectors.doctor", "AttachPlan"),
     "detach": ("care_qdrant.vectors.detach", "DetachReport"),
-    "doctor": ("care_qdrant.vectors.doctor", "Diagnosis"),
     "ingest": ("care_qdrant.ingestion.settings", "IngestReport"),
     "learn": ("care_trainer.learn.outcome", "LearnReport"),
     "promote": ("care_qdrant.versions.promote", "PromotionReport"),
     "publish": ("care_qdrant.versions.publish", "PublicationReport"),
     "search": ("care_qdrant.types", "Hit"),
+    "status": ("care_qdrant.vectors.doctor", "CollectionSummary"),
+    "status-collection": ("care_qdrant.vectors.doctor", "CollectionDetail"),
     "verify": ("care_qdrant.vectors.verify", "VerifyReport"),
 }
-"""By command. ``care collections --json`` prints an array of its objects; ``care search --json`` one in ``hits``."""
+"""Reports by command. ``care status --json`` and ``care detach --json`` print an array of theirs; the hits of
+``care search --json`` are an array under ``hits``."""
 
 
 def schema(module: str, name: str) -> str:

@@ -21,7 +21,7 @@ from llama_index.vector_stores.care import CareVectorStore
 from llama_index.vector_stores.qdrant import QdrantVectorStore
 from qdrant_client import QdrantClient, models
 
-from care_qdrant import CareModel, attach_vector, diagnose, open_client
+from care_qdrant import CareModel, attach_vector, open_client, plan_attach
 
 SAMPLE = Path(__file__).parent / "sample" / "corpus.jsonl"
 QUESTION = "吃二甲双胍老是恶心拉肚子怎么办"
@@ -62,9 +62,9 @@ def main(model: str = "built-in") -> None:
         before = old_search(client)
         care = CareModel.load(model)
 
-        # care doctor live; care attach live
-        diagnosis = diagnose(client, "live", care)
-        print(f"written by {diagnosis.tool}: {diagnosis.evidence}; to encode: {diagnosis.points_to_encode}")
+        # care attach live --dry-run; care attach live
+        plan = plan_attach(client, "live", care)
+        print(f"written by {plan.tool}, texts in {plan.text_field!r}; to encode: {plan.points_to_encode}")
         report = attach_vector(client, "live", care)
         again = attach_vector(client, "live", care)
         print(f"attached: {report.encoded} encoded, {report.covered} covered; once more: {again.encoded} encoded")

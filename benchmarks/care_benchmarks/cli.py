@@ -15,15 +15,16 @@ from typing_extensions import override
 from care_qdrant.console import run as run_program
 from care_qdrant.console.groups import CONTEXT, GroupedCommand, Program
 from care_qdrant.console.logs import log_options
-from care_qdrant.console.options import engine_options, model_option, precision, target_of, url_option
+from care_qdrant.console.options import engine_options, json_option, model_option, precision, target_of, url_option
 from care_qdrant.console.outputs import require_free
+from care_qdrant.console.reports import show_json
 from care_qdrant.errors import InputError, needs_extra, redact
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
 
     from care_benchmarks.measures import Run
-    from care_benchmarks.results import Result
+    from care_benchmarks.results import Result, System
     from care_benchmarks.tasks import LoadedTask
 
 _COMPARISON = re.compile(rb"<!doctype html>.*care-bench</title>", re.DOTALL)
@@ -32,7 +33,7 @@ _RESULT = click.Path(path_type=Path, file_okay=False, exists=True)
 
 
 class _Program(Program):
-    """Names the extra where a command imports a package that is not installed."""
+    """A group that names the extra where a command imports a package that is not installed."""
 
     @override
     def invoke(self, ctx: click.Context) -> Any:
@@ -54,8 +55,8 @@ def care_bench() -> None:
 @care_bench.command(
     cls=GroupedCommand,
     groups={
-        "Systems": ["models", "engine_words", "controls"],
-        "Result": ["output", "without_texts", "speed"],
+        "Systems": ["models", "device", "engine", "endpoints", "controls"],
+        "Result": ["output", "without_texts", "speed", "as_json"],
         "Qdrant": ["path", "url"],
     },
 )
@@ -80,11 +81,12 @@ def care_bench() -> None:
 @click.option(
     "--path",
     type=_FOLDER,
-    help="Folder of the embedded database, which is unpickled when it is opened.  [default: OUTPUT/qdrant]",
+    help="Folder of the embedded database.  [default: OUTPUT/qdrant]",
 )
 @url_option
 @engine_options
-def run(tasks: tuple[str, ...], output: Path, **options: Any) -> None:
+@json_option
+def run(tasks: tuple[str, ...], output: Path, as_json: bool, **options: Any) -> None:
     """Score models on TASKS: directories, or names of mteb's Chinese medical sets.
 
     The result folder receives result.json, per_query.json, report.md, report.html, the rankings, and mteb's result
@@ -92,23 +94,25 @@ def run(tasks: tuple[str, ...], output: Path, **options: Any) -> None:
 
     \b
     Example:
-      care bench run examples/sample --control bm25 --control hybrid --output results/sample
-      care bench run CMedQAv2-reranking --model built-in --url http://localhost:6333 --output results/cmedqa
+      care bench run examples/sample --control bm25 --control hybrid \\
+        --output results/sample
+      care bench run CMedQAv2-reranking --model built-in \\
+        --url http://localhost:6333 --output results/cmedqa
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("care_benchmarks").setLevel(logging.INFO)
-    _print(_run(_create_tasks(tasks), output, _default_name(tasks), options))
+    _print(_run(_create_tasks(tasks), output, _default_name(tasks), options), as_json)
     click.echo(f"report: {output / 'report.html'}", err=True)
 
 
 @care_bench.command()
 @click.argument("results", nargs=-1, required=True, type=click.Path(path_type=Path, file_okay=False))
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="HTML file of the comparison.")
-def compare(results: tuple[Path, ...], output: Path | None) -> None:
+@json_option
+def compare(results: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
     """Compare every system of saved RESULTS with the first system of the first result, on their common tasks.
 
-    Scores are paired query by query; a task whose data differ between results is refused. It
-    prints a table on a terminal, and JSON in a pipe.
+    Scores are paired query by query; a task whose data differ between results is refused.
 
     \b
     Example:
@@ -125,8 +129,8 @@ def compare(results: tuple[Path, ...], output: Path | None) -> None:
     if output is not None:
         write_comparison(found, output)
         click.echo(f"comparison: {output}", err=True)
-    if not sys.stdout.isatty():
-        click.echo(json.dumps([asdict(task) for task in found], ensure_ascii=False, indent=2))
+    if as_json:
+        show_json([asdict(task) for task in found])
         return
     header = ["task", "measure", "system", "score", "difference", "95 % interval", "p", "adjusted p"]
     rows = [[task.task, task.measure, *row] for task in found for row in comparison_rows(task)]
@@ -155,7 +159,8 @@ def report(result: Path) -> None:
 @click.option(
     "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="JSON Lines file to annotate."
 )
-def audit(task_directory: Path, result: Path, output: Path) -> None:
+@json_option
+def audit(task_directory: Path, result: Path, output: Path, as_json: bool) -> None:
     """Export documents that a saved RESULT ranks high on the retrieval task of TASK_DIRECTORY, to be judged.
 
     These are the unjudged ones, and those that the labels call relevant.
@@ -165,7 +170,8 @@ def audit(task_directory: Path, result: Path, output: Path) -> None:
 
     \b
     Example:
-      care bench audit examples/sample results/sample --output build/to-judge.jsonl
+      care bench audit examples/sample results/sample \\
+        --output build/to-judge.jsonl
     """
     from care_benchmarks.audit import audit, candidates, write_candidates
     from care_qdrant.console.table import table
@@ -173,12 +179,15 @@ def audit(task_directory: Path, result: Path, output: Path) -> None:
     require_free(output)
     task, runs = _saved_retrieval(task_directory, result)
     rows = []
-    for system, ranking in runs.items():
-        summary = audit(task.qrels, ranking)
+    summaries = {system: audit(task.qrels, ranking) for system, ranking in runs.items()}
+    for system, summary in summaries.items():
         shares = f"{summary.unjudged_share:.3f}", f"{summary.unjudged_per_query:.1f}"
         rows.append([system, *shares, f"{summary.above_first_positive_per_query:.1f}"])
     header = ["system", "unjudged share", "unjudged per query", "above the first positive"]
-    click.echo(table(header, rows, width=1_000))
+    if as_json:
+        show_json({system: asdict(summary) for system, summary in summaries.items()})
+    else:
+        click.echo(table(header, rows, width=1_000))
     count = write_candidates(candidates(task.qrels, runs, task.queries, task.documents), output)
     click.echo(f"{output}: {count:,} candidates", err=True)
 
@@ -187,7 +196,8 @@ def audit(task_directory: Path, result: Path, output: Path) -> None:
 @click.argument("task_directory", type=_RESULT)
 @click.argument("result", type=_RESULT)
 @click.argument("judged", type=click.Path(path_type=Path, dir_okay=False, exists=True))
-def rejudge(task_directory: Path, result: Path, judged: Path) -> None:
+@json_option
+def rejudge(task_directory: Path, result: Path, judged: Path, as_json: bool) -> None:
     """Score a saved RESULT on TASK_DIRECTORY before and after the labels of JUDGED, an annotated file of the audit.
 
     Nothing is searched again, and the result is not changed. A label that was there stays; what the new ones say of it
@@ -214,8 +224,12 @@ def rejudge(task_directory: Path, result: Path, judged: Path) -> None:
         ]
         rows.append([system, *cells])
     names = [f"{name} {when}" for name in ("nDCG@10", "condensed", "judged@10") for when in ("before", "after")]
-    click.echo(table(["system", *names], rows, width=1_000))
     found = relabelled(task.qrels, labels)
+    if as_json:
+        scores = {system: dict(zip(names, map(float, cells), strict=True)) for system, *cells in rows}
+        show_json({"systems": scores, "labels": asdict(found)})
+        return
+    click.echo(table(["system", *names], rows, width=1_000))
     click.echo(
         f"relevant documents a query, of those labelled: {found.original:.2f} before, {found.labelled:.2f} now; "
         f"{found.false_positives:.2f} false positives, {found.false_negatives:.2f} false negatives (paper, table 13)"
@@ -294,15 +308,24 @@ def _command_line() -> str:
     return redact(" ".join(["care-bench", *parts]))
 
 
-def _print(result: "Result") -> None:
+def _print(result: "Result", as_json: bool) -> None:
     from care_qdrant.console.table import table
 
+    if as_json:
+        show_json({system.name: _scores(result, system) for system in result.systems})
+        return
     header = ["system", *(f"{task.name} {task.measure}" for task in result.tasks)]
     rows = []
     for system in result.systems:
         scores = [system.score(task.name) for task in result.tasks]
         rows.append([system.name, *(f"{100 * score.value:.2f}" if score else "–" for score in scores)])
     click.echo(table(header, rows, width=1_000))
+
+
+def _scores(result: "Result", system: "System") -> dict[str, float]:
+    """Return the score of a system on each task that it was measured on, from 0 to 1."""
+    scored = {task.name: system.score(task.name) for task in result.tasks}
+    return {name: score.value for name, score in scored.items() if score}
 
 
 def _default_name(tasks: tuple[str, ...]) -> str:

@@ -1,6 +1,5 @@
 """``care-data``: a benchmark and training data from a collection. Commands import what they run when they run."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,10 +9,11 @@ from typing_extensions import override
 
 from care_qdrant import needs_extra
 from care_qdrant.console import run as run_program
-from care_qdrant.console.groups import CONTEXT, Program
+from care_qdrant.console.groups import CONTEXT, Command, Program
 from care_qdrant.console.logs import log_options
-from care_qdrant.console.options import Target, model_options, target_options
+from care_qdrant.console.options import Target, json_option, model_options, target_options
 from care_qdrant.console.outputs import require_free, require_other
+from care_qdrant.console.reports import show_report
 
 if TYPE_CHECKING:
     from care_trainer.config import Side
@@ -25,8 +25,23 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 output_option = click.option("--output", type=_FILE, required=True, help="File to write.")
 
 
+class _Command(Command):
+    """A command that prints the report which its function returns."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        json_option(self)
+
+    @override
+    def invoke(self, ctx: click.Context) -> None:
+        as_json = ctx.params.pop("as_json")
+        show_report(super().invoke(ctx), as_json=as_json)
+
+
 class _Program(Program):
-    """Names the extra where a command imports a package that is not installed."""
+    """A group that names the extra where a command imports a package that is not installed."""
+
+    command_class = _Command
 
     @override
     def invoke(self, ctx: click.Context) -> Any:
@@ -47,15 +62,10 @@ def care_data(context: click.Context, replay: bool) -> None:
     Example:
       care data judge clinic.toml --dry-run
       care data run clinic.toml
-      care bench run clinic/benchmark --control bm25 --control hybrid --output results/clinic
+      care bench run clinic/benchmark --control bm25 --control hybrid \\
+        --output results/clinic
     """
     context.obj = replay
-
-
-@care_data.result_callback()
-def show(report: Any, **_: Any) -> None:
-    """Print what a command returns."""
-    click.echo(json.dumps(report, ensure_ascii=False, indent=2, default=float))
 
 
 def _load(_: click.Context, __: click.Parameter, config: Path | None) -> "Plan | None":
@@ -240,7 +250,8 @@ def diversify(
     \b
     Example:
       care data diversify questions.jsonl --side query --output diverse.jsonl
-      care data diversify corpus.jsonl --side document --output diverse.jsonl --url http://localhost:6333
+      care data diversify corpus.jsonl --side document \\
+        --output diverse.jsonl --url http://localhost:6333
     """
     from care_data.diversify import THRESHOLDS, Filter, diversify_file
     from care_qdrant import Collection

@@ -1,7 +1,7 @@
 """Documents a second of the torch engine, of other libraries and of embeddings servers, with the same weights.
 
 The document encoder is a Qwen3 of a small shape with random weights, or a folder; the texts have the lengths of real
-passages. Every way encodes all of them in one call, in turns; servers are asked as `--engine server` asks them. CPU
+passages. Every way encodes all of them in one call, in turns; servers are asked as `--endpoint` asks them. CPU
 seconds are there beside the time, since other work on the machine moves the time. On a GPU the engine is also compared
 with the rate of matrix products there.
 """

@@ -71,11 +71,11 @@ def main(output: Path) -> None:
             _step("pip install .", [*install, str(REPOSITORY)], scratch),
         ]
         corpus, bin_ = str(REPOSITORY / "examples" / "sample" / "corpus.jsonl"), python.parent
-        ingest = [str(bin_ / "care-ingest"), corpus, "--collection", "sample", "--sparse", "bm25"]
+        ingest = [str(bin_ / "care-ingest"), corpus, "--collection", "sample"]
         search = [str(bin_ / "care"), "search", QUESTION, "--collection", "sample", "--top-k", "3"]
         steps += [
             _step("CareModel.load().encode_query", [str(python), "-c", ENCODE_QUERY], scratch),
-            _step("care-ingest examples/sample/corpus.jsonl --sparse bm25", ingest, scratch),
+            _step("care-ingest examples/sample/corpus.jsonl", ingest, scratch),
             _step("care search", search, scratch),
         ]
         on_disk = sum(file.lstat().st_size for file in (scratch / "venv").rglob("*") if file.is_file())

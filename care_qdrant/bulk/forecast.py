@@ -69,8 +69,6 @@ class ForecastSettings:
     tokens_per_second: float | None = None
     """Of one worker; None encodes a few chunks here."""
     workers: int = 1
-    price_per_hour: float | None = None
-    """Of a worker, in any currency."""
     node_gib: float = 64.0
     """Memory of a node of the database, in GiB."""
 
@@ -95,7 +93,6 @@ class Forecast:
     """Of one worker."""
     workers: int
     encode_hours: float
-    cost: float | None
     part_bytes: int
     """Of all Parquet parts, without their compression."""
     payload_bytes: int
@@ -151,7 +148,6 @@ def forecast(
         tokens_per_second=rounded(speed),
         workers=settings.workers,
         encode_hours=rounded(hours),
-        cost=None if settings.price_per_hour is None else rounded(hours * settings.workers * settings.price_per_hour),
         part_bytes=round(points * manifest.dim * width + payload),
         payload_bytes=payload,
         disk_bytes={

@@ -2,8 +2,8 @@
 
 import sys
 import threading
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,23 +12,27 @@ import click
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
 from care_qdrant.console.logs import bars_cleared
 from care_qdrant.console.options import (
+    BATCHES,
+    PATIENCE,
     LoadModel,
     Target,
     batch_tokens,
-    bm25_option,
     deletion_option,
+    json_option,
     model_options,
     quantization_option,
     retries,
     settings_of,
     target_options,
 )
-from care_qdrant.console.reports import search_command, show_report
+from care_qdrant.console.reports import search_command, show_json, show_report
 
 if TYPE_CHECKING:
+    from care_qdrant.model.pair import CareModel
     from care_qdrant.qdrant.retry import RetryPolicy
     from care_qdrant.vectors.attach import AttachReport
     from care_qdrant.vectors.copy_plan import CopyPlan
+    from care_qdrant.vectors.doctor import AttachPlan
     from care_qdrant.vectors.preflight import Preflight
 
 
@@ -36,19 +40,33 @@ if TYPE_CHECKING:
     name="attach",
     cls=GroupedCommand,
     context_settings=CONTEXT,
+    environment=BATCHES | PATIENCE,
     groups={
-        "Options": ["model", "engine_words", "path", "url", "sparse", "vector_name", "text_field", "watch_seconds"],
+        "Options": [
+            "model",
+            "bm25",
+            "device",
+            "endpoints",
+            "path",
+            "url",
+            "vector_name",
+            "text_field",
+            "dry_run",
+            "watch_seconds",
+            "as_json",
+        ],
+        "Engine": ["engine"],
         "Deletion": ["max_delete_fraction"],
         "New vector": ["quantization", "on_disk"],
         "Copy behind an alias, for servers before 1.18": ["via", "alias"],
     },
 )
 @click.argument("collection")
-@bm25_option("BM25 of the texts, for hybrid search, instead of the model's vector; needs no model.  [default: off]")
+@click.option("--bm25", is_flag=True, help="Add BM25, for hybrid search, instead of the model's vector.")
 @click.option("--vector-name", help="Name of the vector to add.  [default: the model's name, or bm25]")
 @click.option(
     "--text-field",
-    help="Payload field with the text, as body or document.body.  [default: the one used before, or guessed]",
+    help="Payload field with the text, such as body or document.body.  [default: the one used before, or guessed]",
 )
 @deletion_option("Largest fraction of the vectors that may be removed because their points have no text any more.")
 @quantization_option(
@@ -56,10 +74,15 @@ if TYPE_CHECKING:
 )
 @click.option("--on-disk", is_flag=True, help="Keep the new vectors on disk.")
 @click.option(
+    "--dry-run", is_flag=True, help="Write nothing; show what would be done, its cost, and what would be refused."
+)
+@click.option(
     "--watch",
     "watch_seconds",
+    metavar="SECONDS",
     type=click.FloatRange(0),
-    help="Run until SIGTERM or Ctrl-C, waiting this many seconds after each pass.  [default: one pass]",
+    help="Run until SIGTERM or Ctrl-C, with a pause of SECONDS after each pass. With --json, each pass prints one "
+    "line.  [default: one pass]",
 )
 @click.option(
     "--via",
@@ -73,60 +96,64 @@ if TYPE_CHECKING:
 )
 @target_options
 @model_options(documents=True)
+@json_option
 def command(
     collection: str,
-    sparse: bool,
+    bm25: bool,
     vector_name: str | None,
+    dry_run: bool,
     watch_seconds: float | None,
     via: Literal["in-place", "copy"],
     alias: str | None,
     target: Target,
     load_model: LoadModel,
+    as_json: bool,
     **options: Any,
 ) -> None:
-    """Add to every point of COLLECTION a vector of the model, made of the text in its payload.
+    """Add a vector of the model to every point of COLLECTION, made from the text in its payload.
 
-    The collection stays in use. Its other vectors and its payloads are not changed, except for one key _care with the
-    hash of each text. Run it again after an interruption, or from cron: it encodes what is new or has changed, and
-    nothing else; --watch does so until SIGTERM or Ctrl-C. care detach removes everything again. The report on stdout is
-    a summary on a terminal and one line of JSON in a pipe, with --watch one for each pass. With --sparse bm25 the
-    vector is BM25 instead of the model's: run both for hybrid search.
+    The collection stays in use. Other vectors and payloads are not changed, except for the key _care, which holds the
+    hash of each text. Run the command again after an interruption or from cron: it encodes only new and changed texts.
+    `care detach` removes the vector and the key. For hybrid search, run it once with the model and once with --bm25.
+    With --dry-run the exit code is 2 where the command would be refused.
 
     \b
     Example:
-      care doctor articles --url http://localhost:6333
+      care attach articles --url http://localhost:6333 --dry-run
       care attach articles --url http://localhost:6333
-      care attach articles --url http://localhost:6333 --sparse bm25
+      care attach articles --url http://localhost:6333 --bm25
       care attach articles --url http://localhost:6333 --watch 60
-      care attach articles --url http://localhost:6333 --via copy --as articles-live
+      care attach articles --url http://localhost:6333 --via copy \\
+        --as articles-live
     """
     from care_qdrant.progress import points_bar
     from care_qdrant.vectors.attach import AttachSettings, attach_vector
     from care_qdrant.versions.attach_by_copy import attach_by_copy
 
-    if via == "copy" and watch_seconds is not None:
-        raise click.UsageError(
-            "--watch follows a collection that has the vector: give it the alias, without --via copy"
-        )
-    if alias is not None and via != "copy":
-        raise click.UsageError("--as names the alias of a copy: give --via copy, too")
-    if via == "copy" and sparse:
-        raise click.UsageError("--sparse adds BM25 to a collection itself: leave out --via copy")
+    _refuse_together(
+        ("--watch", watch_seconds is not None, "--via copy", via == "copy", "give the alias, without --via copy"),
+        ("--as", alias is not None, "--via in-place", via != "copy", "it names the alias of a copy: add --via copy"),
+        ("--bm25", bm25, "--via copy", via == "copy", "BM25 needs no copy: leave out --via copy"),
+        ("--dry-run", dry_run, "--watch", watch_seconds is not None, "leave one out"),
+    )
     settings = settings_of(AttachSettings, options, batch_tokens=batch_tokens())
     policy = retries()
-    model = None if sparse else load_model()
+    model = None if bm25 else load_model()
+    if dry_run:
+        _plan(target, collection, model, settings.text_field, vector_name, alias, via == "copy", as_json)
+        return
     given: dict[str, Any] = {"collection": collection, "model": model, "vector_name": vector_name, "settings": settings}
     attach: Callable[..., Any] = partial(attach_vector, **given)
     if watch_seconds is not None:
-        _watch(target, attach, policy, watch_seconds)
+        _watch(target, attach, policy, watch_seconds, as_json)
         return
     if via == "copy":
         attach = partial(attach_by_copy, **given, alias=alias, on_plan=_tell_plan)
     with target.open() as client, points_bar(collection) as show:
         report = attach(client, retries=policy, on_preflight=_tell, on_progress=show)
-    show_report(report)
+    show_report(report, as_json=as_json)
     attached: AttachReport = report.attached if via == "copy" else report
-    if sys.stdout.isatty() and not sparse:
+    if not (as_json or bm25):
         click.echo(f"next: {search_command(alias or collection, target)}")
     _warn(attached)
     if not attached.points:
@@ -135,7 +162,69 @@ def command(
         click.echo("points were added or changed meanwhile: run the same command again", err=True)
 
 
-def _watch(target: Target, attach: Callable[..., "AttachReport"], policy: "RetryPolicy", seconds: float) -> None:
+def _refuse_together(*pairs: tuple[str, bool, str, bool, str]) -> None:
+    """Refuse two options that are given together, with what to do."""
+    for option, is_given, other, other_is_given, advice in pairs:
+        if is_given and other_is_given:
+            raise click.UsageError(f"{option} does not go with {other}: {advice}")
+
+
+def _plan(
+    target: Target,
+    collection: str,
+    model: "CareModel | None",
+    text_field: str | None,
+    vector_name: str | None,
+    alias: str | None,
+    by_copy: bool,
+    as_json: bool,
+) -> None:
+    """Show what the command would do, and end with the exit code of a refusal."""
+    from care_qdrant.errors import InputError
+    from care_qdrant.vectors.doctor import plan_attach
+
+    with target.open() as client:
+        plan = plan_attach(
+            client,
+            collection,
+            model,
+            vector_name=vector_name,
+            text_field=text_field,
+            by_copy=by_copy,
+            alias=alias,
+            retries=retries(),
+        )
+    if as_json:
+        show_json(asdict(plan))
+    else:
+        click.echo("\n".join(_plan_lines(plan)))
+    if plan.refusals:
+        sys.exit(InputError.exit_code)
+
+
+def _plan_lines(plan: "AttachPlan") -> Iterator[str]:
+    if plan.tool is not None:
+        yield f"texts: payloads of {plan.tool}, field {plan.text_field!r}"
+    if plan.sampled_without_text:
+        yield f"{plan.sampled_without_text} of {plan.sampled} sampled points have no text and would get no vector"
+    if plan.refusals:
+        yield f"care attach {plan.collection} would be refused:"
+        yield from (f"  - {refusal}" for refusal in plan.refusals)
+    else:
+        size = "" if plan.new_bytes is None else f": {plan.new_bytes / 1e6:,.1f} MB"
+        yield (
+            f"care attach {plan.collection} would add vector {plan.vector_name!r} of {plan.model} to at most "
+            f"{plan.points_to_encode:,} points{size}"
+        )
+    if plan.copy_plan:
+        yield f"care attach {plan.collection} --via copy would do this:"
+        yield from (f"  - {step}" for step in plan.copy_plan)
+    yield from (f"note: {notice}" for notice in plan.notices)
+
+
+def _watch(
+    target: Target, attach: Callable[..., "AttachReport"], policy: "RetryPolicy", seconds: float, as_json: bool
+) -> None:
     """Attach again and again, until a signal."""
     from care_qdrant.console.watching import passes
     from care_qdrant.vectors.attach import WATCHING
@@ -148,7 +237,7 @@ def _watch(target: Target, attach: Callable[..., "AttachReport"], policy: "Retry
             return attach(client, retries=policy, stop=stop)
 
     for report in passes(run_pass, seconds):
-        show_report(report)
+        show_report(report, as_json=as_json)
         _warn(report)
 
 

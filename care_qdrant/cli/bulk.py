@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from care_qdrant.cli.ingest import ShardType, row_options, storage_options
-from care_qdrant.console.groups import CONTEXT, Program
+from care_qdrant.console.groups import CONTEXT, GroupedCommand, Program
 from care_qdrant.console.options import (
+    BATCHES,
+    PATIENCE,
     LoadModel,
     Target,
     batch_tokens,
-    bm25_option,
     engine_options,
+    json_option,
     model_options,
-    price,
     retries,
     settings_of,
     target_options,
@@ -39,15 +40,17 @@ _job = click.argument("job")
 def command() -> None:
     """Ingest with many machines: plan units, encode them anywhere, load the parts.
 
-    JOB is a folder that all machines see, or a URL as s3://bucket/job. Whatever is stopped or killed goes on where it
-    was when the same command is run again; the collection is the one that care ingest makes of the corpus.
+    JOB is a folder that all machines see, or a URL such as s3://bucket/job. To continue an interrupted command, run it
+    again. The result is the collection that `care ingest` makes from the same corpus.
 
     \b
     Example:
       care bulk plan corpus/ s3://bucket/job --model ./pair
       care bulk encode s3://bucket/job --shard 3/16
-      care bulk load s3://bucket/job --collection articles --url http://localhost:6333
-      care bulk verify s3://bucket/job --collection articles --url http://localhost:6333
+      care bulk load s3://bucket/job --collection articles \\
+        --url http://localhost:6333
+      care bulk verify s3://bucket/job --collection articles \\
+        --url http://localhost:6333
     """
 
 
@@ -61,26 +64,47 @@ def _open(url: str) -> "Job":
     return Job(url)
 
 
-@command.command()
+@command.command(
+    cls=GroupedCommand,
+    context_settings=CONTEXT,
+    environment=PATIENCE,
+    groups={
+        "Options": ["collection", "model", "path", "url", "sparse", "dry_run", "as_json"],
+        "Corpus": ["id_field", "text_field", "title_field", "types", "encoding", "overflow"],
+        "Job": ["vector_name", "float16", "unit_rows"],
+        "Forecast": ["documents", "tokens_per_second"],
+    },
+)
 @click.argument("corpus", nargs=-1)
 @_job
 @model_options()
 @row_options
 @click.option("--vector-name", help="Named vector to write.  [default: name of the model]")
-@bm25_option("Also write a sparse vector, for hybrid search.")
+@click.option(
+    "--bm25/--no-bm25",
+    "sparse",
+    default=True,
+    help="BM25 beside the model's vector, for hybrid search.  [default: in a new collection; an existing one keeps "
+    "what it has]",
+)
 @click.option("--float16", is_flag=True, help="Store the vectors of the parts in half precision.")
 @click.option(
     "--unit-rows", type=click.IntRange(1), default=8_192, show_default=True, help="Rows, or points, of a unit."
 )
-@click.option("--collection", help="Collection whose points get the vector, in the place of CORPUS.")
+@click.option("--collection", help="Collection whose points get the vector, instead of a CORPUS.")
 @target_options
 @click.option("--dry-run", is_flag=True, help="Write nothing; report tokens, hours, bytes, memory and nodes.")
-@click.option("--documents", type=click.IntRange(1), help="With --dry-run: as if there were so many like these.")
+@click.option(
+    "--documents",
+    type=click.IntRange(1),
+    help="With --dry-run: number of documents to extrapolate to.  [default: those of CORPUS]",
+)
 @click.option(
     "--tokens-per-second",
     type=click.FloatRange(0, min_open=True),
     help="With --dry-run: speed of a worker.  [default: measured on this machine]",
 )
+@json_option
 def plan(
     corpus: tuple[str, ...],
     job: str,
@@ -94,26 +118,32 @@ def plan(
     collection: str | None,
     target: Target,
     dry_run: bool,
+    as_json: bool,
     **options: Any,
 ) -> None:
-    """Cut CORPUS, or the points of a collection, into units, and write the list of them to JOB.
+    """Cut CORPUS, or the points of a collection, into units, and write the list of units to JOB.
 
-    CORPUS is what care ingest takes, or URLs that fsspec opens. Every row is read once. Planning again over a corpus
-    that has grown adds units and changes none; rows that were changed are refused. With --collection the texts of the
-    points that lack the model's vector are copied to JOB, and care bulk load adds the vector to them as care attach
-    does.
+    CORPUS is what `care ingest` reads, or URLs that fsspec opens. Each row is read once. Planning again adds units for
+    new rows; changed rows are refused. With --collection, the texts of points without the model's vector are copied to
+    JOB, and `care bulk load` adds the vector to these points.
 
     \b
     Example:
-      care bulk plan corpus/ /mnt/job --sparse bm25
+      care bulk plan corpus/ /mnt/job
       care bulk plan corpus/ /mnt/job --dry-run --documents 100000000
       care bulk plan /mnt/job --collection articles --url http://localhost:6333
-      care bulk plan 's3://bucket/texts/*.jsonl' s3://bucket/job --model ./pair --float16
+      care bulk plan 's3://bucket/texts/*.jsonl' s3://bucket/job \\
+        --model ./pair --float16
     """
     if bool(corpus) == (collection is not None):
         raise click.UsageError("give CORPUS and JOB; or JOB alone, and --collection")
-    if collection is not None and sparse:
-        raise click.UsageError("--sparse is for a corpus: care attach --sparse bm25 adds it to a collection")
+    if collection is not None:
+        if (
+            sparse
+            and click.get_current_context().get_parameter_source("sparse") is not click.core.ParameterSource.DEFAULT
+        ):
+            raise click.UsageError("--bm25 is for a corpus: care attach COLLECTION --bm25 adds it to a collection")
+        sparse = False
     opened = _open(job)
     from care_qdrant.bulk.forecast import ForecastSettings
     from care_qdrant.bulk.job import Manifest
@@ -146,8 +176,8 @@ def plan(
             client = stack.enter_context(target.open())
             place = Collection(client, collection, retries()).resolve()
         if dry_run:
-            settings = settings_of(ForecastSettings, options, price_per_hour=price())
-            show_report(_forecast(corpus, place, text_field, draft, model, settings))
+            settings = settings_of(ForecastSettings, options)
+            show_report(_forecast(corpus, place, text_field, draft, model, settings), as_json=as_json)
             return
         show = stack.enter_context(points_bar("rows", "read"))
         on_progress: Callable[[int], None] = lambda done: show(done, 0)  # noqa: E731  # two callers
@@ -156,7 +186,7 @@ def plan(
         else:
             field = _given("text_field", text_field)
             manifest = plan_points(place, opened, draft, counter, text_field=field, on_progress=on_progress)
-    show_report(PlanReport.of(manifest, opened))
+    show_report(PlanReport.of(manifest, opened), as_json=as_json)
 
 
 def _forecast(
@@ -191,7 +221,7 @@ def _given(option: str, value: str) -> str | None:
     return None if source is click.core.ParameterSource.DEFAULT else value
 
 
-@command.command()
+@command.command(context_settings=CONTEXT, environment=BATCHES)
 @_job
 @click.option(
     "--shard", type=ShardType(), default="1/1", show_default=True, help="Encode each n-th unit, from the i-th."
@@ -206,8 +236,9 @@ def _given(option: str, value: str) -> str | None:
     show_default=True,
     help="What runs them: processes here, or a Ray cluster (RAY_ADDRESS names it).",
 )
-@click.option("--model", help="Folder of the pair on this machine.  [default: as it was planned]")
+@click.option("--model", help="Folder of the pair on this machine.  [default: the one of the plan]")
 @engine_options
+@json_option
 def encode(
     job: str,
     shard: tuple[int, int],
@@ -216,13 +247,13 @@ def encode(
     model: str | None,
     device: str | None,
     engine: "Engine",
+    as_json: bool,
 ) -> None:
-    """Encode the units of JOB that have no part yet.
+    """Encode the units of JOB that are not encoded yet.
 
-    Several devices are dealt out to the workers.
-
-    Each unit becomes a Parquet file under JOB/parts, rows that cannot be encoded a file under JOB/rejects. A unit
-    whose worker dies is given to another one; units that failed are named at the end, and the exit code is 8.
+    Each unit becomes a Parquet file under JOB/parts. Rejected rows are listed under JOB/rejects. If a worker dies,
+    another one takes its unit. If units failed, they are named at the end, and the exit code is 8. Several devices
+    are distributed over the workers.
 
     \b
     Example:
@@ -238,17 +269,26 @@ def encode(
     settings = WorkerSettings(opened.url, model or manifest.model, device, batch_tokens(), engine)
     with points_bar("tokens", "encoded") as show:
         report = encode_units(opened, manifest, settings, shard=shard, runner=runner, workers=workers, on_progress=show)
-    show_report(report)
+    show_report(report, as_json=as_json)
     if report.failed:
         sys.exit(FAILED_UNITS_EXIT_CODE)
 
 
-@command.command()
+@command.command(
+    cls=GroupedCommand,
+    context_settings=CONTEXT,
+    environment=PATIENCE,
+    groups={
+        "Options": ["collection", "shard", "path", "url", "as_json"],
+        "Storage of a new collection": ["quantization", "on_disk", "shards", "replicas", "shard_key", "indexes"],
+    },
+)
 @_job
 @click.option("--collection", required=True, help="Collection to write to.")
 @click.option("--shard", type=ShardType(), default="1/1", show_default=True, help="Load each n-th part, from the i-th.")
 @target_options
 @storage_options
+@json_option
 def load(
     job: str,
     collection: str,
@@ -256,17 +296,20 @@ def load(
     target: Target,
     shard_key: str | None,
     indexes: tuple[str, ...],
+    as_json: bool,
     **options: Any,
 ) -> None:
-    """Load the parts of JOB into a collection; needs no model and no GPU.
+    """Load the parts of JOB into a collection; it needs no model and no GPU.
 
-    What the collection holds already is not written again. With several loaders, the search graph is built when the
-    last one is through; if one dies, run it again.
+    Points that are stored already are not written again. With several loaders, the last one starts the build of the
+    search graph. If a loader dies, run it again.
 
     \b
     Example:
-      care bulk load /mnt/job --collection articles --url http://localhost:6333 --shards 3 --replicas 2
-      care bulk load s3://bucket/job --collection articles --url http://a:6333,http://b:6333 --shard 2/4
+      care bulk load /mnt/job --collection articles \\
+        --url http://localhost:6333 --shards 3 --replicas 2
+      care bulk load s3://bucket/job --collection articles \\
+        --url http://a:6333,http://b:6333 --shard 2/4
     """
     opened = _open(job)
     from care_qdrant.bulk.load import load as load_parts
@@ -284,7 +327,7 @@ def load(
             attached = load_points(
                 opened, client, collection, part=shard, settings=adding, retries=policy, on_progress=show_points
             )
-        show_report(attached)
+        show_report(attached, as_json=as_json)
         if attached.covered + attached.without_text < attached.points:
             click.echo("some points lack the vector: load the other parts, or plan again for new texts", err=True)
         return
@@ -301,18 +344,19 @@ def load(
             grpc=target.may_grpc,
             on_progress=show,
         )
-    show_report(report)
+    show_report(report, as_json=as_json)
 
 
-@command.command()
+@command.command(context_settings=CONTEXT, environment=PATIENCE)
 @_job
 @click.option("--collection", required=True, help="Collection to compare.")
 @target_options
-def verify(job: str, collection: str, target: Target) -> None:
+@json_option
+def verify(job: str, collection: str, target: Target, as_json: bool) -> None:
     """Compare every part of JOB with a collection, and write nothing.
 
-    Every point and the hash of its text, a sample of the vectors, and how many of the nearest points the search graph
-    finds. Anything wrong gives exit code 5.
+    It compares each point and the hash of its text, a sample of the vectors, and the recall of the search graph. If
+    something is wrong, the exit code is 5.
 
     \b
     Example:
@@ -325,6 +369,6 @@ def verify(job: str, collection: str, target: Target) -> None:
 
     with target.open() as client, points_bar("units", "compared") as show:
         report = compare(opened, client, collection, retries=retries(), on_progress=show)
-    show_report(report)
+    show_report(report, as_json=as_json)
     if report.problems:
         raise NotVerified(f"collection {report.collection!r}: " + "; ".join(report.problems))

@@ -1,20 +1,24 @@
-"""``care delete``: delete a collection, after a question."""
+"""``care delete``: delete a collection after a question."""
 
 import sys
 
 import click
 
-from care_qdrant.console.options import Target, target_options
+from care_qdrant.console.groups import CONTEXT, Command
+from care_qdrant.console.options import Target, json_option, target_options
+from care_qdrant.console.reports import show_json
 
 
-@click.command(name="delete")
+@click.command(cls=Command, name="delete", context_settings=CONTEXT)
 @click.argument("collection")
-@click.option("--yes", "is_confirmed", is_flag=True, help="Ask nothing; needed where no terminal can be asked.")
+@click.option("--yes", "is_confirmed", is_flag=True, help="Delete without a question; required in a script.")
 @target_options
-def command(collection: str, is_confirmed: bool, target: Target) -> None:
+@json_option
+def command(collection: str, is_confirmed: bool, target: Target, as_json: bool) -> None:
     """Delete COLLECTION with all of its points, vectors and aliases.
 
-    It says what would be lost, and asks for the name. An alias is refused: the collection behind it is to be named.
+    It first shows what will be deleted and asks for the name of the collection. An alias is refused: name the
+    collection behind it.
 
     \b
     Example:
@@ -32,21 +36,24 @@ def command(collection: str, is_confirmed: bool, target: Target) -> None:
                 f"care delete {found.name}"
             )
         schema = found.schema
-        vectors = ", ".join(name or "(unnamed)" for name in (*schema.dense, *schema.sparse)) or "none"
+        points, vectors = found.count(), [*schema.dense, *schema.sparse]
         aliases = sorted(alias for alias, behind in found.aliases().items() if behind == found.name)
-        lost = f"{found.count():,} points, vectors: {vectors}"
+        lost = f"{points:,} points, vectors: {', '.join(name or '(unnamed)' for name in vectors) or 'none'}"
         if aliases:
-            lost += f"; these aliases will lead nowhere: {', '.join(aliases)}"
+            lost += f", aliases: {', '.join(aliases)}"
         click.echo(f"{found.name} in {target}: {lost}", err=True)
         if not is_confirmed:
             _ask(found.name)
         found.drop()
-    click.echo(f"deleted {found.name}")
+    if as_json:
+        show_json({"collection": found.name, "points": points, "vectors": vectors, "aliases": aliases})
+    else:
+        click.echo(f"deleted {found.name}: {lost}")
 
 
 def _ask(name: str) -> None:
     if not sys.stdin.isatty():
-        raise click.UsageError(f"nothing was deleted: confirm with --yes that {name!r} is to go")
+        raise click.UsageError(f"nothing was deleted: add --yes to delete {name!r} without a question")
     typed = click.prompt("Type the name of the collection to delete it", default="", show_default=False, err=True)
     if typed != name:
         raise click.UsageError(f"nothing was deleted: {typed!r} is not {name!r}")

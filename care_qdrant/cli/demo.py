@@ -1,5 +1,6 @@
-"""``care demo``: the sample corpus in a collection, and the search page on it."""
+"""``care demo``: a search page over the sample corpus."""
 
+import logging
 import webbrowser
 from pathlib import Path
 
@@ -17,8 +18,8 @@ SAMPLES = (
 def command() -> None:
     """Put the 339 sample documents into a collection, and open the search page on it.
 
-    It needs no server and no GPU, and keeps its database in ./care-demo; the second start encodes nothing again. The
-    page is at port 8080, or at a free one where that is taken. BROWSER names the browser. Ctrl-C ends it.
+    It needs no server and no GPU. The database is in ./care-demo; the second start encodes nothing. The page is at
+    port 8080, or at another free port. Ctrl-C ends it.
 
     \b
     Example:
@@ -50,4 +51,5 @@ def command() -> None:
         collections=("sample",),
         port=free_port(8080),
     )
+    logging.getLogger("care_qdrant.serve.access").setLevel(logging.WARNING)
     serve(settings, announce)

@@ -1,10 +1,12 @@
 """``care detach``: remove what ``care attach`` added."""
 
+from dataclasses import asdict
+
 import click
 
 from care_qdrant.console.groups import Command
-from care_qdrant.console.options import Target, target_options
-from care_qdrant.console.reports import show_report
+from care_qdrant.console.options import Target, json_option, target_options
+from care_qdrant.console.reports import show_json, show_report
 
 
 @click.command(cls=Command, name="detach")
@@ -12,11 +14,12 @@ from care_qdrant.console.reports import show_report
 @click.option("--vector-name", help="Vector to remove.  [default: the one that was attached]")
 @click.option("--all", "is_all", is_flag=True, help="Remove every vector that was attached.")
 @target_options
-def command(collection: str, vector_name: str | None, is_all: bool, target: Target) -> None:
-    """Remove from COLLECTION a vector that was attached, with its contract and our key in the payloads.
+@json_option
+def command(collection: str, vector_name: str | None, is_all: bool, target: Target, as_json: bool) -> None:
+    """Remove an attached vector from COLLECTION, with its contract and its hashes in the payloads.
 
-    The other vectors and the rest of the payloads stay as they are. Vectors of other tools are never removed. One line
-    of JSON on stdout for each vector that was removed.
+    Other vectors and the rest of the payloads stay as they are. Vectors of other tools are never removed. The document
+    of --json is a list with one report for each removed vector.
 
     \b
     Example:
@@ -29,6 +32,10 @@ def command(collection: str, vector_name: str | None, is_all: bool, target: Targ
         raise click.UsageError("--all removes every attached vector: leave out --vector-name")
     with target.open() as client:
         attached = Collection(client, collection).resolve().schema.attached if is_all else ()
+        reports = []
         for name in tuple(attached) or (vector_name,):
-            report = detach_vector(client, collection, name)
-            show_report(report)
+            reports.append(detach_vector(client, collection, name))
+            if not as_json:
+                show_report(reports[-1])
+    if as_json:
+        show_json([asdict(report) for report in reports])

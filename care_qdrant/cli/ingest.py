@@ -1,6 +1,5 @@
 """``care-ingest`` and ``care ingest``: a corpus into Qdrant."""
 
-import json
 import sys
 from contextlib import AbstractContextManager, closing
 from copy import copy
@@ -15,20 +14,21 @@ from care_qdrant.console import run
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
 from care_qdrant.console.logs import bars_cleared, log_options
 from care_qdrant.console.options import (
+    BATCHES,
+    PATIENCE,
     LoadModel,
     Target,
     add_options,
     batch_tokens,
-    bm25_option,
     deletion_option,
+    json_option,
     model_options,
-    price,
     quantization_option,
     retries,
     settings_of,
     target_options,
 )
-from care_qdrant.console.reports import search_command
+from care_qdrant.console.reports import search_command, show_json
 from care_qdrant.errors import REJECTED_ROWS_EXIT_CODE
 from care_qdrant.version import __version__
 
@@ -96,7 +96,10 @@ row_options = add_options(
         "every cell of a column is one; text in a pipe]",
     ),
     click.option(
-        "--encoding", default="utf-8", show_default=True, help="Encoding of text files that are not UTF-8, as gb18030."
+        "--encoding",
+        default="utf-8",
+        show_default=True,
+        help="Encoding of text files that are not UTF-8, such as gb18030.",
     ),
     click.option(
         "--overflow",
@@ -110,8 +113,7 @@ _run_options = add_options(
     click.option(
         "--rejects",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="File of rejected rows, made for the first one; never one that no ingestion wrote.  [default: "
-        "CORPUS.rejects.jsonl]",
+        help="File of rejected rows. A file that no ingestion wrote is not replaced.  [default: CORPUS.rejects.jsonl]",
     ),
     click.option(
         "--dry-run", is_flag=True, help="Write nothing; report what would be written and how long it would take."
@@ -122,13 +124,19 @@ _run_options = add_options(
         type=ShardType(),
         default="1/1",
         show_default=True,
-        help="Ingest shard i of n disjoint ones, as in a job array.",
+        help="Shard to ingest: i of n disjoint ones, for a job array.",
     ),
-    bm25_option("Also write a sparse vector, for hybrid search."),
+    click.option(
+        "--bm25/--no-bm25",
+        "sparse",
+        default=None,
+        help="BM25 beside the model's vector, for hybrid search.  [default: in a new collection; an existing one keeps "
+        "what it has]",
+    ),
     click.option(
         "--replace-others",
         is_flag=True,
-        help="Delete points that another writer made of the same documents, which would be found twice.",
+        help="Delete points that another writer made of the same documents. They would be found twice.",
     ),
     click.option("--sync", is_flag=True, help="Delete points of documents that are no longer in the corpus."),
     deletion_option("Largest fraction of the stored points that --sync may delete."),
@@ -157,8 +165,22 @@ storage_options = add_options(
     name="ingest",
     cls=GroupedCommand,
     context_settings=CONTEXT,
+    environment=BATCHES | PATIENCE,
     groups={
-        "Options": ["collection", "model", "engine_words", "path", "url", "sparse", "sync", "dry_run", "limit"],
+        "Options": [
+            "collection",
+            "model",
+            "device",
+            "endpoints",
+            "path",
+            "url",
+            "sparse",
+            "sync",
+            "dry_run",
+            "limit",
+            "as_json",
+        ],
+        "Engine": ["engine"],
         "Corpus": ["id_field", "text_field", "title_field", "types", "encoding", "rejects", "overflow", "shard"],
         "Model": ["vector_name"],
         "Server": ["shard_key"],
@@ -174,33 +196,32 @@ storage_options = add_options(
 @row_options
 @_run_options
 @storage_options
+@json_option
 def command(
     corpus: tuple[str, ...],
     collection: str | None,
     vector_name: str | None,
     target: Target,
     load_model: LoadModel,
+    as_json: bool,
     **options: Any,
 ) -> None:
-    """Put CORPUS into a named vector of a Qdrant collection.
+    """Put documents into a Qdrant collection.
 
-    CORPUS is one or more files, or folders of files: JSON lines, JSON arrays, CSV or TSV with a header, Parquet, text
-    and Markdown (one document a file), each also as .gz or .zst; a folder that Hugging Face datasets saved; or - for
-    standard input. The format is told by the content, and by the name where content fits several. A row has an id, a
-    text and optionally a title and metadata; its other fields join the metadata, columns of a table as numbers and
-    dates where all their cells are.
+    CORPUS is one or more files or folders: JSON Lines, JSON, CSV, TSV, Parquet, text or Markdown, also compressed as
+    .gz or .zst; a folder that Hugging Face datasets saved; or - for standard input. The format is detected. A row has
+    an id and a text, and optionally a title and metadata. Other fields become metadata.
 
-    Documents that are stored already are neither encoded nor written again, so an interrupted run is finished by the
-    same command. Rows that cannot be ingested go to CORPUS.rejects.jsonl with line number and reason; then the exit
-    code is 8. The report on stdout is a summary on a terminal, and one line of JSON in a pipe; a run that is stopped
-    reports, too.
+    Documents that are stored already are not encoded or written again. To continue an interrupted run, run the same
+    command again. Rejected rows are listed in CORPUS.rejects.jsonl with line number and reason, and the exit code is 8.
 
     \b
     Example:
-      care-ingest corpus.jsonl
-      care-ingest corpus.jsonl.gz --url http://localhost:6333 --sparse bm25
-      care-ingest corpus.jsonl --engine server --endpoint http://gpu1:8000/v1,http://gpu2:8000/v1
-      care-ingest docs/ notes.csv --text-field body --collection guidelines --dry-run
+      care ingest corpus.jsonl
+      care ingest corpus.jsonl.gz --url http://localhost:6333
+      care ingest corpus.jsonl --endpoint http://gpu1:8000/v1,http://gpu2:8000/v1
+      care ingest docs/ notes.csv --text-field body \\
+        --collection guidelines --dry-run
     """
     from care_qdrant.corpus.files import check_corpus, corpus_name
     from care_qdrant.corpus.rows import Fields
@@ -215,13 +236,13 @@ def command(
     model = load_model()
 
     def tell(report: "IngestReport") -> None:
-        shown = _summary(report, target, is_named, options) if sys.stdout.isatty() else None
         # The sentence of an error comes once, on stderr.
-        said = {} if report.stopped in (None, "interrupted") else {"stopped": "error"}
+        stopped = report.stopped if report.stopped in (None, "interrupted") else "error"
         with bars_cleared():
-            whole = json.dumps(asdict(report) | said, ensure_ascii=False)
-            # The path of a file may hold bytes that are no UTF-8: in JSON they are escapes.
-            click.echo(shown or whole.encode("utf-8", "backslashreplace").decode())
+            if as_json:
+                show_json(asdict(report) | {"stopped": stopped})
+            else:
+                click.echo(_summary(report, target, is_named, options))
 
     verb = "compared" if options["dry_run"] else "stored"
     with _database(target, options["dry_run"]) as client, progress_bar(collection, verb) as show:
@@ -245,7 +266,7 @@ def command(
     tell(report)
     if report.other_points and not options["replace_others"]:
         click.echo(
-            f"{report.other_points:,} points of these documents were made by another writer, so they are found twice: "
+            f"another writer made {report.other_points:,} points of these documents, so they are found twice: "
             "--replace-others deletes those",
             err=True,
         )
@@ -269,11 +290,10 @@ def _summary(report: "IngestReport", target: Target, is_named: bool, options: di
             f"encode, {size}; {report.unchanged:,} are stored as they are"
         )
         if report.deleted or (options["sync"] and not report.stopped):
-            which = f", as those of {', '.join(report.first_deleted)}" if report.first_deleted else ""
+            which = f", for example those of {', '.join(report.first_deleted)}" if report.first_deleted else ""
             lines.append(f"{report.deleted:,} points would be deleted{which}")
         if would.seconds is not None:
-            cost = f", {would.cost:,g} at this price" if would.cost is not None else ""
-            lines.append(f"about {duration(would.seconds)} with this engine{cost}")
+            lines.append(f"about {duration(would.seconds)} with this engine")
             lines.append(
                 f"measured: {would.tokens_per_second:,.0f} tokens/s, {would.documents_per_second:,.1f} documents/s, "
                 f"padding {would.padding:.2f}, encoder idle {would.encoder_idle_fraction:.0%}"
@@ -312,7 +332,6 @@ def _settings(options: dict[str, Any], target: Target) -> "IngestSettings":
         IngestSettings,
         options,
         shard=Shard(*options["shard"]),
-        price_per_hour=price(),
         batch_tokens=batch_tokens(),
         indexes=parse_indexes(options["indexes"]),
         grpc=target.may_grpc,

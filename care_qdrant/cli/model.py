@@ -1,5 +1,6 @@
-"""``care model``: look at a CARE folder, check it, make one of two encoders."""
+"""``care model``: show, verify, make, import and export models."""
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from care_qdrant.console.groups import Program
+from care_qdrant.console.options import json_option
 from care_qdrant.console.outputs import require_free
+from care_qdrant.console.reports import show_json
 
 if TYPE_CHECKING:
     from care_qdrant.encoders.side import Side
@@ -20,22 +23,34 @@ _REFERENCE_VECTORS = re.compile(rb'\{\n "fingerprint": "[0-9a-f]{64}"')
 
 @click.group(cls=Program, name="model")
 def command() -> None:
-    """Show, verify or assemble a pair of encoders."""
+    """Show, verify, import or export a pair of encoders.
+
+    \b
+    Example:
+      care model info built-in
+      care model verify ./care-0.3b-4b
+    """
 
 
 @command.command()
 @click.argument("model", default="built-in")
-def info(model: str) -> None:
-    """Show what MODEL says of itself (its care.json), without reading its weights.
+@json_option
+def info(model: str, as_json: bool) -> None:
+    """Show the card of MODEL (its care.json); the weights are not read.
 
     \b
     Example:
       care model info built-in
     """
-    from care_qdrant.model.card import read_card
+    from care_qdrant.model.card import CARD_FILE, read_card
     from care_qdrant.model.hub import find_folder
 
-    click.echo("\n".join(_lines(read_card(find_folder(model)))))
+    folder = find_folder(model)
+    card = read_card(folder)
+    if as_json:
+        show_json(json.loads((folder / CARD_FILE).read_text(encoding="utf-8")))
+    else:
+        click.echo("\n".join(_lines(card)))
 
 
 def _lines(card: "Card") -> Iterator[str]:
@@ -98,8 +113,9 @@ def _runtime_line(onnx: "OnnxFiles | None") -> str:
 
 @command.command()
 @click.argument("model", default="built-in")
-def verify(model: str) -> None:
-    """Read every file of MODEL, check it against its card, and its ONNX encoders against the card's vectors.
+@json_option
+def verify(model: str, as_json: bool) -> None:
+    """Check every file of MODEL against its card, and its ONNX encoders against the vectors of the card.
 
     \b
     Example:
@@ -121,21 +137,25 @@ def verify(model: str) -> None:
         CareModel.load(folder).encode_document([])
     if (card.onnx or card.document_onnx) and not card.references_sha256:
         click.echo(
-            "not checked: that the ONNX files are of these weights, since the card has no reference vectors; add them "
-            f"with: care model export-onnx {model}",
+            "not checked: whether the ONNX files were made from these weights. The card has no reference vectors; add "
+            f"them with: care model export-onnx {model}",
             err=True,
         )
-    size = sum(entry.bytes for entry in card.files.values()) / 1e6
-    click.echo(f"{card.name}: {len(card.files)} files, {size:.1f} MB, whole and unaltered ({card.fingerprint[:12]})")
+    size = sum(entry.bytes for entry in card.files.values())
+    if as_json:
+        show_json({"name": card.name, "files": len(card.files), "bytes": size, "fingerprint": card.fingerprint})
+    else:
+        click.echo(f"OK: {card.name}, {len(card.files)} files, {size / 1e6:.1f} MB ({card.fingerprint[:12]})")
 
 
 @command.command("export-onnx")
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
-def export_onnx(folder: Path) -> None:
-    """Let documents of the pair FOLDER be encoded without torch, and bind its ONNX files to its fingerprint.
+@json_option
+def export_onnx(folder: Path, as_json: bool) -> None:
+    """Export the document encoder of the pair FOLDER to ONNX, so that it runs without torch.
 
-    The document encoder is exported to document/model.onnx, which reads the weights beside it. The fingerprint stays,
-    so existing collections stay valid. Needs torch, once: pip install '.[onnx]' in a clone.
+    The file document/model.onnx reads the weights beside it. The fingerprint does not change, so existing collections
+    stay valid. The export needs torch: pip install '.[onnx]' in a clone.
 
     \b
     Example:
@@ -148,22 +168,27 @@ def export_onnx(folder: Path) -> None:
 
     card = add_onnx(folder)
     size = card.files["document/model.onnx"].bytes / 1e6
-    click.echo(f"{folder}: {card.name} encodes documents on onnxruntime ({size:.1f} MB added, {card.fingerprint[:12]})")
+    if as_json:
+        _show_made(folder, card)
+    else:
+        click.echo(f"{folder}: {card.name} runs on onnxruntime ({size:.1f} MB added, {card.fingerprint[:12]})")
 
 
 @command.command("reference-vectors")
 @click.argument("model")
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="JSON file to write.")
-def reference_vectors(model: str, output: Path) -> None:
-    """Encode a few known texts with the document encoder of MODEL, for --engine server on machines without it.
+@json_option
+def reference_vectors(model: str, output: Path, as_json: bool) -> None:
+    """Encode a few known texts with the document encoder of MODEL, for --endpoint on machines without it.
 
-    A pair that care model export-onnx has seen has them in its card, and needs no file.
+    After care model export-onnx, the card has these vectors, and no file is needed.
 
     \b
     Example:
       care model reference-vectors ./my-pair --output reference.json
       CARE_REFERENCE_VECTORS=reference.json \\
-        care-ingest corpus.jsonl --model ./my-pair --engine server --endpoint http://localhost:8000/v1
+        care ingest corpus.jsonl --model ./my-pair \\
+          --endpoint http://localhost:8000/v1
     """
     from care_qdrant.encoders.engine import Engine
     from care_qdrant.encoders.remote.server import make_reference
@@ -173,7 +198,11 @@ def reference_vectors(model: str, output: Path) -> None:
     pair = CareModel.load(model, engine=Engine(dtype="float32"))
     reference = make_reference(pair.fingerprint, pair.encode_document)
     reference.save(output)
-    click.echo(f"{output}: {len(reference.texts)} vectors of {reference.fingerprint[:12]}")
+    if as_json:
+        made = {"file": str(output), "vectors": len(reference.texts), "fingerprint": reference.fingerprint}
+        show_json(made)
+    else:
+        click.echo(f"{output}: {len(reference.texts)} vectors of {reference.fingerprint[:12]}")
 
 
 @command.command()
@@ -183,13 +212,15 @@ def reference_vectors(model: str, output: Path) -> None:
 @click.option(
     "--probe",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="JSON lines with a 'text': real queries. With them the query encoder is exported for onnxruntime.",
+    help="JSON Lines with a 'text': real queries, on which the exported ONNX query encoder is tested.  [default: no "
+    "export]",
 )
-def join(query: Path, document: Path, folder: Path, probe: Path | None) -> None:
-    """Make a pair FOLDER of two saved sentence-transformers models, QUERY and DOCUMENT.
+@json_option
+def join(query: Path, document: Path, folder: Path, probe: Path | None, as_json: bool) -> None:
+    """Make the pair FOLDER from two saved sentence-transformers models, QUERY and DOCUMENT.
 
     It checks that both load, that their dimensions agree and that the document tokenizer appends its end marker. It
-    cannot check that the two were trained into one space: only an evaluation on your data can (care-bench).
+    cannot check that both were trained into one space: evaluate the pair on your data (care bench).
 
     \b
     Example:
@@ -199,33 +230,43 @@ def join(query: Path, document: Path, folder: Path, probe: Path | None) -> None:
 
     probe_texts = read_probe_texts(probe) if probe else None
     card = join_encoders(query, document, folder, name=folder.name, probe_texts=probe_texts)
-    click.echo(f"{folder}: {card.name}, {card.dim} dimensions ({card.fingerprint[:12]})")
+    if as_json:
+        _show_made(folder, card)
+    else:
+        click.echo(f"{folder}: {card.name}, {card.dim} dimensions ({card.fingerprint[:12]})")
     click.echo(
-        "not checked: that the two encoders share one space; score the pair on your data before you use it", err=True
+        "not checked: whether the two encoders share one space; evaluate the pair on your data before you use it",
+        err=True,
     )
+
+
+def _show_made(folder: Path, card: "Card") -> None:
+    show_json({"folder": str(folder), "name": card.name, "dim": card.dim, "fingerprint": card.fingerprint})
 
 
 @command.command(name="import")
 @click.argument("sources", nargs=-1, required=True)
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--revision", help="Branch, tag or commit of the sources on the hub.  [default: the newest]")
-@click.option("--base", help="Folder or hub name of a document adapter's base.  [default: the one that it names]")
+@click.option("--base", help="Folder or hub name of the base of a document adapter.  [default: the one in the adapter]")
 @click.option(
     "--probe",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="JSON lines with a 'text': real queries, on which the int8 query encoder is tested.  [default: use float32]",
+    help="JSON Lines with a 'text': real queries, on which the int8 query encoder is tested.  [default: use float32]",
 )
+@json_option
 def import_command(
-    sources: tuple[str, ...], folder: Path, revision: str | None, base: str | None, probe: Path | None
+    sources: tuple[str, ...], folder: Path, revision: str | None, base: str | None, probe: Path | None, as_json: bool
 ) -> None:
-    """Make a pair FOLDER of published weights: one SOURCE with both encoders, or the query's and the document's.
+    """Make the pair FOLDER from published weights: one source with both encoders, or one for each.
 
     A source is a folder or a hub name: a published CARE pair (query_encoder/ and doc_encoder/, merged or not), or an
-    asymmetric sentence-transformers model. No code from the hub is run, and the document encoder is never loaded.
+    asymmetric sentence-transformers model. No code from the hub runs, and the document encoder is not loaded.
 
     \b
     Example:
-      care model import PhilipGAQ/CARE-0.3B-4B ./care-0.3b-4b --probe queries.jsonl
+      care model import PhilipGAQ/CARE-0.3B-4B ./care-0.3b-4b \\
+        --probe queries.jsonl
     """
     from care_qdrant.model.adopt.importing import import_model, read_probe_texts
     from care_qdrant.model.card import license_notice
@@ -238,5 +279,8 @@ def import_command(
         base=base,
         probe_texts=read_probe_texts(probe) if probe else None,
     )
-    click.echo(f"{folder}: {card.name}, {card.dim} dimensions ({card.fingerprint[:12]})")
+    if as_json:
+        _show_made(folder, card)
+    else:
+        click.echo(f"{folder}: {card.name}, {card.dim} dimensions ({card.fingerprint[:12]})")
     click.echo(f"license: {license_notice(card.license) if card.license else 'not stated'}", err=True)

@@ -2,12 +2,12 @@
 
 import click
 
-from care_qdrant.console.groups import Command
-from care_qdrant.console.options import Target, target_options
+from care_qdrant.console.groups import CONTEXT, Command
+from care_qdrant.console.options import Target, json_option, target_options
 from care_qdrant.console.reports import show_report
 
 
-@click.command(cls=Command, name="publish")
+@click.command(cls=Command, name="publish", context_settings=CONTEXT)
 @click.argument("collection")
 @click.option("--as", "alias", help="Alias that readers search.  [default: COLLECTION, where it is an alias]")
 @target_options
@@ -18,14 +18,14 @@ from care_qdrant.console.reports import show_report
     help="Number of former versions to keep; older ones are deleted.  [default: all]",
 )
 @click.option("--dry-run", is_flag=True, help="Report what would be done, and write nothing.")
+@json_option
 def command(
-    collection: str, alias: str | None, target: Target, rollback: bool, keep: int | None, dry_run: bool
+    collection: str, alias: str | None, target: Target, rollback: bool, keep: int | None, dry_run: bool, as_json: bool
 ) -> None:
-    """Copy COLLECTION to the next version of an alias, verify the copy, and switch the alias to it in one step.
+    """Copy COLLECTION to the next version of an alias, verify the copy, and switch the alias.
 
-    The versions are collections named ALIAS_v1, ALIAS_v2 and so on. Readers who search the alias see the former version
-    until the switch. A run that was stopped at any moment is finished by the same command. The report is JSON in a
-    pipe.
+    The versions are collections named ALIAS_v1, ALIAS_v2 and so on. Readers of the alias see the former version until
+    the switch. To continue an interrupted run, run the same command again.
 
     \b
     Example:
@@ -37,9 +37,9 @@ def command(
 
     with target.open() as client:
         if rollback:
-            show_report(roll_back(client, alias or collection, dry_run=dry_run))
+            show_report(roll_back(client, alias or collection, dry_run=dry_run), as_json=as_json)
             return
         settings = PublishSettings(keep, dry_run)
         with points_bar(collection) as show:
             report = publish_collection(client, collection, alias, settings, on_progress=show)
-    show_report(report)
+    show_report(report, as_json=as_json)

@@ -1,6 +1,5 @@
 """``care search``: ask a collection."""
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -10,9 +9,10 @@ import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
 from care_qdrant.console.options import LoadModel, Target, fallback_option, json_option, model_options, target_options
+from care_qdrant.console.reports import show_json
 
 if TYPE_CHECKING:
-    from qdrant_client import models
+    from qdrant_client import QdrantClient, models
 
     from care_qdrant.qdrant.collection import Collection
     from care_qdrant.search.conditions import Keys
@@ -36,7 +36,9 @@ _FLOOR_SECONDS = 10.0
     },
 )
 @click.argument("query", required=False)
-@click.option("--collection", help="Collection or alias to search.  [default: the only one]")
+@click.option(
+    "--collection", help="Collection or alias to search.  [default: the only one; of several, a terminal is asked]"
+)
 @click.option(
     "--mode",
     type=click.Choice(["auto", "dense", "sparse", "hybrid"]),
@@ -49,17 +51,18 @@ _FLOOR_SECONDS = 10.0
     "--filter",
     "conditions",
     multiple=True,
-    help="Condition on metadata: key=value, key!=value, key>=number or date; in quotes, since a shell takes < and > for"
-    " itself. Repeatable; all must hold.",
+    metavar="CONDITION",
+    help="Condition on metadata: key=value, key!=value, key>=number or date. Put it in quotes. Repeatable; all must "
+    "hold.",
 )
 @click.option("--vector-name", help="Dense vector to search.  [default: the one that the model made]")
 @click.option(
     "--alpha",
     type=click.FloatRange(0, 1),
-    help="Weight of the dense score in a hybrid search.  [default: as `care learn` recorded it, or 0.5]",
+    help="Weight of the dense score in a hybrid search.  [default: the one that care learn recorded, or 0.5]",
 )
-@click.option("--task", help="Task whose prompt the query gets; `care model info` lists them.")
-@click.option("--shard-key", help="Search the shards of this key alone, as --shard-key of care ingest.")
+@click.option("--task", help="Task whose prompt the query gets; care model info lists the tasks.")
+@click.option("--shard-key", help="Search only the shards of this key.")
 @fallback_option
 @target_options
 @model_options()
@@ -78,8 +81,8 @@ def command(
 ) -> None:
     """Print the documents that answer QUERY, best first.
 
-    Without QUERY it asks for one after the other, or reads one a line from a pipe; the model and the collection are
-    opened once. An empty line ends it.
+    Without QUERY it asks for queries until an empty line, or reads one query a line from a pipe. With --json, each
+    query prints one line.
 
     \b
     Example:
@@ -88,7 +91,7 @@ def command(
       care search "HbA1c 6.5%" --mode dense --top-k 3 --filter dept=内科 --json
     """
     from care_qdrant.errors import InputError
-    from care_qdrant.qdrant.collection import Collection, only_collection
+    from care_qdrant.qdrant.collection import Collection
     from care_qdrant.search.good_match import judge
     from care_qdrant.search.retriever import Retriever
     from care_qdrant.search.script import script_note
@@ -102,7 +105,7 @@ def command(
         model = None if mode == "sparse" else load_model()
         retriever = Retriever(
             client,
-            collection := collection or only_collection(client, str(target)),
+            collection := collection or _asked_collection(client, str(target)),
             model,
             mode=mode,
             **options,
@@ -112,7 +115,7 @@ def command(
         keys = retriever.keys if conditions else None
         conditions_filter = _parsed(conditions, keys)
         floor = cache(lambda: _floor(retriever))
-        is_for_people = sys.stdout.isatty() and not as_json and open_fallback is None
+        is_for_people = not as_json and open_fallback is None
         for each in _prompted(Collection(client, collection)) if query is None else [query]:
             [hits] = retriever.search([each], top_k, conditions_filter)
             _refuse_without_effect(retriever.mode)
@@ -121,7 +124,20 @@ def command(
             _show(each, collection, retriever.mode, hits, as_json)
             _tell(script_note(each, (embedded_text(hit.title, hit.text) for hit in hits)))
             if hits and is_for_people and model is not None:
-                _tell(_note(judge(hits, floor(), model.unread(each)), hits[0], collection))
+                _tell(_note(judge(hits, floor(), model.unread(each)), hits[0]))
+
+
+def _asked_collection(client: "QdrantClient", where: str) -> str:
+    """Return the only collection; of several, ask on a terminal which one."""
+    from care_qdrant.qdrant.collection import Collection, only_collection
+
+    names = Collection(client, "").names()
+    if len(names) < 2 or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return only_collection(client, where)
+    for number, name in enumerate(names, 1):
+        click.echo(f"{number:>3}  {name}", err=True)
+    number = click.prompt("Number of the collection", type=click.IntRange(1, len(names)), err=True)
+    return names[number - 1]
 
 
 def _tell(note: str | None) -> None:
@@ -164,8 +180,8 @@ def _floor(retriever: "Retriever") -> "Floor | None":
         return None
 
 
-def _note(match: "Match", best: "Hit", collection: str) -> str | None:
-    """Return what to say of hits that are no good match; None where there is nothing to say."""
+def _note(match: "Match", best: "Hit") -> str | None:
+    """Return what to say of hits that are no good match; None where they are one."""
     if match.unread:
         return (
             f"the model does not read {', '.join(match.unread)}, so these scores mean nothing; ask in the language of "
@@ -173,10 +189,7 @@ def _note(match: "Match", best: "Hit", collection: str) -> str | None:
         )
     if match.is_good is not False:
         return None
-    return (
-        f"perhaps nothing here answers this: the best score is {best.score:.2f}, and most questions of "
-        f"{collection!r} reach {match.floor:.2f}"
-    )
+    return f"No good match (best {best.score:.2f}, typical {match.floor:.2f})"
 
 
 def _prompted(collection: "Collection") -> Iterator[str]:
@@ -199,10 +212,9 @@ def _prompted(collection: "Collection") -> Iterator[str]:
 def _show(query: str, collection: str, mode: "Mode", hits: "list[Hit]", as_json: bool) -> None:
     if as_json:
         found = {"query": query, "collection": collection, "mode": mode, "hits": [hit.as_dict() for hit in hits]}
-        click.echo(json.dumps(found, ensure_ascii=False, indent=2))
+        show_json(found)
         return
-    show = _listing if sys.stdout.isatty() else _table
-    click.echo(show(hits) if hits else "nothing found")
+    click.echo(_listing(hits) if hits else "nothing found")
 
 
 def _refuse_without_effect(mode: "Mode") -> None:
@@ -228,14 +240,3 @@ def _listing(hits: "list[Hit]") -> str:
         lines.append(f"{rank:<{width}}{hit.score:.4f}  {hit.document_id}  {hit.title}".rstrip())
         lines += [" " * width + line for line in wrap(hit.text, indent=width)]
     return "\n".join(lines)
-
-
-def _table(hits: "list[Hit]") -> str:
-    from care_qdrant.console.table import table
-    from care_qdrant.types import embedded_text
-
-    rows = [
-        [str(rank), f"{hit.score:.4f}", hit.document_id, embedded_text(hit.title, hit.text)]
-        for rank, hit in enumerate(hits, 1)
-    ]
-    return table(["#", "score", "document", "text"], rows)

@@ -31,37 +31,35 @@ if TYPE_CHECKING:
     groups={
         "Options": [
             "models",
-            "engine_words",
-            "documents",
             "collections",
-            "fallback",
-            "mcp",
             "path",
             "url",
             "host",
             "port",
             "workers",
             "keys",
+            "mcp",
         ],
-        "Operation": ["metrics_port"],
+        "Documents": ["documents", "device", "engine", "endpoints"],
+        "Operation": ["fallback", "metrics_port"],
     },
 )
 @model_option(
-    "Pair to serve: CARE folder, hub name or built-in. Repeatable; the first one is the default.", several=True
+    "Model to serve: CARE folder, hub name or built-in. Repeatable; the first one is the default.", several=True
 )
-@click.option("--documents", is_flag=True, help="Serve the document encoders, too.")
+@click.option("--documents", is_flag=True, help="Serve document encoders as well.")
 @click.option(
     "--collection",
     "collections",
     multiple=True,
-    help="Collection or alias to search. Repeatable.  [default: the only one that is there]",
+    help="Collection or alias to search. Repeatable.  [default: all that the models can search]",
 )
 @click.option(
     "--mcp",
     type=click.Choice(["http", "stdio"]),
     is_flag=False,
     flag_value="http",
-    help="Answer assistants by the Model Context Protocol, too: at /mcp, or over stdin and stdout in place of HTTP.",
+    help="Serve the Model Context Protocol as well: at /mcp, or over stdin and stdout instead of HTTP.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
@@ -73,11 +71,11 @@ if TYPE_CHECKING:
 @click.option(
     "--keys",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="File of API keys, one a line, with scopes and quota; read again when it changes.  [default: everybody is "
-    "served]",
+    help="File of API keys, one a line, with scopes and quota. It is read again when it changes.  [default: no key is "
+    "needed]",
 )
 @click.option(
-    "--metrics-port", type=click.IntRange(1, 65535), help="Port of /metrics, without keys.  [default: that of --port]"
+    "--metrics-port", type=click.IntRange(1, 65535), help="Port of /metrics, which needs no key.  [default: --port]"
 )
 @fallback_option
 @target_options
@@ -96,13 +94,16 @@ def command(
 ) -> None:
     """Serve encoders and searches over HTTP.
 
-    A Qdrant server whose QDRANT__INFERENCE__ADDRESS is http://HOST:PORT/inference then takes texts wherever its
-    clients would send vectors. OpenAI clients use http://HOST:PORT/v1. SIGHUP loads the pairs again without a gap.
+    The search page is at http://HOST:PORT. OpenAI clients use http://HOST:PORT/v1. A Qdrant server with
+    QDRANT__INFERENCE__ADDRESS=http://HOST:PORT/inference takes texts instead of vectors. Without --collection, all
+    collections that the models can search are served; GET /collections lists the others with the reason. SIGHUP loads
+    the models again without downtime. The access log is on stdout.
 
     \b
     Example:
       care serve
-      care serve --collection articles --url http://localhost:6333 --workers 2 --keys keys.txt --host 0.0.0.0
+      care serve --collection articles --url http://localhost:6333 \\
+        --workers 2 --keys keys.txt --host 0.0.0.0
       care serve --collection articles --mcp=stdio
     """
     from care_qdrant.errors import COMPLETE, InputError, require_packages
@@ -113,7 +114,7 @@ def command(
     embedded_by_many = target.path is not None and workers > 1
     if collections and embedded_by_many:
         raise InputError(
-            f"{target.path}: the embedded database belongs to one process; give --workers 1, or a server by --url"
+            f"{target.path}: only one process can open an embedded database; give --workers 1, or a server with --url"
         )
 
     def load_models() -> "list[CareModel]":
@@ -146,7 +147,7 @@ def command(
 
     _set_up_access_log()
     if host not in LOOPBACK and keys is None:
-        click.echo(f"warning: whoever can reach {host} may use this service; give --keys FILE", err=True)
+        click.echo(f"warning: everyone who can reach {host} can use this service; give --keys FILE", err=True)
     serve(settings, lambda address: click.echo(f"serving on {address}", err=True))
 
 

@@ -1,12 +1,11 @@
 """``care verify``: check that the vectors of a collection are what its contract says."""
 
-import sys
 from dataclasses import replace
 
 import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
-from care_qdrant.console.options import LoadModel, Target, model_options, target_options
+from care_qdrant.console.options import LoadModel, Target, json_option, model_options, target_options
 from care_qdrant.console.reports import show_report
 
 
@@ -14,26 +13,30 @@ from care_qdrant.console.reports import show_report
     name="verify",
     cls=GroupedCommand,
     context_settings=CONTEXT,
-    groups={"Options": ["model", "engine_words", "path", "url", "vector_name", "text_field"]},
+    groups={
+        "Options": ["model", "device", "path", "url", "vector_name", "text_field", "as_json"],
+        "Engine": ["engine", "endpoints"],
+    },
 )
 @click.argument("collection")
-@click.option("--vector-name", help="The only vector to check, by the model or BM25.  [default: all that care made]")
-@click.option("--text-field", help="Payload field with the text.  [default: where attach read it, or guessed]")
+@click.option("--vector-name", help="Vector to check.  [default: all vectors that care made]")
+@click.option("--text-field", help="Payload field with the text.  [default: the one that attach read, or guessed]")
 @target_options
 @model_options(documents=True)
+@json_option
 def command(
     collection: str,
     vector_name: str | None,
     text_field: str | None,
     target: Target,
     load_model: LoadModel,
+    as_json: bool,
 ) -> None:
     """Check the vectors that care made in COLLECTION, and write nothing.
 
-    It counts the points that have each vector, compares the hash of each text, encodes a sample again, and searches
-    for each sampled document by its own opening; of vectors that another model than --model made, it counts and
-    compares alone. The report is JSON in a pipe; anything wrong gives exit code 5, and so does a collection without
-    points, of which nothing can be checked.
+    It counts the points with each vector, compares the hash of each text, encodes a sample again, and searches for
+    each sampled document by its first words. For vectors of another model than --model, it only counts and compares.
+    If something is wrong, or the collection has no points, the exit code is 5.
 
     \b
     Example:
@@ -48,17 +51,20 @@ def command(
         is_bm25 = vector_name is not None and vector_name in Collection(client, collection).resolve().schema.sparse
         model = None if is_bm25 else load_model()
         report = verify_collection(client, collection, model, vector_name=vector_name, text_field=text_field)
-    on_terminal = sys.stdout.isatty()
-    for each in (report, *report.others) if on_terminal else (report,):
-        show_report(replace(each, others=[]) if on_terminal else each)
+    if as_json:
+        show_report(report, as_json=True)
+    else:
+        for each in (report, *report.others):
+            show_report(replace(each, others=[]))
     for other in report.others:
         if not other.sampled and other.covered:
             click.echo(
-                f"note: no sample of vector {other.vector_name!r} was encoded, since another model made it: give that "
-                f"one with --model, and --vector-name {other.vector_name}",
+                f"note: another model made vector {other.vector_name!r}, so no sample of it was encoded again; give "
+                f"that model with --model, and --vector-name {other.vector_name}",
                 err=True,
             )
     if report.problems:
         raise NotVerified(f"collection {report.collection!r}: " + "; ".join(report.problems))
-    if on_terminal:
-        click.echo("nothing is wrong")
+    if not as_json:
+        count = 1 + len(report.others)
+        click.echo(f"OK: {report.points:,} points, {count} vector{'s' if count > 1 else ''}")

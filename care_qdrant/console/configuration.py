@@ -6,7 +6,7 @@
     url = "http://localhost:6333"
 
     [ingest]
-    sparse = "bm25"
+    text-field = "body"
 
 The command line and the environment come first.
 """

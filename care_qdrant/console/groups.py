@@ -1,10 +1,9 @@
-"""Click classes: programs that import their commands late, commands that know what was typed, help in two lengths."""
+"""Click classes: programs that import their commands late, options with variables, and help in two lengths."""
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
-from itertools import pairwise
 from typing import Any
 
 import click
@@ -13,35 +12,54 @@ from typing_extensions import override
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 _WHOLE = "care_qdrant.console.groups.whole"
 """Key of a context under which `--help-all` notes that all options are asked for."""
-_TYPED = "care_qdrant.typed"
 _MAY_BE_EMPTY = ("vector_name", "title_field")
 """Parameters whose empty value says something: Qdrant's unnamed vector has this name, and no title has this field."""
 
 
+class Option(click.Option):
+    """An option with the environment variables that the command reads beside it."""
+
+    def __init__(self, *args: Any, environment: Mapping[str, str] | None = None, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.environment = environment or {}
+        """What each variable says, with its default."""
+
+
 class Command(click.Command):
-    """A command that refuses empty values, and keeps the words that were typed for the messages of its errors."""
+    """A command that refuses empty values, and lists the environment variables that it reads.
+
+    Args:
+        args: Those of `click.Command`.
+        environment: Variables that no option of the command has, and what each says.
+        settings: Those of `click.Command`.
+    """
+
+    def __init__(self, *args: Any, environment: Mapping[str, str] | None = None, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.environment = environment or {}
 
     @override
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta[_TYPED] = tuple(args)
         # As they were typed: an empty path is converted to the current folder, and "" is false where None is meant.
         given = self.make_parser(ctx).parse_args(args=list(args))[0]
         for param in self.params:
             value = given.get(str(param.name))
             if "" in (value if isinstance(value, list | tuple) else [value]) and param.name not in _MAY_BE_EMPTY:
-                name = param.make_metavar(ctx) if isinstance(param, click.Argument) else as_typed(ctx, param, "")
+                name = param.make_metavar(ctx) if isinstance(param, click.Argument) else param.opts[0]
                 raise click.UsageError(f"{name.strip('[].')} is empty; give a value, or leave it out", ctx)
         return super().parse_args(ctx, args)
 
+    @override
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_epilog(ctx, formatter)
+        _write_environment(self, ctx, formatter)
 
-def as_typed(context: click.Context, param: click.Parameter, value: str) -> str:
-    """Return an option with its value in the spelling that was typed; in its first one where a file gave it."""
-    typed = context.meta.get(_TYPED, ())
-    pairs = set(pairwise(typed))
-    for spelling in param.opts:
-        if f"{spelling}={value}" in typed or (spelling, value) in pairs:
-            return f"{spelling} {value}".rstrip()
-    return f"{param.opts[0]} {value}".rstrip()
+
+def _write_environment(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    readers = [*(param for param in command.get_params(ctx) if isinstance(param, Option)), command]
+    if variables := {name: text for reader in readers for name, text in getattr(reader, "environment", {}).items()}:
+        with formatter.section("Environment"):
+            formatter.write_dl(list(variables.items()))
 
 
 class Program(click.Group):
@@ -79,6 +97,11 @@ class Program(click.Group):
         for title, commands in self._summaries.items():
             with formatter.section(title):
                 formatter.write_dl([(f"{name:<{width}}", text) for name, text in commands.items() if name in there])
+
+    @override
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_epilog(ctx, formatter)
+        _write_environment(self, ctx, formatter)
 
     @override
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -149,6 +172,11 @@ class GroupedCommand(Command):
             if listed := [rows.pop(name) for name in names if name in rows]:
                 with formatter.section(title):
                     formatter.write_dl(listed)
+
+    @override
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if ctx.meta.get(_WHOLE):
+            super().format_epilog(ctx, formatter)
 
 
 def whole_help(context: click.Context) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 from typing_extensions import override
 
+from care_qdrant.console.groups import Option
 from care_qdrant.errors import redact
 
 _LOGGERS = ("care_qdrant", "care_trainer", "care_benchmarks", "care_data", "llama_index.embeddings.care")
@@ -86,8 +87,10 @@ def _apply(_ctx: click.Context, _parameter: click.Parameter, value: Any) -> Any:
 log_options = click.option(
     "-v/-q",
     "--verbose/--quiet",
+    cls=Option,
     default=None,
     expose_value=False,
     callback=_apply,
     help="Log more on stderr, or only warnings.",
+    environment={"CARE_LOG_FORMAT": "Form of the log: json for one object a line. [default: text]"},
 )

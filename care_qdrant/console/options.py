@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from care_qdrant.console.configuration import default_of
-from care_qdrant.console.groups import as_typed
+from care_qdrant.console.groups import Option
 from care_qdrant.console.trust import came_from_file, environment_key, warn_of_foreign_folder, warn_of_plain_http
 from care_qdrant.errors import COMPLETE, redact
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 Settings = TypeVar("Settings")
 LoadModel = Callable[[], "CareModel"]
+Chosen = tuple[str | None, str | None, tuple[str, ...]]
+"""Device, engine and URLs of servers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,12 @@ def setting(variable: str, default: Any, kind: click.ParamType[Any]) -> Any:
         raise click.BadParameter(error.message, param_hint=variable) from error
 
 
+PATIENCE = {"CARE_PATIENCE": "Seconds to wait for a server that stops answering. [default: 600]"}
+"""The variable that `retries` reads, for the help of a command."""
+BATCHES = {"CARE_BATCH_TOKENS": "Padded tokens of one batch of the document encoder. [default: 16384]"}
+"""The variable that `batch_tokens` reads."""
+
+
 def retries() -> "RetryPolicy":
     """Return how long to wait for a server that does not answer."""
     from care_qdrant.encoders.engine import PATIENCE_SECONDS
@@ -127,23 +135,22 @@ def batch_tokens() -> int:
     return int(setting("CARE_BATCH_TOKENS", 16_384, click.IntRange(1)))
 
 
-def price() -> float | None:
-    """Return the price of an hour of this machine, for estimates."""
-    return float(setting("CARE_PRICE", 0, click.FloatRange(0))) if "CARE_PRICE" in os.environ else None
-
-
 path_option = click.option(
     "--path",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of the embedded database. Open none from a stranger: its files are unpickled, and can run "
-    "code.  [default: qdrant]",
+    help="Folder of the embedded database.  [default: qdrant]",
 )
 url_option = click.option(
     "--url",
+    cls=Option,
     envvar="QDRANT_URL",
     show_envvar=True,
-    help="URL of a Qdrant server, instead of a folder (its API key: QDRANT_API_KEY); or URLs of a cluster's nodes, "
-    "with commas between them: another one is used when one does not answer.",
+    help="URL of a Qdrant server, instead of a folder. Its API key is read from QDRANT_API_KEY. Several nodes of a "
+    "cluster with commas: another one is used when one does not answer.",
+    environment={
+        "QDRANT_API_KEY": "API key of the server of --url.",
+        "QDRANT_GRPC_PORT": "gRPC port of the server; 0 keeps to HTTP. [default: ingestion uses 6334 where it answers]",
+    },
 )
 
 
@@ -174,14 +181,17 @@ def target_of(path: Path | None, url: str | None, default: Path) -> Target:
 
 
 def _choose(path: Path, url: str) -> tuple[Path | None, str | None]:
-    """Keep one of two databases: the command line comes before the environment, and that before a file."""
-    order = [click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT]
-    context = click.get_current_context()
-    sources = (context.get_parameter_source(name) for name in ("path", "url"))
-    of_path, of_url = (order.index(source) if source in order else len(order) for source in sources)
-    if of_path == of_url:
+    """Keep one of two databases."""
+    if _rank("path") == _rank("url"):
         raise click.UsageError("--path and --url name two different databases; give one")
-    return (path, None) if of_path < of_url else (None, url)
+    return (path, None) if _rank("path") < _rank("url") else (None, url)
+
+
+def _rank(option: str) -> int:
+    """Return how directly an option was given: the command line is 0, the environment 1, a file 2."""
+    order = [click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT]
+    source = click.get_current_context().get_parameter_source(option)
+    return order.index(source) if source in order else len(order)
 
 
 def target_options(command: Command) -> Command:
@@ -236,29 +246,17 @@ def model_option(
     return click.option(
         "--model",
         "models" if several else "model",
+        cls=Option,
         multiple=several,
         default=["built-in"] if several else "built-in",
         show_default=True,
         envvar="CARE_MODEL",
         show_envvar=True,
         help=help_,
+        environment={"CARE_PRECISION": "Precision of ONNX query encoders: auto, int8 or fp32. [default: auto]"},
     )
 
 
-engine_option = click.option(
-    "--engine",
-    "--endpoint",
-    "--device",
-    "--devices",
-    "engine_words",
-    multiple=True,
-    metavar="ENGINE|DEVICE|URL",
-    help="What encodes documents: onnx; torch, or its device: cpu, cuda, mps, or several with a process each, as "
-    "cuda:0,cuda:1 or cpu,cpu, or all GPUs, as all; or server, or URLs of servers that speak OpenAI's protocol, as "
-    "http://localhost:8000/v1 (API key: CARE_ENDPOINT_KEY). Repeatable: several URLs share the work.  [default: onnx "
-    "where the model has that file and no device is given, else torch]",
-)
-ENGINES = ("torch", "onnx", "server")
 _DEVICE = r"(cpu|cuda|mps|xpu|hpu|npu|mlu)(:\d+)?"
 _DEVICES = re.compile(rf"all|{_DEVICE}(,{_DEVICE})*")
 
@@ -271,46 +269,86 @@ def _endpoint_key(urls: Sequence[str], option: str) -> str | None:
     return key
 
 
-def _typed_engine(word: str) -> str:
-    """Return a word of `engine_option` with the spelling of the option that was typed."""
-    context = click.get_current_context()
-    [param] = [each for each in context.command.params if each.name == "engine_words"]
-    return as_typed(context, param, word)
+def _choose_engine(device: str | None, engine: str | None, endpoints: tuple[str, ...]) -> Chosen:
+    """Check what was given together: servers, or an engine on devices; what a file gives yields to what was typed."""
+    if device is not None and not _DEVICES.fullmatch(device):
+        raise click.UsageError(
+            f"--device {device}: is no device; expected cpu, cuda, cuda:0, mps or the like, several with commas, or all"
+        )
+    for url in endpoints:
+        if "://" not in url:
+            raise click.UsageError(f"--endpoint {url}: is no URL; expected one such as http://localhost:8000/v1")
+    for option, value in (("device", device), ("engine", engine)):
+        if endpoints and value is not None:
+            if _rank("endpoints") == _rank(option):
+                raise click.UsageError(f"--endpoint and --{option} {value}: a server has its own; leave one out")
+            if _rank("endpoints") < _rank(option):
+                return None, None, endpoints
+            endpoints = ()
+    if engine == "onnx" and device is not None and not set(device.split(",")) <= {"cpu"}:
+        raise click.UsageError(
+            f"--engine onnx and --device {device}: onnx encodes documents on the CPU; leave --device out, or give "
+            "--engine torch"
+        )
+    return device, engine, endpoints
 
 
 def engine_options(command: Command) -> Command:
-    """Add ``--engine``; the command takes ``device: str | None`` and ``engine: Engine``."""
+    """Add ``--device --engine --endpoint``; the command takes ``device: str | None`` and ``engine: Engine``."""
 
     @wraps(command)
-    def with_engine(*args: Any, engine_words: tuple[str, ...], **options: Any) -> Any:
+    def with_engine(
+        *args: Any, device: str | None, engine: str | None, endpoints: tuple[str, ...], **options: Any
+    ) -> Any:
         from care_qdrant.encoders.engine import PATIENCE_SECONDS, Engine
 
-        urls = tuple(url.strip() for word in engine_words if "://" in word for url in word.split(",") if url.strip())
-        kinds = {word for word in engine_words if word in ENGINES}
-        devices = {word for word in engine_words if word not in ENGINES and "://" not in word}
-        for word in devices:
-            if not _DEVICES.fullmatch(word):
-                raise click.UsageError(
-                    f"{_typed_engine(word)}: is no engine ({', '.join(ENGINES)}), device or URL (http://…)"
-                )
-        if len(kinds) > 1 or len(devices) > 1:
-            several = " and ".join(map(_typed_engine, sorted(kinds if len(kinds) > 1 else devices)))
-            raise click.UsageError(f"{several}: give one (of several devices, with commas: cuda:0,cuda:1)")
+        listed = tuple(url.strip() for each in endpoints for url in each.split(",") if url.strip())
+        device, engine, urls = _choose_engine(device, engine, listed)
         reference = os.environ.get("CARE_REFERENCE_VECTORS")
-        engine = Engine(
-            cast(Any, next(iter(kinds), "server" if urls else None)),
+        made = Engine(
+            cast(Any, "server" if urls else engine),
             dtype=setting("CARE_DTYPE", "auto", click.Choice(["auto", "float32", "bfloat16"])),
             endpoints=urls,
             served_model=os.environ.get("CARE_ENDPOINT_MODEL"),
             sent=setting("CARE_ENDPOINT_INPUT", "tokens", click.Choice(["tokens", "text", "text-without-prompt"])),
             request_tokens=setting("CARE_ENDPOINT_TOKENS", 16_384, click.IntRange(1)),
             reference=Path(reference) if reference else None,
-            api_key=_endpoint_key(urls, "engine_words"),
+            api_key=_endpoint_key(urls, "endpoints"),
             patience_seconds=setting("CARE_PATIENCE", PATIENCE_SECONDS, click.FloatRange(0)),
         )
-        return command(*args, engine=engine, device=next(iter(devices), None), **options)
+        return command(*args, engine=made, device=device, **options)
 
-    return cast(Command, engine_option(with_engine))
+    device_option = click.option(
+        "--device",
+        cls=Option,
+        metavar="cpu|cuda|cuda:0|mps|…",
+        help="Device that encodes documents: several with commas use a process each, and all means every GPU.  "
+        "[default: a GPU, else the CPU]",
+        environment={"CARE_DTYPE": "Precision of document weights: auto, float32 or bfloat16. [default: auto]"},
+    )
+    engine_option = click.option(
+        "--engine",
+        type=click.Choice(["torch", "onnx"]),
+        help="Library that encodes documents.  [default: onnx where the model has that file and no --device is given]",
+    )
+    endpoint_option = click.option(
+        "--endpoint",
+        "endpoints",
+        cls=Option,
+        multiple=True,
+        metavar="URL",
+        help="Embeddings server that encodes documents by OpenAI's protocol, such as http://localhost:8000/v1. Its API "
+        "key is read from CARE_ENDPOINT_KEY. Several URLs, repeated or with commas, share the work.",
+        environment={
+            "CARE_ENDPOINT_KEY": "API key of the servers of --endpoint.",
+            "CARE_ENDPOINT_MODEL": "Name of the model on the servers. [default: name of the pair]",
+            "CARE_ENDPOINT_INPUT": "What a server gets: tokens, text, or text-without-prompt. [default: tokens]",
+            "CARE_ENDPOINT_TOKENS": "Most tokens of a request. [default: 16384]",
+            **PATIENCE,
+            "CARE_REFERENCE_VECTORS": "File that `care model reference-vectors` wrote. [default: the model's card]",
+        },
+    )
+    return cast(Command, add_options(device_option, engine_option, endpoint_option)(with_engine))
 
 
 def fallback_option(command: Command) -> Command:
@@ -333,10 +371,15 @@ def fallback_option(command: Command) -> Command:
 
     option = click.option(
         "--fallback",
+        cls=Option,
         metavar="FOLDER|URL",
-        help="The model that made the vectors, for the queries that a learned encoder is least sure of: a "
-        "sentence-transformers folder, or a service that speaks OpenAI's protocol, as https://api.openai.com/v1 (its "
-        "model: CARE_ENDPOINT_MODEL, API key: CARE_ENDPOINT_KEY; share of the queries: CARE_FALLBACK_SHARE, 0.2).",
+        help="Model that made the vectors, for the queries that a learned encoder is least sure of: a "
+        "sentence-transformers folder, or a service with OpenAI's protocol, such as https://api.openai.com/v1.",
+        environment={
+            "CARE_ENDPOINT_KEY": "API key of the service of --fallback.",
+            "CARE_ENDPOINT_MODEL": "Model of that service.",
+            "CARE_FALLBACK_SHARE": "Share of the queries that go to --fallback, from 0 to 1. [default: 0.2]",
+        },
     )
     return cast(Command, option(with_fallback))
 
@@ -366,14 +409,4 @@ def deletion_option(help_: str) -> Callable[[Any], Any]:
     )
 
 
-def bm25_option(help_: str) -> Callable[[Any], Any]:
-    """Return ``--sparse bm25``, whose value is whether it was given."""
-    return click.option(
-        "--sparse",
-        type=click.Choice(["bm25"]),
-        callback=lambda _context, _parameter, value: value is not None,
-        help=help_,
-    )
-
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout, not text.")

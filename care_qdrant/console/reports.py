@@ -1,8 +1,7 @@
-"""The report of a command: for people on a terminal, as JSON in a pipe."""
+"""The report of a command: as text, or with --json as one JSON document."""
 
 import json
 import shlex
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
 from typing import Any
@@ -12,15 +11,22 @@ import click
 from care_qdrant.console.options import Target, typed_model
 
 
-def show_report(report: Any) -> None:
-    """Print a dataclass that says what a command did: a line for each field with a value; in a pipe one of JSON."""
-    values = asdict(report)
-    if sys.stdout.isatty():
-        fractions = {each.name for each in fields(report) if each.metadata.get("unit") == "fraction"}
-        lines = _lines({key: _percent(value) if key in fractions else value for key, value in values.items()})
-    else:
-        lines = iter([json.dumps(values, ensure_ascii=False)])
+def show_report(report: Any, *, as_json: bool = False) -> None:
+    """Print a dataclass or a mapping that says what a command did: as JSON, or a line for each value that is there."""
+    values = report if isinstance(report, Mapping) else asdict(report)
+    if as_json:
+        show_json(values)
+        return
+    typed = () if isinstance(report, Mapping) else fields(report)
+    fractions = {each.name for each in typed if each.metadata.get("unit") == "fraction"}
+    lines = _lines({key: _percent(value) if key in fractions else value for key, value in values.items()})
     click.echo("\n".join(lines))
+
+
+def show_json(value: Any) -> None:
+    """Print a value as one line of JSON."""
+    # The path of a file may hold bytes that are no UTF-8: in JSON they are escapes.
+    click.echo(json.dumps(value, ensure_ascii=False, default=float).encode("utf-8", "backslashreplace").decode())
 
 
 def search_command(collection: str, target: Target, model: str | None = None) -> str:

@@ -52,7 +52,7 @@ class RejectsFile:
         """Append one row as JSON: ``line``, ``file`` and ``id`` where there are any, ``reason``."""
         if self._file is None:
             try:
-                self._file = self.path.open("w", encoding="utf-8")
+                self._file = self.path.open("w", encoding="utf-8", errors="backslashreplace")
             except OSError as error:
                 raise InputError(
                     f"{self.path}: cannot be written ({error.strerror}), and row {reject.line:,} is rejected "
@@ -60,8 +60,9 @@ class RejectsFile:
                 ) from error
         named = {"file": reject.file} if reject.file else {}
         named |= {"id": reject.id} if reject.id else {}
-        # ASCII, since a rejected id may hold what UTF-8 cannot.
-        self._file.write(json.dumps({"line": reject.line, **named, "reason": reject.reason}) + "\n")
+        # A rejected id may hold what UTF-8 cannot; the file writes that as JSON escapes it.
+        row = {"line": reject.line, **named, "reason": reject.reason}
+        self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
         self._file.flush()
 
 

@@ -41,10 +41,9 @@ class Engine:
     def __post_init__(self) -> None:
         if (self.kind == "server") != bool(self.endpoints):
             raise InputError(
-                "--engine server and --endpoint belong together: give the URL of an embeddings server, as "
-                "http://localhost:8000/v1"
+                "Engine: kind 'server' needs endpoints, such as ('http://localhost:8000/v1',)"
                 if self.kind == "server"
-                else f"--endpoint {self.endpoints[0]} is for --engine server"
+                else f"Engine: endpoints, such as {self.endpoints[0]}, need kind 'server', not {self.kind!r}"
             )
 
 

@@ -28,7 +28,6 @@ def estimate(
     maker: Maker,
     encoder: Callable[[], Encoder],
     batch_tokens: int,
-    price_per_hour: float | None = None,
 ) -> Estimate:
     """Count what would be written, and measure the encoder for some seconds on chunks from all over the corpus.
 
@@ -47,7 +46,7 @@ def estimate(
     size += report.encoded * maker.numbers * BYTES_PER_NUMBER
     points = report.encoded + report.updated
     if not sample.drawn:
-        return Estimate(points, tokens, size, None, cost=None if price_per_hour is None else 0.0)
+        return Estimate(points, tokens, size, None)
     rate, padding, idle = _measure(sample.drawn, maker, encoder(), batch_tokens)
     hours = tokens / rate / 3_600
     return Estimate(
@@ -56,7 +55,6 @@ def estimate(
         bytes=size,
         seconds=rounded(3_600 * hours),
         hours=rounded(hours),
-        cost=None if price_per_hour is None else rounded(hours * price_per_hour),
         tokens_per_second=rounded(rate),
         documents_per_second=rounded(rate * documents / tokens),
         padding=round(padding, 4),

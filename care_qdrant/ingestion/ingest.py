@@ -100,11 +100,11 @@ def ingest(
     shard = (settings.shard.number, settings.shard.of)
     with open_source(corpus, reading or Reading(), shard, dry_run=settings.dry_run) as source, Seen() as seen:
         rows: Iterator[Row] = islice(source.rows, settings.limit)
-        vectors = join_collection(target, name, model.contract(), sparse=settings.sparse)
+        vectors = join_collection(target, name, model.contract(), sparse=settings.sparse is True)
         is_new = vectors is None
         if vectors is None:
             rows = require_document(rows, collection)
-            sparse, rows = sparse_contract(rows) if settings.sparse else (None, rows)
+            sparse, rows = (None, rows) if settings.sparse is False else sparse_contract(rows)
             vectors = PointVectors(name, model.contract(), sparse)
         else:
             _refuse_version(target)
@@ -136,7 +136,7 @@ def ingest_encoded(
 
     Args:
         documents: The chunks of each document, each with its vector; read by a thread of its own.
-        vectors: The contract of the vectors. A collection that is there keeps its own BM25 constants.
+        vectors: The contract of the vectors. An existing collection keeps its own BM25, or has none.
         client: An open Qdrant.
         collection: Its name; created where it is not there, without a search graph until its load is finished.
         settings: What to do with the documents.
@@ -149,7 +149,7 @@ def ingest_encoded(
         QdrantError: Qdrant refused or could not be reached; what was stored stays, and another run goes on from there.
     """
     target = _target(client, collection, settings, retries)
-    joined = join_collection(target, vectors.vector_name, vectors.dense, sparse=vectors.sparse is not None)
+    joined = join_collection(target, vectors.vector_name, vectors.dense, sparse=False)  # it keeps what it has
     if joined is not None:
         _refuse_version(target)
     else:
@@ -256,11 +256,11 @@ class _Run:
         before = self._prepare()
         diffs = self._reader(source).diffs(source.rows, source.share_read)
         if self.settings.dry_run:
-            model, price = self._model, self.settings.price_per_hour
+            model = self._model
             with closing(read_ahead(diffs, WINDOWS_AHEAD)) as ahead:
                 noted = map(self._note, ahead)
                 load, batch_tokens = lambda: model.document_encoder, self.settings.batch_tokens
-                self.report.estimate = estimate(noted, self.report, self.worker.maker, load, batch_tokens, price)
+                self.report.estimate = estimate(noted, self.report, self.worker.maker, load, batch_tokens)
         else:
             self._write(diffs)
         self._sync()

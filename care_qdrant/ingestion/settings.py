@@ -72,8 +72,9 @@ class IngestSettings:
     """What to do with the rows of a corpus."""
 
     overflow: Overflow = "split"
-    sparse: bool = False
-    """Write BM25 vectors, too. A collection that has them gets them in any case."""
+    sparse: bool | None = False
+    """Whether to write BM25 vectors. An existing collection that has them gets them in any case; one that lacks them is
+    refused for True. None gives them to a new collection, and leaves an existing one as it is."""
     limit: int | None = None
     """Rows to read."""
     shard: Shard = field(default_factory=Shard)
@@ -87,8 +88,6 @@ class IngestSettings:
     """Delete points of the corpus's documents that another writer made under other ids."""
     dry_run: bool = False
     """Write nothing; say what would be written."""
-    price_per_hour: float | None = None
-    """Of this machine, in any currency: a dry run then says what encoding costs."""
     batch_tokens: int = 16_384
     """Padded tokens that the encoder gets at once."""
     shard_key: str | None = None
@@ -122,8 +121,6 @@ class Estimate:
     seconds: float | None
     """Time of encoding with this engine, at the speed that was measured; None where nothing is to be encoded."""
     hours: float | None = None
-    cost: float | None = None
-    """Hours times the price of an hour, in its currency; None without a price."""
     tokens_per_second: float | None = None
     documents_per_second: float | None = None
     padding: float | None = None

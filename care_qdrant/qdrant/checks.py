@@ -74,7 +74,7 @@ def check_sparse_contract(schema: CollectionSchema, vector_name: str) -> SparseC
     if vector_name not in schema.sparse:
         raise InputError(
             f"collection {schema.name!r} has no sparse vector {vector_name!r} (it has: {_names(schema.sparse)}); "
-            "add it, " + next_command(f"care attach {schema.name} --sparse bm25", model=False)
+            "add it, " + next_command(f"care attach {schema.name} --bm25", model=False)
         )
     if schema.sparse[vector_name].modifier != models.Modifier.IDF:
         raise SchemaMismatch(f"{where} was created without the IDF modifier that BM25 needs; ingest into a new one")
@@ -83,7 +83,7 @@ def check_sparse_contract(schema: CollectionSchema, vector_name: str) -> SparseC
         made_by = found.fingerprint if found is not None else "an unknown tool"
         raise FingerprintMismatch(
             f"{where} was cut into terms by {made_by}, not by {bm25.ANALYSER}: its terms would not meet ours. "
-            "Ingest the corpus again with --sparse bm25 into a new collection."
+            "Ingest the corpus again into a new collection."
         )
     return found
 

@@ -234,7 +234,7 @@ class CollectionSchema:
     def _attach(self, vector_name: str | None) -> str:
         """Return the command that attaches a vector of this name."""
         made = self.contracts.get(vector_name or "")
-        sparse = " --sparse bm25" if isinstance(made, SparseContract) else ""
+        sparse = " --bm25" if isinstance(made, SparseContract) else ""
         return f"care attach {self.name} --vector-name {vector_name}{sparse}"
 
     def require_whole(self) -> None:

@@ -206,7 +206,7 @@ class Service:
         return schemas.FloorAnswer(floor=await self._searching.floor(request))
 
     async def _collections(self, exchange: Exchange) -> schemas.Collections:
-        names = await self._searching.names()
+        names = [*await self._searching.names(), *self._searching.unserved]
         return await self._searching.collections([name for name in names if _may_search(exchange, name)])
 
     def _make_mcp(self) -> "McpPath":

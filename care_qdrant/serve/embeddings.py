@@ -183,6 +183,6 @@ def _constants(item: InferenceInput) -> dict[str, float]:
                 400,
                 "invalid_option",
                 f"a document of {item.model!r} needs the option {name!r}, a number of at least {lowest} (found: "
-                f"{value!r}). It is in the contract of the collection: care collections --json",
+                f"{value!r}). It is in the contract of the collection: care status --json",
             )
     return {name: float(value) for name, value in constants.items() if value is not None}

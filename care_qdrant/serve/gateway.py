@@ -53,6 +53,8 @@ class Exchange:
     method: str
     path: str
     request_id: str
+    client: str | None = None
+    """Address of the client, or of the proxy in front of the service."""
     key: Key | None = None
     internal: bool = False
     """Whether it came to the port of the counters."""
@@ -85,7 +87,8 @@ class Gateway:
             return
         started = time.perf_counter()
         headers = Headers(scope=scope)
-        exchange = Exchange(scope["method"], scope["path"], _request_id(headers))
+        client = (scope.get("client") or (None,))[0]
+        exchange = Exchange(scope["method"], scope["path"], _request_id(headers), client)
         scope["exchange"] = exchange
 
         async def send_with_headers(message: Message) -> None:
@@ -169,7 +172,8 @@ def unknown_key(*, given: bool) -> Refusal:
 
 def _line(exchange: Exchange, seconds: float) -> Mapping[str, Any]:
     line = {
-        "time": time.time(),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "client": exchange.client,
         "request_id": exchange.request_id,
         "method": exchange.method,
         "route": exchange.route,

@@ -45,7 +45,7 @@ _INSTRUCTIONS = (
 _EXCHANGE: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
 """The HTTP request that a tool is called by; None over stdio."""
 
-Collection = Annotated[str | None, Field(description="Name, as list_collections says; null is the first one.")]
+Collection = Annotated[str | None, Field(description="Name, as list_collections says; null where there is one.")]
 
 
 async def _serve(service: Service) -> None:
@@ -183,7 +183,7 @@ class McpPath:
     async def list_collections(self) -> Collections:
         """List the collections with their size, example questions, and the keys and values for conditions."""
         exchange = _EXCHANGE.get()
-        names = await self._searching.names()
+        names = [*await self._searching.names(), *self._searching.unserved]
         return await self._searching.collections(
             [name for name in names if exchange is None or self._may(exchange, name)]
         )

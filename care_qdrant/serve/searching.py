@@ -23,7 +23,7 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.contracts.layouts import guess_layout, read_hit
 from care_qdrant.encoders.terms import bm25
-from care_qdrant.errors import CareError, InputError, Rejected
+from care_qdrant.errors import CareError, ContractError, InputError, Rejected
 from care_qdrant.qdrant.calls import DEADLINE
 from care_qdrant.qdrant.collection import Collection, only_collection
 from care_qdrant.search.conditions import Keys, notice, parse_filter
@@ -56,6 +56,8 @@ _FLOOR_SECONDS = 30.0
 """Longest time that a floor may take: a worker that ends waits for it."""
 _FLOOR_PAUSE_SECONDS = 300
 """After a floor could not be measured, before that is tried again: it costs some sixty searches."""
+_LOOK_SECONDS = 30.0
+"""Time after which a service without --collection may look again which collections there are."""
 _LONGEST_NUMBER = 18
 """Digits of a document id that may stand for a number: all of these fit the integers of Qdrant."""
 _EXAMPLES = 3
@@ -136,7 +138,11 @@ class Searching:
         self._client: QdrantClient | None = None
         self._opened_fallback: Fallback | None = None
         self._retriever = lru_cache(_RETRIEVERS)(self._make_retriever)
-        self._only: str | None = None
+        self._found: tuple[str, ...] | None = None
+        """Collections that were found, for a service without configured ones; None before the first look."""
+        self._looked = -math.inf
+        self.unserved: Mapping[str, str] = {}
+        """Found collections that no pair can search, with the reason."""
         self._floors: dict[tuple[str, str, Mode], tuple[float, asyncio.Task[Floor | None]]] = {}
 
     async def search(self, request: SearchRequest, floor_seconds: float = 0.0) -> SearchAnswer:
@@ -226,16 +232,45 @@ class Searching:
         with self._place():
             return await self._in_thread(partial(self._document, collection, document_id))
 
-    async def names(self) -> Sequence[str]:
-        """Return the collections that are served: those that were configured, or the only one that is there."""
+    async def names(self, *, is_new_look: bool = True) -> Sequence[str]:
+        """Return the collections that are served: those that were configured, or all that a pair can search.
+
+        Args:
+            is_new_look: Whether to find collections that were made after the last look, some time ago.
+        """
         if self._settings.collections or self._settings.open_qdrant is None:
             return self._settings.collections
-        if self._only is None:
+        is_old = time.monotonic() - self._looked > _LOOK_SECONDS
+        if not self._found or (is_new_look and is_old):
             try:
-                self._only = await self._in_thread(lambda: only_collection(self._qdrant(), "this service"))
+                await self._in_thread(self._look)
             except InputError as error:
                 raise Refusal(404, "unknown_collection", str(error)) from error
-        return (self._only,)
+        return self._found or ()
+
+    def _look(self) -> None:
+        """Find the collections, and which of them a pair can search; the only one is served whatever it is."""
+        there = Collection(self._qdrant(), "").names()
+        if len(there) < 2:
+            self._found, self.unserved = (only_collection(self._qdrant(), "this service"),), {}
+        else:
+            unserved = {name: reason for name in there if (reason := self._why_not(name)) is not None}
+            for name in unserved.keys() - self.unserved.keys():
+                logger.warning("collection %r is not served: %s", name, unserved[name])
+            self._found, self.unserved = tuple(name for name in there if name not in unserved), unserved
+        self._looked = time.monotonic()
+
+    def _why_not(self, name: str) -> str | None:
+        """Return why no pair can search a collection; None where one can."""
+        reasons = []
+        for pair in self._pairs:
+            try:
+                self._retriever(name, pair, "auto").resolved  # noqa: B018  # the check is what is asked for
+            except (InputError, ContractError) as error:
+                reasons.append(str(error))
+            else:
+                return None
+        return reasons[0]
 
     async def collections(self, names: Sequence[str]) -> Collections:
         """Return what each of these collections can be asked."""
@@ -273,6 +308,8 @@ class Searching:
         return _Found(retriever.mode, hits, floor, retriever.unfinished, note, unread, started, time.perf_counter())
 
     def _state(self, name: str) -> CollectionState:
+        if (reason := self.unserved.get(name)) is not None:
+            return CollectionState(name=name, models=[], sparse=False, problem=reason)
         try:
             collection = Collection(self._qdrant(), name).resolve()
             contracts, holds = collection.schema.contracts.values(), overview(collection)
@@ -355,10 +392,17 @@ class Searching:
 
     async def served(self, wanted: str | None) -> str:
         """Return the name of the collection that a request means."""
-        names = await self.names()
+        names = await self.names(is_new_look=False)
+        if wanted is not None and wanted not in names:
+            names = await self.names()
+        if wanted is None and len(names) > 1 and not self._settings.collections:
+            raise Refusal(404, "unknown_collection", f"several collections are served ({', '.join(names)}); name one")
         if names and wanted in (None, *names):
             return wanted or names[0]
-        there = ", ".join(names) or "none; start the service with --collection"
+        if wanted in self.unserved:
+            raise Refusal(404, "unknown_collection", f"collection {wanted!r} is not served: {self.unserved[wanted]}")
+        reasons = "; ".join(f"{name!r} cannot be searched: {reason}" for name, reason in self.unserved.items())
+        there = ", ".join(names) or reasons or "none; start the service with --collection"
         raise Refusal(404, "unknown_collection", f"collection {wanted!r} is not served here (there: {there})")
 
     def _pair(self, wanted: str | None) -> ServedPair:

@@ -49,7 +49,7 @@ class ServeSettings:
     open_qdrant: "Callable[[], AbstractContextManager[QdrantClient]] | None" = None
     """Opens the Qdrant that holds the collections; None for a service that only encodes."""
     collections: tuple[str, ...] = ()
-    """Names or aliases that may be searched; empty for the only one that is there."""
+    """Names or aliases that may be searched; empty for all that the pairs can search."""
     open_fallback: "Callable[[], Fallback] | None" = None
     """Opens the model that made the vectors, for unsure queries; called by the first search of each worker."""
     mcp: bool = False

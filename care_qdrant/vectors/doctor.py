@@ -1,18 +1,20 @@
-"""What a Qdrant holds: collections, who made their vectors, and what attaching a model to one would do and meet."""
+"""What a Qdrant holds: collections and the makers of their vectors; and what attaching to one would do."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.contracts.contract import Contract, VectorContract
+from care_qdrant.contracts.contract import Contract, SparseContract, VectorContract
+from care_qdrant.contracts.layouts import guess_layout
 from care_qdrant.errors import InputError
-from care_qdrant.ingestion.settings import DocumentModel
+from care_qdrant.ingestion.settings import DocumentModel, name_of_vector
+from care_qdrant.qdrant.aliases import read_versions
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.vectors.copy_plan import plan_copy
 from care_qdrant.vectors.points import stored_text
-from care_qdrant.vectors.preflight import SAMPLE_POINTS, Preflight, examine, problem_of
+from care_qdrant.vectors.preflight import SAMPLE_POINTS, examine, problem_of
 
 SHOWN_TEXTS = 3
 SHOWN_CHARACTERS = 60
@@ -49,8 +51,8 @@ class CollectionSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """What a collection is, and what ``care attach`` would do with it."""
+class CollectionDetail:
+    """One collection, its server, and where its payloads keep the texts."""
 
     summary: CollectionSummary
     server_version: str
@@ -58,39 +60,52 @@ class Diagnosis:
     strict_mode: dict[str, Any]
     """Limits that the operator has set; empty for none."""
     tool: str | None
-    """Who wrote the payloads, as guessed; None where no text was found."""
+    """Tool that wrote the payloads, as guessed; None where no text was found."""
     text_field: str | None
     evidence: str | None
+    """Why that tool is guessed, or why no text was found."""
     texts: list[str]
-    """The beginnings of a few texts."""
+    """Beginnings of a few texts."""
     sampled: int
     sampled_without_text: int
+    version_of: str | None
+    """Collection that ``care publish`` or ``care attach --via copy`` copied; None for no copy."""
+    versions: list[str]
+    """Versions of its aliases, itself included."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttachPlan:
+    """What ``care attach`` would do with a collection, its cost, and why it would refuse."""
+
+    collection: str
     vector_name: str
     model: str
+    """Model of the vector, or the BM25 analyser."""
+    tool: str | None
+    """Tool that wrote the payloads, as guessed; None where no text was found."""
+    text_field: str | None
+    sampled: int
+    sampled_without_text: int
     points_to_encode: int
     """Number of points without the vector: an upper bound."""
-    new_bytes: int
-    """Bytes of their vectors, in float32 and without an index."""
+    new_bytes: int | None
+    """Bytes of their vectors, in float32 and without an index; None for BM25, where the texts decide."""
     refusals: list[str]
-    """Empty where nothing stands in the way."""
+    """Reasons to refuse; empty where nothing stands in the way."""
     copy_plan: list[str]
-    """What ``care attach --via copy`` would do, where it can and an attach in place cannot."""
+    """Steps of ``--via copy``, where it is asked for, or where it can attach and an attach in place cannot."""
     notices: list[str]
 
 
-def diagnose(
-    client: QdrantClient,
-    collection: str,
-    model: DocumentModel,
-    *,
-    retries: RetryPolicy | None = None,
-) -> Diagnosis:
-    """Examine a collection; nothing is written.
+def inspect_collection(
+    client: QdrantClient, collection: str, *, retries: RetryPolicy | None = None
+) -> CollectionDetail:
+    """Return one collection in detail; nothing is written.
 
     Args:
         client: An open Qdrant.
         collection: Name or alias.
-        model: That would be attached; its weights are not read.
         retries: How often to try a call again.
 
     Raises:
@@ -98,28 +113,86 @@ def diagnose(
         QdrantError: Qdrant cannot be reached.
     """
     target = Collection(client, collection, retries).resolve()
-    name, contract = model.name, model.contract()
-    preflight, summary, strict = examine(target, name, contract, None), describe(target), target.schema.strict_mode
-    layout, texts = preflight.layout, _texts(target, preflight)
-    needs_copy = bool(preflight.problems) and not examine(target, name, contract, None, in_place=False).problems
-    todo = summary.points - next((vector.points for vector in summary.vectors if vector.name == name), 0)
-    return Diagnosis(
+    summary, strict, record = describe(target), target.schema.strict_mode, target.schema.version_record
+    payloads = [point.payload or {} for point in target.sample(SAMPLE_POINTS)]
+    known = next(filter(None, map(target.schema.text_field, target.schema.contracts)), None)
+    layout, evidence = None, None
+    try:
+        layout = guess_layout(payloads, text_field=known) if payloads else None
+    except InputError as error:
+        evidence = str(error)
+    texts = [stored_text(layout, each) for each in payloads if layout is not None and layout.find_text(each)]
+    return CollectionDetail(
         summary=summary,
         server_version=target.server_version(),
         strict_mode={} if strict is None else strict.model_dump(exclude_none=True),
         tool=layout.tool if layout else None,
         text_field=layout.text_field if layout else None,
-        evidence=layout.evidence if layout else None,
-        texts=[text[:SHOWN_CHARACTERS] for text in texts],
+        evidence=layout.evidence if layout else evidence,
+        texts=[text[:SHOWN_CHARACTERS] for text in texts[:SHOWN_TEXTS]],
+        sampled=len(payloads),
+        sampled_without_text=len(payloads) - len(texts),
+        version_of=None if record is None else record.source,
+        versions=[name for alias in summary.aliases for name in read_versions(target, alias).records],
+    )
+
+
+def plan_attach(
+    client: QdrantClient,
+    collection: str,
+    model: DocumentModel | None,
+    *,
+    vector_name: str | None = None,
+    text_field: str | None = None,
+    by_copy: bool = False,
+    alias: str | None = None,
+    retries: RetryPolicy | None = None,
+) -> AttachPlan:
+    """Return what an attach would do; nothing is written.
+
+    Args:
+        client: An open Qdrant.
+        collection: Name or alias.
+        model: The pair, whose weights are not read; None adds BM25.
+        vector_name: None takes the model's name, or ``bm25``.
+        text_field: Payload field with the text; None guesses.
+        by_copy: Whether the vector would be added to a copy behind an alias.
+        alias: The alias of that copy; None takes ``collection``, which then must be one.
+        retries: How often to try a call again.
+
+    Raises:
+        InputError: There is no such collection.
+        QdrantError: Qdrant cannot be reached.
+    """
+    given = Collection(client, collection, retries)
+    target, name = given.resolve(), name_of_vector(vector_name, model)
+    contract = SparseContract.with_average(1.0) if model is None else model.contract()
+    preflight = examine(target, name, contract, text_field, in_place=not by_copy)
+    todo = target.count() - (target.count_with_vector(name) if target.schema.has_vector(name) else 0)
+    refusals = [
+        str(each) for each in (*preflight.problems, problem_of(model.require_documents) if model else None) if each
+    ]
+    steps: list[str] = []
+    if isinstance(contract, VectorContract):
+        if by_copy:
+            refused = problem_of(lambda: steps.extend(plan_copy(given, alias, name, contract).lines()))
+            refusals += [] if refused is None else [str(refused)]
+        elif preflight.problems and not examine(target, name, contract, text_field, in_place=False).problems:
+            steps = _copy_plan(target, name, contract)
+    unfinished = target.schema.unfinished
+    return AttachPlan(
+        collection=target.name,
+        vector_name=name,
+        model=contract.model if isinstance(contract, VectorContract) else contract.fingerprint,
+        tool=preflight.layout.tool if preflight.layout else None,
+        text_field=preflight.layout.text_field if preflight.layout else None,
         sampled=preflight.sampled,
         sampled_without_text=preflight.sampled_without_text,
-        vector_name=name,
-        model=contract.model,
         points_to_encode=todo,
-        new_bytes=todo * contract.dim * BYTES_PER_NUMBER,
-        refusals=[str(each) for each in (*preflight.problems, problem_of(model.require_documents)) if each],
-        copy_plan=_copy_plan(target, name, contract) if needs_copy else [],
-        notices=[*preflight.notices, *([unfinished] if (unfinished := target.schema.unfinished) else [])],
+        new_bytes=todo * contract.dim * BYTES_PER_NUMBER if isinstance(contract, VectorContract) else None,
+        refusals=refusals,
+        copy_plan=steps,
+        notices=[*preflight.notices, *([unfinished] if unfinished else [])],
     )
 
 
@@ -131,15 +204,6 @@ def _copy_plan(collection: Collection, vector_name: str, contract: VectorContrac
         return list(plan_copy(collection, alias, vector_name, contract).lines())
     except InputError as error:
         return [f"refused: {error}"]
-
-
-def _texts(collection: Collection, preflight: Preflight) -> list[str]:
-    """Return a few texts."""
-    layout = preflight.layout
-    if layout is None:
-        return []
-    payloads = (record.payload or {} for record in collection.sample(SAMPLE_POINTS))
-    return [stored_text(layout, payload) for payload in payloads if layout.find_text(payload)][:SHOWN_TEXTS]
 
 
 def describe_all(client: QdrantClient) -> list[CollectionSummary]:

@@ -243,9 +243,9 @@ def advice(result: Result, base: str) -> str:
     best = max(("before", "after", "BM25", "after and BM25"), key=lambda name: scores.get(name, -1.0))
     others = ", ".join(f"{name} {score:.3f}" for name, score in scores.items() if name != best)
     model = base if best == "before" else result.model
-    sparse = " --sparse bm25" if "BM25" in best else ""
+    bm25 = "" if "BM25" in best else " --no-bm25"
     search = f"\ncare search QUERY --model {model} --mode sparse" if best == "BM25" else ""
-    return f"best here: {best} {scores[best]:.3f} ({others})\ncare-ingest CORPUS --model {model}{sparse}{search}"
+    return f"best here: {best} {scores[best]:.3f} ({others})\ncare ingest CORPUS --model {model}{bm25}{search}"
 
 
 def rows_of(result: Result) -> list[list[str]]:

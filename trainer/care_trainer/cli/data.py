@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from care_qdrant.console.groups import Command, Program
-from care_qdrant.console.options import Target, model_options, target_options
+from care_qdrant.console.options import Target, json_option, model_options, target_options
 from care_qdrant.console.outputs import require_free
+from care_qdrant.console.reports import show_report
 from care_qdrant.errors import InputError
 from care_trainer.cli.run import load, set_option
 
@@ -30,8 +31,9 @@ def data() -> None:
 @data.command()
 @click.argument("config")
 @set_option
-def check(config: str, overrides: tuple[str, ...]) -> None:
-    """Print rows, sources, weights and lengths of each stage of CONFIG, as JSON.
+@json_option
+def check(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Print rows, sources, weights and lengths of each stage of CONFIG.
 
     The command ends with an error if the training data contain a text of the evaluation set.
 
@@ -42,7 +44,7 @@ def check(config: str, overrides: tuple[str, ...]) -> None:
     from care_trainer.data.report import describe, leaks
 
     loaded = load(config, overrides)
-    click.echo(json.dumps(describe(loaded), ensure_ascii=False, indent=2))
+    show_report(describe(loaded), as_json=as_json)
     if loaded.evaluation is not None and (found := leaks(loaded)):
         raise InputError(
             f"{len(found)} training texts are in the evaluation set, among them:\n  " + "\n  ".join(found[:10])
@@ -80,10 +82,10 @@ def mine(
 
     \b
     Example:
-      care train mine pairs.jsonl --collection corpus --output mined.jsonl --ranks 10 60
+      care train mine pairs.jsonl --collection corpus --output mined.jsonl \\
+        --ranks 10 60
     """
-    from tqdm import tqdm
-
+    from care_qdrant.progress import points_bar
     from care_qdrant.search.retriever import Retriever
     from care_trainer.config import Data
     from care_trainer.data.mining import MiningRule, mine_pairs, similarity
@@ -94,11 +96,15 @@ def mine(
     read = list(iter_pairs(Data(files=(pairs.name,)), pairs.parent))
     model = load_model() if mode == "dense" else None
     found = 0
-    with target.open() as client, output.open("w", encoding="utf-8") as stream:
+    with (
+        target.open() as client,
+        output.open("w", encoding="utf-8") as stream,
+        points_bar(pairs.name, "mined") as show,
+    ):
         retriever = Retriever(client, collection, model, mode="dense" if model else "sparse")
-        for pair in tqdm(
-            mine_pairs(read, retriever.search, rule, similarity(model) if model else None), total=len(read)
-        ):
+        mined = mine_pairs(read, retriever.search, rule, similarity(model) if model else None)
+        for number, pair in enumerate(mined, 1):
+            show(number, len(read))
             found += bool(pair.negatives)
             stream.write(json.dumps(pair.row(), ensure_ascii=False) + "\n")
     click.echo(f"{found} of {len(read)} pairs have negatives → {output}")

@@ -1,6 +1,5 @@
 """``care learn``: a query encoder learned from the vectors that a collection holds."""
 
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from care_qdrant.console.groups import GroupedCommand
-from care_qdrant.console.options import Target, target_options
+from care_qdrant.console.groups import CONTEXT, GroupedCommand
+from care_qdrant.console.options import Target, json_option, target_options
 from care_qdrant.console.reports import search_command, show_report
 
 if TYPE_CHECKING:
@@ -24,8 +23,9 @@ if TYPE_CHECKING:
 @click.command(
     name="learn",
     cls=GroupedCommand,
+    context_settings=CONTEXT,
     groups={
-        "Options": ["vector_name", "output", "update", "watch_seconds", "force", "path", "url"],
+        "Options": ["vector_name", "output", "update", "watch_seconds", "force", "path", "url", "as_json"],
         "Reading": ["text_field", "sample"],
         "Old model": ["queries", "document"],
     },
@@ -39,21 +39,22 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, file_okay=False),
     help="Destination of the CARE folder.  [default: COLLECTION-queries]",
 )
-@click.option("--text-field", help="Payload field with the text, as body or document.body.  [default: guessed]")
+@click.option("--text-field", help="Payload field with the text, such as body or document.body.  [default: guessed]")
 @click.option(
     "--sample",
     type=click.IntRange(min=200),
     default=100_000,
     show_default=True,
-    help="Points to read at most, drawn at random.",
+    help="Largest number of points to read, drawn at random.",
 )
 @click.option("--update", is_flag=True, help="Continue from the folder that an earlier run wrote to --output.")
 @click.option(
     "--watch",
     "watch_seconds",
     type=click.FloatRange(0),
-    help="Run until SIGTERM or Ctrl-C: look at the points after each wait of this many seconds, and update the encoder "
-    "where 5 % of them are new.  [default: learn once]",
+    metavar="SECONDS",
+    help="Run until SIGTERM or Ctrl-C: every SECONDS, update the encoder if 5 % of the points are new. With --json, "
+    "each update prints one line.  [default: learn once]",
 )
 @click.option("--force", is_flag=True, help="Register the query encoder even if its quality is below the limit.")
 @click.option(
@@ -64,12 +65,12 @@ if TYPE_CHECKING:
 @click.option(
     "--queries",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="JSON lines with the 'text' of real questions and the 'vector' that the old model gives each: half of "
-    "them are trained on, the other half measures the agreement with that model. Lines with 'relevant', a list of "
-    "ids of points or documents, are never trained on and need no vector: on them, the learned encoder, BM25 and "
-    "both are measured.",
+    help="JSON Lines of real questions: 'text', and the 'vector' of the old model. Half of them are used for training, "
+    "the other half for measuring the agreement with that model. Lines with 'relevant', a list of ids of points or "
+    "documents, need no vector and are only used for measuring.",
 )
 @target_options
+@json_option
 def command(
     collection: str,
     vector_name: str | None,
@@ -82,19 +83,21 @@ def command(
     document: Path | None,
     queries: Path | None,
     target: Target,
+    as_json: bool,
 ) -> None:
-    """Learn a query encoder from the vectors of COLLECTION, so that queries no longer need the model that made them.
+    """Learn a query encoder from the vectors of COLLECTION, so that queries do not need the model that made them.
 
-    It reads texts and vectors, whichever tool wrote them, and trains a table of token vectors on the CPU in minutes:
-    no labels, no queries, no access to the old model, and no stored vector is changed. The CARE folder that it writes
-    encodes queries only. Held-out documents measure its quality first; below the limit it is not registered, and
-    searching with it is refused. The report is JSON on stdout, with --watch one line for each time that it learned; a
-    text and a picture lie in OUTPUT/learn. An interrupted run is continued by the same command.
+    It reads texts and vectors, and trains a table of token vectors on the CPU in minutes. It needs no labels, no
+    queries and no access to the old model, and changes no stored vector. The result is a CARE folder that encodes
+    queries only. Its quality is measured on held-out documents; below the limit it is not registered, and searches
+    with it are refused. A report and a picture are in OUTPUT/learn. To continue an interrupted run, run the same
+    command again.
 
     \b
     Example:
       care learn articles --url http://localhost:6333
-      care search "糖尿病人能吃西瓜吗" --collection articles --model articles-queries --url http://localhost:6333
+      care search "糖尿病人能吃西瓜吗" --collection articles \\
+        --model articles-queries --url http://localhost:6333
       care learn articles --url http://localhost:6333 --update
       care learn articles --url http://localhost:6333 --watch 600
     """
@@ -121,9 +124,10 @@ def command(
         force=force,
     )
     if watch_seconds is None:
-        _learn(target, learn_it, folder, settings, update=update)
+        _learn(target, learn_it, folder, settings, update=update, as_json=as_json)
     else:
-        for _ in passes(lambda stop: _follow(target, learn_it, collection, folder, settings, stop), watch_seconds):
+        follow = partial(_follow, target, learn_it, collection, folder, settings, as_json)
+        for _ in passes(follow, watch_seconds):
             pass
 
 
@@ -137,6 +141,7 @@ def _follow(
     collection: str,
     folder: Path,
     settings: "LearnSettings",
+    as_json: bool,
     stop: threading.Event,
 ) -> None:
     """Learn where there is no encoder yet, and update it where enough points are new."""
@@ -154,7 +159,7 @@ def _follow(
             if unseen_fraction(folder, found, settings) < NEWS:
                 return
     with suppress(Ended):
-        _learn(target, learn_it, folder, settings, update=update, on_progress=end)
+        _learn(target, learn_it, folder, settings, update=update, as_json=as_json, on_progress=end)
 
 
 def _learn(
@@ -164,6 +169,7 @@ def _learn(
     settings: "LearnSettings",
     *,
     update: bool,
+    as_json: bool,
     on_progress: "Progress" = lambda _part, _done, _total: None,
 ) -> None:
     """Learn once, write the report and print it."""
@@ -186,11 +192,12 @@ def _learn(
         plot(report, folder / FOLDER / "report.png")
     except MissingExtra as missing:
         click.echo(f"no plot: {missing}", err=True)
-    for paragraph in paragraphs(report):
-        click.echo(paragraph.replace("**", "").removeprefix("# "), err=True)
-    if not sys.stdout.isatty():  # to a person, the paragraphs have said it
-        show_report(replace(report, examples=[]))
-    elif report.registered:
+    if as_json:
+        show_report(replace(report, examples=[]), as_json=True)
+    else:
+        for paragraph in paragraphs(report):
+            click.echo(paragraph.replace("**", "").removeprefix("# "))
+    if report.registered and not as_json:
         click.echo(f"next: {search_command(report.collection, target, str(folder))}")
     if not report.registered:
         raise InputError(

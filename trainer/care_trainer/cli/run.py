@@ -5,18 +5,17 @@ import math
 import shlex
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import click
 
 from care_qdrant.console.groups import Command
+from care_qdrant.console.options import json_option
 from care_qdrant.errors import needs_extra
 
 if TYPE_CHECKING:
-    from tqdm import tqdm
-
     from care_trainer.config import Run
     from care_trainer.training.job import Report
 
@@ -26,7 +25,7 @@ set_option = click.option(
     "overrides",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Override a setting, for example stage.joint.epochs=2. Repeatable.",
+    help="Override a setting, such as stage.joint.epochs=2. Repeatable.",
 )
 
 
@@ -41,14 +40,14 @@ def load(config: str, overrides: Sequence[str], preset: str | None = None) -> "R
 
 @click.command(cls=Command)
 @click.argument("config")
-@click.option("--stage", help="Name of the only stage to run; those before it must be finished. Default: all.")
+@click.option("--stage", help="Name of the only stage to run; the stages before it must be finished.  [default: all]")
 @click.option("--resume", is_flag=True, help="Keep finished stages, and continue an interrupted one where it stopped.")
 @set_option
-@click.option("--preset", help="Name of a comparison (see: care train presets). Default: none.")
+@click.option("--preset", help="Name of a comparison (see: care train presets).  [default: none]")
 @click.option(
     "--minutes",
     type=click.FloatRange(min=0),
-    help="Minutes after which to save and stop; continue with --resume. Default: no limit.",
+    help="Minutes after which to save and stop; continue with --resume.  [default: no limit]",
 )
 def run(
     config: str,
@@ -96,14 +95,20 @@ def run(
 
 @click.command(cls=Command)
 @click.argument("config")
-@click.option(
-    "--layers", type=click.IntRange(min=2), help="Layers of each encoder that run; few fit on a CPU. Default: all."
-)
-@click.option("--rows", type=click.IntRange(min=2), help="Rows of one step of one process. Default: as in CONFIG.")
+@click.option("--layers", type=click.IntRange(min=2), help="Layers of each encoder, to run on a CPU.  [default: all]")
+@click.option("--rows", type=click.IntRange(min=2), help="Rows of a step and process.  [default: those of CONFIG]")
 @set_option
-@click.option("--preset", help="Name of a comparison. Default: none.")
-def rehearse(config: str, layers: int | None, rows: int | None, overrides: tuple[str, ...], preset: str | None) -> None:
-    """Run CONFIG for three steps a stage, with checkpoint, resume, export and import, and forecast the whole run.
+@click.option("--preset", help="Name of a comparison.  [default: none]")
+@json_option
+def rehearse(
+    config: str,
+    layers: int | None,
+    rows: int | None,
+    overrides: tuple[str, ...],
+    preset: str | None,
+    as_json: bool,
+) -> None:
+    """Run CONFIG for three steps a stage, with checkpoint, resume, export and import, and forecast the whole.
 
     Memory, time and disk of each stage are measured on this machine, at the widths of the models. With --layers the
     forecast adds the layers that did not run. A base model without weight files gets random weights.
@@ -129,7 +134,7 @@ def rehearse(config: str, layers: int | None, rows: int | None, overrides: tuple
         if processes().is_main_process:
             shutil.rmtree(folder, ignore_errors=True)
     if processes().is_main_process:
-        show_report(found)
+        show_report(found, as_json=as_json)
 
 
 @click.group(invoke_without_command=True)
@@ -179,38 +184,36 @@ def presets() -> None:
 
 @contextmanager
 def progress_bars(visible: bool) -> Iterator["Report"]:
-    """Return, as a context, a report that draws one progress bar for each stage on stderr.
+    """Return, as a context, a report that shows the progress of each stage on stderr.
 
-    It shows the time that is left, the last loss, the tokens a second of all processes since the bar began, and the
-    peak memory of this one.
+    It shows the time to go, the last loss, the tokens a second of all processes since the bar began, and the peak
+    memory of this one.
     """
-    from care_qdrant.progress import open_bar
+    from care_qdrant.progress import painted_bar
     from care_trainer.training.loop import peak_memory_bytes
 
-    bars: dict[str, tqdm[NoReturn]] = {}
-    started, tokens = time.monotonic(), 0
+    shown, paint = "", None
+    started, before, tokens = time.monotonic(), 0, 0
+    with ExitStack() as bar:
 
-    def report(what: str, step: int, steps: int, loss: float, of_step: int) -> None:
-        nonlocal started, tokens
-        if what in bars:
-            tokens += of_step
-        else:
-            started, tokens = time.monotonic(), 0  # the first step's tokens took time before the clock started
-            for bar in bars.values():
+        def report(what: str, step: int, steps: int, loss: float, of_step: int) -> None:
+            nonlocal shown, paint, started, before, tokens
+            if not visible:
+                return
+            if paint is None or what != shown:
+                # The first step took time before the clock started.
+                started, before, tokens = time.monotonic(), step, 0
                 bar.close()
-            bars[what] = open_bar(total=steps, initial=max(0, step - 1), desc=what, disable=not visible)
-        bars[what].update(step - bars[what].n)
-        if not math.isnan(loss):
-            shown = f"loss {loss:.4f}"
-            if tokens:
-                shown += f", {tokens / (time.monotonic() - started):,.0f} tokens/s"
-            bars[what].set_postfix_str(f"{shown}, {peak_memory_bytes() / 2**30:.1f} GiB", refresh=False)
+                shown, paint = what, bar.enter_context(painted_bar(what, "steps"))
+            else:
+                tokens += of_step
+            seconds = time.monotonic() - started
+            left = seconds * (steps - step) / (step - before) if step > before else None
+            notes = [] if math.isnan(loss) else [f"loss {loss:.4f}"]
+            notes += [f"{tokens / seconds:,.0f} tokens/s"] if tokens and seconds else []
+            paint(step, steps, left, [*notes, f"{peak_memory_bytes() / 2**30:.1f} GiB"])
 
-    try:
         yield report
-    finally:
-        for bar in bars.values():
-            bar.close()
 
 
 def quiet() -> None:

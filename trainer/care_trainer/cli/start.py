@@ -5,6 +5,8 @@ from pathlib import Path
 import click
 
 from care_qdrant.console.groups import Command
+from care_qdrant.console.options import json_option
+from care_qdrant.console.reports import show_report
 from care_qdrant.errors import InputError, needs_extra
 
 
@@ -18,7 +20,8 @@ from care_qdrant.errors import InputError, needs_extra
     help="Pair to go on from: a CARE folder, a sentence-transformers model, 'built-in'; 'scratch' for random weights. "
     " [default: 'built-in' where the questions are Chinese, else 'scratch']",
 )
-def start(pairs: Path, output: Path | None, base: str | None) -> None:
+@json_option
+def start(pairs: Path, output: Path | None, base: str | None, as_json: bool) -> None:
     """Train a pair on PAIRS, JSON lines with 'query' and 'positive', and score it on questions that it did not see.
 
     A tenth of them, at most 2,000, is held out, of which no text is in the rest; a commented configuration for this
@@ -48,7 +51,7 @@ def start(pairs: Path, output: Path | None, base: str | None) -> None:
     quiet()
     if processes().num_processes > 1:
         raise InputError(
-            "care train start runs in one process; give the configuration that it wrote to: care-train run"
+            "care train start runs in one process; give the configuration that it wrote to: care train run"
         )
     folder = output or Path(pairs.name.split(".")[0])
     prepared = prepare(pairs, folder, base=base)
@@ -80,9 +83,12 @@ def start(pairs: Path, output: Path | None, base: str | None) -> None:
     before = None if prepared.base == SCRATCH else prepared.base
     result = measure(run, model, before)
     write_json(folder / RESULT, dataclasses.asdict(result))
+    click.echo(f"{(time.process_time() - started) / 60:.1f} CPU minutes", err=True)
+    if as_json:
+        show_report(result, as_json=True)
+        return
     click.echo(table(["", "nDCG@10 [95 %]", "recall@10 [95 %]"], rows_of(result)))
     if result.gain is not None:
         gain = result.gain
         click.echo(f"\ngain in nDCG@10: {gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]")
-    click.echo(f"{(time.process_time() - started) / 60:.1f} CPU minutes", err=True)
     click.echo(f"\n{advice(result, prepared.base)}")

@@ -546,8 +546,7 @@ class CareVectorStore(BasePydanticVectorStore):
             if find_bm25(resolved.schema) is None:
                 then = "" if self._finds_bm25 else f", and {needs}"
                 needs = (
-                    f"BM25 in the collection, with its --path/--url: care attach {self.collection_name} --sparse bm25"
-                    f"{then}"
+                    f"BM25 in the collection, with its --path/--url: care attach {self.collection_name} --bm25{then}"
                 )
             raise ValueError(f"a {query.mode.value} query needs {needs}")
         own_filter, params = options.get("qdrant_filters"), options.get("search_params")

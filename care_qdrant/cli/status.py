@@ -1,0 +1,106 @@
+"""``care status``: what a Qdrant holds, or one of its collections in detail."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from care_qdrant.console.groups import CONTEXT, Command
+from care_qdrant.console.options import Target, json_option, target_options
+from care_qdrant.console.reports import show_json
+
+if TYPE_CHECKING:
+    from care_qdrant.vectors.doctor import CollectionDetail, CollectionSummary
+
+_SHOWN_FINGERPRINT = 12
+
+
+@click.command(cls=Command, name="status", context_settings=CONTEXT)
+@click.argument("collection", required=False)
+@target_options
+@json_option
+def command(collection: str | None, target: Target, as_json: bool) -> None:
+    """Show all collections, their vectors and the models that made them; or COLLECTION in detail.
+
+    Of a named collection it also shows the tool that wrote the payloads, a few texts and the versions. It writes
+    nothing.
+
+    \b
+    Example:
+      care status
+      care status articles --url http://localhost:6333
+      care status articles --json
+    """
+    from care_qdrant.errors import next_command
+    from care_qdrant.vectors.doctor import describe_all, inspect_collection
+
+    with target.open() as client:
+        if collection is not None:
+            detail = inspect_collection(client, collection)
+            if as_json:
+                show_json(asdict(detail))
+            else:
+                click.echo("\n".join(_detail_lines(detail)))
+                _tell_of_unfinished(detail.summary)
+            return
+        summaries = describe_all(client)
+    if as_json:
+        show_json([asdict(summary) for summary in summaries])
+    elif summaries:
+        click.echo(_table(summaries))
+        for summary in summaries:
+            _tell_of_unfinished(summary)
+    else:
+        click.echo(f"{target}: no collections yet; make one, " + next_command("care ingest corpus.jsonl"))
+
+
+def _table(summaries: "list[CollectionSummary]") -> str:
+    from care_qdrant.console.table import table
+
+    rows = []
+    for summary in summaries:
+        aliases = f"aliases: {', '.join(summary.aliases)}" if summary.aliases else ""
+        rows.append([summary.name, f"{summary.points:,}", aliases])
+        for vector in summary.vectors:
+            shape = f"{vector.kind} {vector.dim or ''} {vector.distance or ''}"
+            made_by = f"{shape}, {_maker(vector.made_by, vector.fingerprint)}"
+            rows.append([f"  {vector.name or '(unnamed)'}", f"{vector.points:,}", made_by])
+    return table(["collection", "points", "made by"], rows)
+
+
+def _detail_lines(detail: "CollectionDetail") -> Iterator[str]:
+    summary = detail.summary
+    yield f"{summary.name}: {summary.points:,} points, server {detail.server_version}"
+    if summary.aliases:
+        yield f"  aliases: {', '.join(summary.aliases)}"
+    if detail.version_of is not None:
+        yield f"  a copy of: {detail.version_of}"
+    if detail.versions:
+        yield f"  versions: {', '.join(detail.versions)}"
+    for vector in summary.vectors:
+        shape = f"{vector.kind} {vector.dim} {vector.distance}" if vector.dim else vector.kind
+        maker = _maker(vector.made_by, vector.fingerprint)
+        yield f"  vector {vector.name or '(unnamed)'}: {shape}, {vector.points:,} points, {maker}"
+    for name, value in detail.strict_mode.items():
+        yield f"  strict mode: {name} = {value}"
+    if detail.tool is not None:
+        yield f"  payloads of {detail.tool}: {detail.evidence}"
+    elif detail.evidence is not None:
+        yield f"  no texts: {detail.evidence}"
+    for text in detail.texts:
+        yield f"    {' '.join(text.split())}…"
+    if detail.sampled_without_text:
+        yield f"  {detail.sampled_without_text} of {detail.sampled} sampled points have no text"
+
+
+def _maker(model: str | None, fingerprint: str | None) -> str:
+    if model is None:
+        return "by another tool"
+    # BM25 has no weights: its analyser is its fingerprint.
+    return f"by {model}" if fingerprint in (None, model) else f"by {model} ({str(fingerprint)[:_SHOWN_FINGERPRINT]})"
+
+
+def _tell_of_unfinished(summary: "CollectionSummary") -> None:
+    if summary.unfinished is not None:
+        click.echo(f"note: {summary.unfinished}", err=True)
