@@ -101,6 +101,7 @@ def command(
       care attach articles --url http://localhost:6333 --via copy --as articles-live
     """
     from care_qdrant.progress import points_bar
+    from care_qdrant.qdrant.collection import Collection
     from care_qdrant.vectors.attach import AttachSettings, attach_vector
     from care_qdrant.versions.attach_by_copy import attach_by_copy
 
@@ -115,15 +116,15 @@ def command(
     settings = settings_of(AttachSettings, options, batch_tokens=batch_tokens())
     policy = retries()
     model = None if sparse else load_model()
-    given: dict[str, Any] = {"collection": collection, "model": model, "vector_name": vector_name, "settings": settings}
+    given: dict[str, Any] = {"model": model, "vector_name": vector_name, "settings": settings}
     attach: Callable[..., Any] = partial(attach_vector, **given)
     if watch_seconds is not None:
-        _watch(target, attach, policy, watch_seconds)
+        _watch(target, collection, attach, policy, watch_seconds)
         return
     if via == "copy":
         attach = partial(attach_by_copy, **given, alias=alias, on_plan=_tell_plan)
     with target.open() as client, points_bar(collection) as show:
-        report = attach(client, retries=policy, on_preflight=_tell, on_progress=show)
+        report = attach(Collection(client, collection, policy), on_preflight=_tell, on_progress=show)
     show_report(report)
     attached: AttachReport = report.attached if via == "copy" else report
     if sys.stdout.isatty() and not sparse:
@@ -135,9 +136,12 @@ def command(
         click.echo("points were added or changed meanwhile: run the same command again", err=True)
 
 
-def _watch(target: Target, attach: Callable[..., "AttachReport"], policy: "RetryPolicy", seconds: float) -> None:
+def _watch(
+    target: Target, collection: str, attach: Callable[..., "AttachReport"], policy: "RetryPolicy", seconds: float
+) -> None:
     """Attach again and again, until a signal."""
     from care_qdrant.console.watching import passes
+    from care_qdrant.qdrant.collection import Collection
     from care_qdrant.vectors.attach import WATCHING
 
     # The next pass goes on, and a signal must not wait for minutes.
@@ -145,7 +149,7 @@ def _watch(target: Target, attach: Callable[..., "AttachReport"], policy: "Retry
 
     def run_pass(stop: threading.Event) -> "AttachReport":
         with target.open() as client:
-            return attach(client, retries=policy, stop=stop)
+            return attach(Collection(client, collection, policy), stop=stop)
 
     for report in passes(run_pass, seconds):
         show_report(report)

@@ -12,9 +12,19 @@ import click
 from care_qdrant.console.options import Target, typed_model
 
 
+def printed(report: Any) -> dict[str, Any]:
+    """Return a report as it is printed: in place of an inner report, those of its fields that are named for it."""
+    inner = {each.name: each.metadata["printed"] for each in fields(report) if "printed" in each.metadata}
+    return {
+        key: shown
+        for name, value in asdict(report).items()
+        for key, shown in ({each: value[each] for each in inner[name]} if name in inner else {name: value}).items()
+    }
+
+
 def show_report(report: Any) -> None:
     """Print a dataclass that says what a command did: a line for each field with a value; in a pipe one of JSON."""
-    values = asdict(report)
+    values = printed(report)
     if sys.stdout.isatty():
         fractions = {each.name for each in fields(report) if each.metadata.get("unit") == "fraction"}
         lines = _lines({key: _percent(value) if key in fractions else value for key, value in values.items()})

@@ -55,7 +55,7 @@ class CopyPlan:
 
 def plan_copy(collection: Collection, alias: str | None, vector_name: str, contract: VectorContract) -> CopyPlan:
     """Return what a copy would be; nothing is written."""
-    given, origin = collection.name, collection.resolve()
+    given, origin = collection.name, collection.whole()
     source = origin.name
     alias = alias or (given if given != source else None)
     if alias is None or alias in origin.names():

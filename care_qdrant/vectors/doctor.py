@@ -9,7 +9,7 @@ from care_qdrant.contracts.contract import Contract, VectorContract
 from care_qdrant.errors import InputError
 from care_qdrant.ingestion.settings import DocumentModel
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.retry import RetryPolicy
+from care_qdrant.qdrant.public import accepts_client
 from care_qdrant.vectors.copy_plan import plan_copy
 from care_qdrant.vectors.points import stored_text
 from care_qdrant.vectors.preflight import SAMPLE_POINTS, Preflight, examine, problem_of
@@ -78,26 +78,22 @@ class Diagnosis:
     notices: list[str]
 
 
+@accepts_client
 def diagnose(
-    client: QdrantClient,
-    collection: str,
+    collection: Collection,
     model: DocumentModel,
-    *,
-    retries: RetryPolicy | None = None,
 ) -> Diagnosis:
     """Examine a collection; nothing is written.
 
     Args:
-        client: An open Qdrant.
-        collection: Name or alias.
+        collection: An open Qdrant and a name: the collection, or an alias of it.
         model: That would be attached; its weights are not read.
-        retries: How often to try a call again.
 
     Raises:
         InputError: There is no such collection.
         QdrantError: Qdrant cannot be reached.
     """
-    target = Collection(client, collection, retries).resolve()
+    target = collection.whole()
     name, contract = model.name, model.contract()
     preflight, summary, strict = examine(target, name, contract, None), describe(target), target.schema.strict_mode
     layout, texts = preflight.layout, _texts(target, preflight)

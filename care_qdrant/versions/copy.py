@@ -106,22 +106,23 @@ class CopySettings:
     """A vector that only the target has; it and the hash of its text are no difference."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Copied:
-    """What a copy did. Points of the source are added, changed or unchanged."""
+    """What a copy did, or would do. Points of the source are added, changed or unchanged."""
 
-    added: int = 0
-    changed: int = 0
-    unchanged: int = 0
-    deleted: int = 0
-    """Points that only the target had."""
-    sample: list[PointId] = field(default_factory=list)
+    points: int
+    """Number of points in the source, and afterwards in the target."""
+    added: int
+    changed: int
+    """Points that were in the target with other content, and were replaced."""
+    unchanged: int
+    """Points that were in the target already, for instance from a run that was interrupted."""
+    deleted: int
+    """Points that only the target had, for instance because the source has deleted them since such a run."""
+    compared: int
+    """Points that `verify_copy` reads back and compares; none after a dry run."""
+    sample: list[PointId]
     """Ids drawn from all points of the source, each with the same probability."""
-
-    @property
-    def points(self) -> int:
-        """Number of points that were read from the source."""
-        return self.added + self.changed + self.unchanged
 
 
 def copy_note(source: Collection) -> dict[str, Any]:
@@ -159,12 +160,20 @@ def copy_points(
             sample.draw(ids)
             for page in in_pages(ids, size):
                 sender.submit(partial(copy.writes, page))
-    copy.copied.sample = sample.drawn
+    deleted = 0
     for page in list(ids_beyond(source, target)) if settings.delete_others and not is_new else []:
         if not settings.dry_run:
             target.delete(page)
-        copy.copied.deleted += len(page)
-    return copy.copied
+        deleted += len(page)
+    return Copied(
+        points=copy.points,
+        added=copy.added,
+        changed=copy.changed,
+        unchanged=copy.points - copy.added - copy.changed,
+        deleted=deleted,
+        compared=0 if settings.dry_run else len(sample.drawn),
+        sample=sample.drawn,
+    )
 
 
 def verify_copy(
@@ -212,7 +221,9 @@ class _Copy:
     is_new: bool
     total: int
     on_progress: OnProgress
-    copied: Copied = field(default_factory=Copied)
+    points: int = 0
+    added: int = 0
+    changed: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def writes(self, ids: Sequence[PointId]) -> Iterable[Write]:
@@ -238,10 +249,10 @@ class _Copy:
 
     def _note(self, added: int, changed: int, read: int) -> None:
         with self.lock:
-            self.copied.added += added
-            self.copied.changed += changed
-            self.copied.unchanged += read - added - changed
-            self.on_progress(self.copied.points, self.total)
+            self.points += read
+            self.added += added
+            self.changed += changed
+            self.on_progress(self.points, self.total)
 
 
 def _page_size(collection: Collection, vectors: Dense) -> int:

@@ -112,7 +112,6 @@ def command(
         raise InputError(f"{folder}: is not there; --update continues from the folder of an earlier run")
     learn_it = partial(
         learn,
-        collection_name=collection,
         output=folder,
         vector_name=vector_name,
         text_field=text_field,
@@ -121,7 +120,7 @@ def command(
         force=force,
     )
     if watch_seconds is None:
-        _learn(target, learn_it, folder, settings, update=update)
+        _learn(target, learn_it, collection, folder, settings, update=update)
     else:
         for _ in passes(lambda stop: _follow(target, learn_it, collection, folder, settings, stop), watch_seconds):
             pass
@@ -154,12 +153,13 @@ def _follow(
             if unseen_fraction(folder, found, settings) < NEWS:
                 return
     with suppress(_Ended):
-        _learn(target, learn_it, folder, settings, update=update, on_progress=end)
+        _learn(target, learn_it, collection, folder, settings, update=update, on_progress=end)
 
 
 def _learn(
     target: Target,
     learn_it: "Callable[..., LearnReport]",
+    collection: str,
     folder: Path,
     settings: "LearnSettings",
     *,
@@ -180,7 +180,7 @@ def _learn(
             show(part, done, total)
             on_progress(part, done, total)
 
-        report = learn_it(client, settings=settings, start=folder if update else None, on_progress=note)
+        report = learn_it(client, collection, settings=settings, start=folder if update else None, on_progress=note)
     write_report(folder, report)
     try:
         plot(report, folder / FOLDER / "report.png")
