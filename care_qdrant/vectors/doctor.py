@@ -10,13 +10,13 @@ from care_qdrant.errors import InputError
 from care_qdrant.ingestion.settings import DocumentModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.public import accepts_client
+from care_qdrant.qdrant.schema import BYTES_PER_NUMBER
 from care_qdrant.vectors.copy_plan import plan_copy
 from care_qdrant.vectors.points import stored_text
 from care_qdrant.vectors.preflight import SAMPLE_POINTS, Preflight, examine, problem_of
 
 SHOWN_TEXTS = 3
 SHOWN_CHARACTERS = 60
-BYTES_PER_NUMBER = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def diagnose(
         vector_name=name,
         model=contract.model,
         points_to_encode=todo,
-        new_bytes=todo * contract.dim * BYTES_PER_NUMBER,
+        new_bytes=todo * contract.dim * BYTES_PER_NUMBER["float32"],
         refusals=[str(each) for each in (*preflight.problems, problem_of(model.require_documents)) if each],
         copy_plan=_copy_plan(target, name, contract) if needs_copy else [],
         notices=[*preflight.notices, *([unfinished] if (unfinished := target.schema.unfinished) else [])],

@@ -25,6 +25,7 @@ from care_qdrant.qdrant.schema import CollectionSchema
 from care_qdrant.search.resolve import find_bm25
 from care_qdrant.search.tuning import (
     MAX_LOSS,
+    TOP_K,
     Rescoring,
     describe_loss,
     is_quantized,
@@ -43,7 +44,6 @@ from care_qdrant.vectors.points import (
 )
 from care_qdrant.vectors.preflight import examine
 
-TOP_K = 10
 OPENING_CHARACTERS = 40
 """Length of the beginning of a text that, as a query, has to find it."""
 _SEED = 20260413

@@ -22,15 +22,14 @@ from care_qdrant.qdrant.connection import tune_embedded
 from care_qdrant.qdrant.create import create_like, indexes_of
 from care_qdrant.qdrant.point_equality import ROUNDING, Measure, measures, same_point, vectors_of
 from care_qdrant.qdrant.schema import COPY_KEY, CollectionSchema, now_noted
-from care_qdrant.qdrant.sender import MAX_BYTES, Sender, Write
+from care_qdrant.qdrant.sender import JSON_BYTES_PER_NUMBER, MAX_BYTES, Sender, Write
+from care_qdrant.search.tuning import TOP_K
 
 Dense = Mapping[str, models.VectorParams]
 
-_BYTES_PER_NUMBER = 21
 _BYTES_PER_PAYLOAD = 4_000
 """Estimated; the sender halves a request that the server finds too large."""
 
-TOP_K = 10
 LEAST_FRACTION = 0.95
 """Least fraction of known items to find; an approximate search may miss a few, a wrong index misses most."""
 POLL_SECONDS = 2.0
@@ -258,5 +257,5 @@ class _Copy:
 def _page_size(collection: Collection, vectors: Dense) -> int:
     """Return the number of points of a request of about `MAX_BYTES`, and no more than the server accepts."""
     numbers = sum(vector.size for vector in vectors.values())
-    by_bytes = MAX_BYTES // (numbers * _BYTES_PER_NUMBER + _BYTES_PER_PAYLOAD)
+    by_bytes = MAX_BYTES // (numbers * JSON_BYTES_PER_NUMBER + _BYTES_PER_PAYLOAD)
     return max(1, min(by_bytes, collection.limits.write))

@@ -179,7 +179,7 @@ def test_a_load_of_five_thousand_windows_stores_every_point(
     texts = [{"id": f"d{n}", "text": f"{TEXTS[n % len(TEXTS)]}{n}"} for n in range(10_000)]
     make_diff(write_lines(tmp_path / "a.jsonl", texts), tmp_path / "job", sparse=False, unit_rows=5_000)
     encode_all(tmp_path / "job")
-    monkeypatch.setattr(reading, "WINDOW_DOCUMENTS", 2)
+    monkeypatch.setattr(reading, "WINDOW_TEXTS", 2)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
@@ -198,7 +198,7 @@ def test_a_load_that_is_killed_at_any_window_and_run_again_is_direct_ingestion(
     corpus, job = corpus_job
     with closing(QdrantClient(":memory:")) as client, pytest.MonkeyPatch.context() as patch:
         ingest(str(corpus), MODEL, client, "direct", settings=IngestSettings(sparse=True))
-        patch.setattr(reading, "WINDOW_DOCUMENTS", 3)
+        patch.setattr(reading, "WINDOW_TEXTS", 3)
         for windows in kills:
             calls = itertools.count(1)
 

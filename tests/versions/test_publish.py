@@ -172,7 +172,7 @@ def test_an_ingestion_that_was_interrupted_is_not_published(client: QdrantClient
 def test_an_ingestion_that_has_not_ended_is_not_published(
     qdrant: QdrantClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "WINDOW_DOCUMENTS", 20)
+    monkeypatch.setattr(reading, "WINDOW_TEXTS", 20)
 
     def documents(failing_at: int | None = None) -> Iterator[Document]:
         for number in range(100):
