@@ -2,9 +2,11 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -32,7 +34,27 @@ def schema(module: str, name: str) -> str:
     content = TypeAdapter(kind).json_schema(mode="serialization")
     for hidden in [each.name for each in fields(kind) if not each.repr]:
         del content["properties"][hidden]
+    for each in fields(kind):
+        if "printed" in each.metadata:
+            _flatten(content, each.name, each.metadata["printed"])
     return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **content}, indent=2) + "\n"
+
+
+def _flatten(content: dict[str, Any], inner: str, printed: Sequence[str]) -> None:
+    """Put those fields of an inner report that are printed in its place."""
+    kind = content["$defs"].pop(content["properties"][inner]["$ref"].rpartition("/")[2])
+    properties = {name: kind["properties"][name] for name in printed}
+    content["properties"] = _replaced(content["properties"], inner, properties)
+    required = [name for name in printed if name in kind["required"]]
+    content["required"] = list(_replaced(dict.fromkeys(content["required"]), inner, dict.fromkeys(required)))
+    if not content["$defs"]:
+        del content["$defs"]
+
+
+def _replaced(values: dict[str, Any], key: str, others: dict[str, Any]) -> dict[str, Any]:
+    """Return a mapping with others in the place of one key."""
+    parts = (others if name == key else {name: value} for name, value in values.items())
+    return {name: value for part in parts for name, value in part.items()}
 
 
 if __name__ == "__main__":

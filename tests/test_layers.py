@@ -38,6 +38,42 @@ def test_the_check_finds_a_call() -> None:
     assert list(_calls_of_a_client(ast.parse("self._client.scroll('corpus')"))) == ["line 1: _client.scroll"]
 
 
+HELD_BY_A_COLLECTION = {"client", "policy", "retries", "shard_key", "limits"}
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_a_collection_holds_is_not_passed_beside_it(path: Path) -> None:
+    """A function takes a `Collection`; only classes that live on a server's side open one of a client and a name."""
+    passed = [
+        f"line {node.lineno}: {node.name}({', '.join(sorted(names))})"
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.name != "__init__"
+        if len(names := {each.arg for each in (*node.args.args, *node.args.kwonlyargs)} & HELD_BY_A_COLLECTION) > 1
+    ]
+    assert passed == []
+
+
+PURE = {"collections", "contextlib", "dataclasses", "hashlib", "itertools", "json", "re", "typing", "uuid"} | {
+    "numpy",
+    "pydantic",
+    "care_qdrant",
+}
+"""What contracts may import: nothing that reads, waits or calls. Of qdrant-client they use the `models` alone."""
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "care_qdrant/contracts").glob("*.py")), ids=lambda path: path.stem)
+def test_contracts_call_nothing(path: Path) -> None:
+    imported = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            imported |= {each.name.split(".")[0] for each in node.names}
+        if isinstance(node, ast.ImportFrom) and node.module == "qdrant_client":
+            imported |= {f"qdrant_client.{each.name}" for each in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add((node.module or "").split(".")[0])
+    assert imported <= PURE | {"qdrant_client.models"}
+
+
 FLOORS: tuple[set[str], ...] = (
     {"types", "errors", "version", "progress", "measures", "forking"},
     {"encoders"},

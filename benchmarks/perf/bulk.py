@@ -24,6 +24,7 @@ from care_qdrant.bulk.units import plan
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import DocumentModel
 from care_qdrant.model.pair import CareModel
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import Vectors
 from tests.reliability.processes import BINARY, QdrantServer
@@ -95,7 +96,7 @@ def bulk(
                     direct=_timed(lambda: ingest(str(corpus), pair, client, "direct")),
                     plan=_timed(lambda: plan([str(corpus)], job, draft, pair.document_tokenizer, sparse=False)),  # noqa: B023  # called at once
                     encode=_timed(lambda: _encode(job, pair)),  # noqa: B023  # called at once
-                    load=_timed(lambda: load(job, client, "bulk")),  # noqa: B023  # called at once
+                    load=_timed(lambda: load(job, Collection(client, "bulk"))),  # noqa: B023  # called at once
                     upload=None if url is None else _timed(lambda: _upload(job, client, "stock")),  # noqa: B023  # called at once
                     loaders={count: _together(pools[count], job, url, count) for count in counts if url is not None},
                 )
@@ -141,7 +142,7 @@ def _together(pool: ProcessPoolExecutor, work: Job, url: str, count: int) -> flo
 
 def _load_share(work: str, url: str, number: int, of: int) -> None:
     with open_client(url=url, grpc=True) as client:
-        load(Job(work), client, f"loaders-{of}", part=(number, of))
+        load(Job(work), Collection(client, f"loaders-{of}"), part=(number, of))
 
 
 def _upload(work: Job, client: QdrantClient, name: str) -> None:

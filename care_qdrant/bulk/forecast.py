@@ -17,6 +17,7 @@ from care_qdrant.corpus.rows import Reject
 from care_qdrant.encoders import Encoder, TokenCounter
 from care_qdrant.errors import InputError
 from care_qdrant.ingestion.dry_run import payload_bytes, rounded
+from care_qdrant.qdrant.schema import BYTES_PER_NUMBER
 from care_qdrant.types import Chunk, Document
 
 SAMPLE_DOCUMENTS = 1_024
@@ -134,7 +135,7 @@ def forecast(
     # Of a point, the text is there already, and its hash is new.
     sizes = [64 if manifest.collection is not None else payload_bytes(chunk, hashes) for chunk in chunks]
     payload = round(points * float(np.mean(sizes)))
-    width = 2 if manifest.datatype == "float16" else 4
+    width = BYTES_PER_NUMBER[manifest.datatype]
     beside = CONSTANTS["disk_bytes_beside_vector"].value * points
     memory = {name: round(points * size) for name, size in _sizes(manifest.dim, on_disk=False).items()}
     index = points * CONSTANTS["index_core_seconds"].value / 3_600

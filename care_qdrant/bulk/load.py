@@ -15,7 +15,7 @@ from itertools import chain, groupby
 from typing import cast
 
 import numpy as np
-from qdrant_client import QdrantClient, models
+from qdrant_client import models
 from typing_extensions import override
 
 from care_qdrant.bulk.encode import read_part
@@ -31,7 +31,6 @@ from care_qdrant.ingestion.settings import IngestReport, IngestSettings, Shard
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.create import Index, PointVectors, Storage, finish_load
-from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.qdrant.schema import IDENTITY_KEY
 from care_qdrant.search.tuning import find_nearest, overlap_of, record_rescoring
 from care_qdrant.types import Chunk, Vectors
@@ -46,14 +45,11 @@ DRAWN_A_PART = 16
 
 def load(
     job: Job,
-    client: QdrantClient,
-    collection: str,
+    collection: Collection,
     *,
     part: tuple[int, int] = (1, 1),
     storage: Storage | None = None,
-    shard_key: str | None = None,
     indexes: Mapping[str, Index] | None = None,
-    retries: RetryPolicy | None = None,
     grpc: bool = True,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> IngestReport:
@@ -65,7 +61,6 @@ def load(
         overflow=manifest.overflow,
         sparse=vectors.sparse is not None,
         shard=_Loader(number, of),
-        shard_key=shard_key,
         indexes=indexes or {},
         finish=False,
         grpc=grpc,
@@ -73,26 +68,21 @@ def load(
     report = ingest_encoded(
         _documents(job, manifest, receipts[number - 1 :: of]),
         vectors,
-        client,
         collection,
         settings=settings,
         storage=storage,
-        retries=retries,
         on_progress=on_progress,
     )
-    target = Collection(client, report.collection, retries, shard_key=shard_key)
-    _finish(job, target, vectors, part, receipts)
+    _finish(job, collection.sibling(report.collection), vectors, part, receipts)
     return report
 
 
 def load_points(
     job: Job,
-    client: QdrantClient,
-    collection: str,
+    collection: Collection,
     *,
     part: tuple[int, int] = (1, 1),
     settings: AttachSettings | None = None,
-    retries: RetryPolicy | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> AttachReport:
     """Write the vectors of a job over a collection to its points, beside the vectors that they have.
@@ -103,19 +93,17 @@ def load_points(
     manifest, receipts = _finished(job)
     vectors = _vectors(manifest)
     number, of = part
-    has_vector = vectors.vector_name in Collection(client, collection, retries).resolve().schema.dense
+    has_vector = vectors.vector_name in collection.whole().schema.dense
     settings = replace(settings or AttachSettings(), text_field=None if has_vector else manifest.text_field)
     report = attach_encoded(
-        client,
         collection,
         vectors.dense,
         _pages(job, manifest, receipts[number - 1 :: of]),
         vector_name=vectors.vector_name,
         settings=settings,
-        retries=retries,
         on_progress=on_progress,
     )
-    target = Collection(client, report.collection, retries)
+    target = collection.sibling(report.collection)
     if _all_are_through(job, target, part, receipts):
         end_attach(target, vectors.vector_name)
     return report
@@ -232,17 +220,14 @@ class BulkVerification:
 
 def verify(
     job: Job,
-    client: QdrantClient,
-    collection: str,
+    collection: Collection,
     *,
     threads: int = 4,
-    retries: RetryPolicy | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> BulkVerification:
     """Compare each part with the collection: every point and hash, a sample of vectors, the recall of the graph."""
     manifest, receipts = _finished(job)
-    target = Collection(client, collection, retries)
-    target = target.sibling(target.aliases().get(collection, collection))
+    target = collection.sibling(collection.aliases().get(collection.name, collection.name))
     report = BulkVerification(
         collection=target.name,
         vector_name=manifest.vector_name,

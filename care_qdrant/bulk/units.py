@@ -31,6 +31,7 @@ from care_qdrant.encoders import TokenCounter
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import FingerprintMismatch, InputError
 from care_qdrant.ingestion.seen import Seen
+from care_qdrant.qdrant.schema import BYTES_PER_NUMBER
 from care_qdrant.types import Chunk, Document, embedded_text
 
 SAMPLE = 32
@@ -92,7 +93,7 @@ class PlanReport:
     def of(cls, manifest: Manifest, job: Job) -> "PlanReport":
         """Describe a job."""
         documents = sum(unit.documents for unit in manifest.units)
-        width = 2 if manifest.datatype == "float16" else 4
+        width = BYTES_PER_NUMBER[manifest.datatype]
         return cls(
             job=job.url,
             units=len(manifest.units),

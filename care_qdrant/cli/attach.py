@@ -127,6 +127,7 @@ def command(
         --as articles-live
     """
     from care_qdrant.progress import points_bar
+    from care_qdrant.qdrant.collection import Collection
     from care_qdrant.vectors.attach import AttachSettings, attach_vector
     from care_qdrant.versions.attach_by_copy import attach_by_copy
 
@@ -142,15 +143,15 @@ def command(
     if dry_run:
         _plan(target, collection, model, settings.text_field, vector_name, alias, via == "copy", as_json)
         return
-    given: dict[str, Any] = {"collection": collection, "model": model, "vector_name": vector_name, "settings": settings}
+    given: dict[str, Any] = {"model": model, "vector_name": vector_name, "settings": settings}
     attach: Callable[..., Any] = partial(attach_vector, **given)
     if watch_seconds is not None:
-        _watch(target, attach, policy, watch_seconds, as_json)
+        _watch(target, collection, attach, policy, watch_seconds, as_json)
         return
     if via == "copy":
         attach = partial(attach_by_copy, **given, alias=alias, on_plan=_tell_plan)
     with target.open() as client, points_bar(collection) as show:
-        report = attach(client, retries=policy, on_preflight=_tell, on_progress=show)
+        report = attach(Collection(client, collection, policy), on_preflight=_tell, on_progress=show)
     show_report(report, as_json=as_json)
     attached: AttachReport = report.attached if via == "copy" else report
     if not (as_json or bm25):
@@ -181,18 +182,17 @@ def _plan(
 ) -> None:
     """Show what the command would do, and end with the exit code of a refusal."""
     from care_qdrant.errors import InputError
+    from care_qdrant.qdrant.collection import Collection
     from care_qdrant.vectors.doctor import plan_attach
 
     with target.open() as client:
         plan = plan_attach(
-            client,
-            collection,
+            Collection(client, collection, retries()),
             model,
             vector_name=vector_name,
             text_field=text_field,
             by_copy=by_copy,
             alias=alias,
-            retries=retries(),
         )
     if as_json:
         show_json(asdict(plan))
@@ -223,10 +223,16 @@ def _plan_lines(plan: "AttachPlan") -> Iterator[str]:
 
 
 def _watch(
-    target: Target, attach: Callable[..., "AttachReport"], policy: "RetryPolicy", seconds: float, as_json: bool
+    target: Target,
+    collection: str,
+    attach: Callable[..., "AttachReport"],
+    policy: "RetryPolicy",
+    seconds: float,
+    as_json: bool,
 ) -> None:
     """Attach again and again, until a signal."""
     from care_qdrant.console.watching import passes
+    from care_qdrant.qdrant.collection import Collection
     from care_qdrant.vectors.attach import WATCHING
 
     # The next pass goes on, and a signal must not wait for minutes.
@@ -234,7 +240,7 @@ def _watch(
 
     def run_pass(stop: threading.Event) -> "AttachReport":
         with target.open() as client:
-            return attach(client, retries=policy, stop=stop)
+            return attach(Collection(client, collection, policy), stop=stop)
 
     for report in passes(run_pass, seconds):
         show_report(report, as_json=as_json)

@@ -315,6 +315,7 @@ def load(
     from care_qdrant.bulk.load import load as load_parts
     from care_qdrant.bulk.load import load_points
     from care_qdrant.progress import points_bar, progress_bar
+    from care_qdrant.qdrant.collection import Collection
     from care_qdrant.qdrant.create import Storage, parse_indexes
     from care_qdrant.vectors.attach import AttachSettings
 
@@ -324,9 +325,8 @@ def load(
             raise click.UsageError("--shards, --replicas, --shard-key, --index: this job adds a vector to a collection")
         adding = settings_of(AttachSettings, options)
         with target.open() as client, points_bar(collection) as show_points:
-            attached = load_points(
-                opened, client, collection, part=shard, settings=adding, retries=policy, on_progress=show_points
-            )
+            place = Collection(client, collection, policy)
+            attached = load_points(opened, place, part=shard, settings=adding, on_progress=show_points)
         show_report(attached, as_json=as_json)
         if attached.covered + attached.without_text < attached.points:
             click.echo("some points lack the vector: load the other parts, or plan again for new texts", err=True)
@@ -334,13 +334,10 @@ def load(
     with target.open(create=True) as client, progress_bar(collection) as show:
         report = load_parts(
             opened,
-            client,
-            collection,
+            Collection(client, collection, policy, shard_key=shard_key),
             part=shard,
             storage=settings_of(Storage, options),
-            shard_key=shard_key,
             indexes=parse_indexes(indexes),
-            retries=policy,
             grpc=target.may_grpc,
             on_progress=show,
         )
@@ -366,9 +363,10 @@ def verify(job: str, collection: str, target: Target, as_json: bool) -> None:
     from care_qdrant.bulk.load import verify as compare
     from care_qdrant.errors import NotVerified
     from care_qdrant.progress import points_bar
+    from care_qdrant.qdrant.collection import Collection
 
     with target.open() as client, points_bar("units", "compared") as show:
-        report = compare(opened, client, collection, retries=retries(), on_progress=show)
+        report = compare(opened, Collection(client, collection, retries()), on_progress=show)
     show_report(report, as_json=as_json)
     if report.problems:
         raise NotVerified(f"collection {report.collection!r}: " + "; ".join(report.problems))

@@ -228,6 +228,7 @@ def command(
     from care_qdrant.ingestion.ingest import ingest
     from care_qdrant.ingestion.rows import Reading
     from care_qdrant.progress import progress_bar
+    from care_qdrant.qdrant.collection import Collection
     from care_qdrant.qdrant.create import Storage
 
     check_corpus(corpus)
@@ -249,8 +250,7 @@ def command(
         report = ingest(
             corpus,
             model,
-            client,
-            collection,
+            Collection(client, collection, retries(), shard_key=options["shard_key"]),
             vector_name=vector_name,
             settings=_settings(options, target),
             storage=settings_of(Storage, options),
@@ -259,7 +259,6 @@ def command(
                 options["encoding"],
                 options["rejects"],
             ),
-            retries=retries(),
             on_progress=show,
             on_stopped=tell,
         )

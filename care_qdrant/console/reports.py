@@ -11,9 +11,19 @@ import click
 from care_qdrant.console.options import Target, typed_model
 
 
+def printed(report: Any) -> dict[str, Any]:
+    """Return a report as it is printed: in place of an inner report, those of its fields that are named for it."""
+    inner = {each.name: each.metadata["printed"] for each in fields(report) if "printed" in each.metadata}
+    return {
+        key: shown
+        for name, value in asdict(report).items()
+        for key, shown in ({each: value[each] for each in inner[name]} if name in inner else {name: value}).items()
+    }
+
+
 def show_report(report: Any, *, as_json: bool = False) -> None:
     """Print a dataclass or a mapping that says what a command did: as JSON, or a line for each value that is there."""
-    values = report if isinstance(report, Mapping) else asdict(report)
+    values = report if isinstance(report, Mapping) else printed(report)
     if as_json:
         show_json(values)
         return

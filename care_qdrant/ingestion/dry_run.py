@@ -10,16 +10,14 @@ from care_qdrant.encoders import Encoder
 from care_qdrant.encoders.ahead import Meter, meter_of, run_ahead
 from care_qdrant.encoders.batching import token_batches
 from care_qdrant.ingestion.diff import ChunkTask, Diff
-from care_qdrant.ingestion.pipeline import Maker
+from care_qdrant.ingestion.pipeline import WINDOW_TEXTS, Maker
 from care_qdrant.ingestion.reservoir import Reservoir
 from care_qdrant.ingestion.settings import Estimate, IngestReport
+from care_qdrant.qdrant.schema import BYTES_PER_NUMBER
 from care_qdrant.types import Chunk
 
-SAMPLE_CHUNKS = 4_096
-"""Kept of the corpus at most, as many as a window has, from all over it."""
 MEASURED_SECONDS = 5.0
-"""Of encoding them, at least one batch."""
-BYTES_PER_NUMBER = 4
+"""Longest time that a dry run encodes chunks of the corpus to measure the encoder; at least one batch is encoded."""
 
 
 def estimate(
@@ -34,7 +32,7 @@ def estimate(
     ``report`` gets the counts, and ``encoder`` is called only if something would be encoded.
     """
     tokens, size, documents = 0, 0, 0
-    sample = Reservoir[ChunkTask](SAMPLE_CHUNKS, seed=0)
+    sample = Reservoir[ChunkTask](WINDOW_TEXTS, seed=0)
     for diff in diffs:
         report.encoded += len(diff.encode)
         report.updated += len(diff.update)
@@ -43,7 +41,7 @@ def estimate(
         documents += len({task.chunk.document.id for task in diff.encode})
         size += sum(payload_bytes(task.chunk, task.hashes) for task in (*diff.encode, *diff.update))
         sample.draw(diff.encode)
-    size += report.encoded * maker.numbers * BYTES_PER_NUMBER
+    size += report.encoded * maker.numbers * BYTES_PER_NUMBER["float32"]
     points = report.encoded + report.updated
     if not sample.drawn:
         return Estimate(points, tokens, size, None)

@@ -11,8 +11,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from qdrant_client import QdrantClient
-
 from care_qdrant.corpus.chunking import cut_documents
 from care_qdrant.corpus.files import CorpusPath
 from care_qdrant.corpus.rejects import RejectsFile
@@ -52,24 +50,23 @@ from care_qdrant.qdrant.create import (
     join_collection,
     join_shard_key,
 )
-from care_qdrant.qdrant.retry import RetryPolicy
+from care_qdrant.qdrant.public import accepts_client
 from care_qdrant.search.tuning import record_rescoring
 from care_qdrant.types import Document
 
 logger = logging.getLogger(__name__)
 
 
+@accepts_client
 def ingest(
     corpus: CorpusPath | Iterable[Document],
     model: DocumentModel,
-    client: QdrantClient,
-    collection: str,
+    collection: Collection,
     *,
     vector_name: str | None = None,
     settings: IngestSettings | None = None,
     storage: Storage | None = None,
     reading: Reading | None = None,
-    retries: RetryPolicy | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
     on_stopped: Callable[[IngestReport], None] = lambda _: None,
 ) -> IngestReport:
@@ -78,13 +75,11 @@ def ingest(
     Args:
         corpus: Files (see `Corpus`), whose rejected rows go to a file beside them; or documents.
         model: The pair; its document encoder is loaded only if something has to be encoded.
-        client: An open Qdrant.
-        collection: Its name.
+        collection: An open Qdrant and a name: the collection, or an alias of it. With a shard key, its shards alone.
         vector_name: None takes the model's name.
         settings: What to do with the corpus.
         storage: How a new collection holds its vectors.
         reading: How files are read.
-        retries: How patient to be with a server.
         on_progress: Called after each batch and each window.
         on_stopped: Called with what was done, before an error or an interruption that ends the run is raised.
 
@@ -96,14 +91,14 @@ def ingest(
         MissingExtra: Documents cannot be encoded in this installation; nothing was written.
     """
     settings, name = settings or IngestSettings(), name_of_vector(vector_name, model)
-    target = _target(client, collection, settings, retries)
+    target = _target(collection, settings)
     shard = (settings.shard.number, settings.shard.of)
     with open_source(corpus, reading or Reading(), shard, dry_run=settings.dry_run) as source, Seen() as seen:
         rows: Iterator[Row] = islice(source.rows, settings.limit)
         vectors = join_collection(target, name, model.contract(), sparse=settings.sparse is True)
         is_new = vectors is None
         if vectors is None:
-            rows = require_document(rows, collection)
+            rows = require_document(rows, collection.name)
             sparse, rows = (None, rows) if settings.sparse is False else sparse_contract(rows)
             vectors = PointVectors(name, model.contract(), sparse)
         else:
@@ -124,12 +119,10 @@ def ingest(
 def ingest_encoded(
     documents: Iterable[CutDocument],
     vectors: PointVectors,
-    client: QdrantClient,
-    collection: str,
+    collection: Collection,
     *,
     settings: IngestSettings,
     storage: Storage | None = None,
-    retries: RetryPolicy | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> IngestReport:
     """Put documents that come cut and encoded into a collection, as `ingest` does with those that it encodes.
@@ -137,18 +130,16 @@ def ingest_encoded(
     Args:
         documents: The chunks of each document, each with its vector; read by a thread of its own.
         vectors: The contract of the vectors. An existing collection keeps its own BM25, or has none.
-        client: An open Qdrant.
-        collection: Its name; created where it is not there, without a search graph until its load is finished.
+        collection: Created where it is not there, without a search graph until its load is finished.
         settings: What to do with the documents.
         storage: How a new collection holds its vectors.
-        retries: How patient to be with a server.
         on_progress: Called after each batch and each window.
 
     Raises:
         ContractError: The collection belongs to another model; nothing was written.
         QdrantError: Qdrant refused or could not be reached; what was stored stays, and another run goes on from there.
     """
-    target = _target(client, collection, settings, retries)
+    target = _target(collection, settings)
     joined = join_collection(target, vectors.vector_name, vectors.dense, sparse=False)  # it keeps what it has
     if joined is not None:
         _refuse_version(target)
@@ -163,14 +154,13 @@ def ingest_encoded(
         return run.go(Source(iter(documents)), lambda _: None)
 
 
-def _target(client: QdrantClient, collection: str, settings: IngestSettings, retries: RetryPolicy | None) -> Collection:
-    """Return the collection that a name or an alias stands for now."""
-    target = Collection(client, collection, retries, shard_key=settings.shard_key)
-    if target.is_embedded and settings.shard_key is not None:
+def _target(collection: Collection, settings: IngestSettings) -> Collection:
+    """Return the collection that a name or an alias stands for now, which need not be there yet."""
+    if collection.is_embedded and collection.shard_key is not None:
         raise InputError("--shard-key needs a server: the embedded database has no shards")
-    if target.is_embedded and settings.indexes:
+    if collection.is_embedded and settings.indexes:
         logger.warning("--index has no effect here: the embedded database filters without indexes")
-    return target.sibling(target.aliases().get(collection, collection))
+    return collection.sibling(collection.aliases().get(collection.name, collection.name))
 
 
 @contextmanager

@@ -27,11 +27,16 @@ from care_qdrant.qdrant.connection import tune_embedded
 from care_qdrant.qdrant.sender import Kind, Sender, Write, by_size
 from care_qdrant.types import Vectors
 
+WINDOW_TEXTS = 4_096
+"""Number of documents of a corpus, or of points to encode, that make a window."""
+# So many fill batches of texts of equal length: padding is then about 1 %.
 WINDOWS_AHEAD = 2
+"""Number of windows that are read and compared while the encoder works on another one."""
 TERM_NUMBERS = 512
-"""Numbers of a vector of terms, about."""
+"""Estimated number of components of a vector of terms."""
 LEAVE_SECONDS = 2.0
-"""Waited for the reader when its consumer stops. One that reads an idle pipe never ends, and is left behind."""
+"""Longest time to wait for the reading thread when its consumer stops."""
+# A thread that reads an idle pipe never ends, and is left behind.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from care_qdrant.corpus.streams import UTF_8
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import InputError
 from care_qdrant.ingestion.diff import Diff, make_diff, points_of_other_writers
+from care_qdrant.ingestion.pipeline import WINDOW_TEXTS
 from care_qdrant.ingestion.seen import Seen
 from care_qdrant.ingestion.settings import IngestReport, Shard
 from care_qdrant.qdrant.collection import Collection
@@ -29,20 +30,19 @@ from care_qdrant.types import Chunk, Document, embedded_text
 logger = logging.getLogger(__name__)
 
 FIRST_ROWS = 100
-"""Rows of a file that are checked before a collection is created."""
-WINDOW_DOCUMENTS = 4_096
-"""Enough for batches of equal lengths to be full; padding is then about 1 %."""
+"""Number of rows of a file that are checked before a collection is created."""
 WINDOW_CHARACTERS = 4_000_000
-"""A window of long documents is shorter, so that memory does not depend on their length."""
+"""Number of characters from which on a window of long documents ends before it has `WINDOW_TEXTS` of them."""
+# Else memory would grow with the length of the documents.
 
 CutDocument = list[Chunk]
 """All chunks of one document, with the vectors that a bulk job has made of them."""
 Row = Document | CutDocument | Reject
 Cut = Callable[[Sequence[Document]], Iterator[CutDocument | Reject]]
-"""Returns the chunks of each document, in order; or why it cannot be cut or encoded."""
+"""Function that cuts documents: for each, in order, its chunks, or the reason why it has none."""
 
 FIRST_REJECTS = 3
-"""Rejected rows that the report shows."""
+"""Number of rejected rows that a report quotes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def sparse_contract(rows: Iterator[Row]) -> tuple[SparseContract, Iterator[Row]]
         first.append(row)
         if isinstance(row, Document):
             texts.append(embedded_text(row.title, row.text))
-        if len(texts) == WINDOW_DOCUMENTS:
+        if len(texts) == WINDOW_TEXTS:
             break
     return SparseContract.with_average(bm25.average_length(texts)), chain(first, rows)
 
@@ -159,7 +159,7 @@ class Reader:
         for row in (accepted for accepted in map(self._accept, rows) if accepted is not None):
             window.append(row)
             characters += len(row.text) if isinstance(row, Document) else sum(len(chunk.text) for chunk in row)
-            if len(window) == WINDOW_DOCUMENTS or characters > WINDOW_CHARACTERS:
+            if len(window) == WINDOW_TEXTS or characters > WINDOW_CHARACTERS:
                 yield window
                 window, characters = [], 0
         if window:

@@ -91,7 +91,7 @@ class RunEntry:
     @property
     def _place(self) -> dict[str, str]:
         """Which part of the corpus this run writes, and where."""
-        key, shard = self.settings.shard_key, self.settings.shard
+        key, shard = self.collection.shard_key, self.settings.shard
         return {"shard": f"{shard.number}/{shard.of}"} | ({} if key is None else {"shard_key": key})
 
     def _covers(self, run: dict[str, Any]) -> bool:

@@ -90,9 +90,6 @@ class IngestSettings:
     """Write nothing; say what would be written."""
     batch_tokens: int = 16_384
     """Padded tokens that the encoder gets at once."""
-    shard_key: str | None = None
-    """Key of the shards that the corpus goes to, in a collection with shards by key. A document id has to be of one
-    key alone: a search of all shards returns one of two points with the same id."""
     indexes: Mapping[str, Index] = field(default_factory=dict)
     """Payload indexes that the collection gets before its search graph: key to type of its values."""
     finish: bool = True

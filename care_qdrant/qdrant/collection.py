@@ -133,7 +133,7 @@ class Collection(Calls):
         return self.call("looking for it", lambda: self.client.collection_exists(self.name))
 
     def resolve(self) -> "Collection":
-        """Return the collection behind an alias, or this one.
+        """Return the collection behind an alias, or this one, as a new object whose schema is still to be read.
 
         Raises:
             NoCollection: The name is neither a collection nor an alias; the message lists those there are.
@@ -144,7 +144,21 @@ class Collection(Calls):
         if not self.exists():
             there = ", ".join([*self.names(), *(f"{alias} (alias)" for alias in sorted(aliases))]) or "none"
             raise NoCollection(f"there is no collection {self.name!r} (there: {there})")
-        return self
+        return self.sibling(self.name, known_as=self._known_as)
+
+    def whole(self) -> "Collection":
+        """Return what `resolve` returns, for work that a collection needs done on all its shards.
+
+        Raises:
+            InputError: This object reaches the shards of one key alone.
+            NoCollection: The name is neither a collection nor an alias; the message lists those there are.
+        """
+        if self.shard_key is not None:
+            raise InputError(
+                f"collection {self.name!r} was given with shard key {self.shard_key!r}, and this works on the points "
+                "of all shards: give it without shard_key="
+            )
+        return self.resolve()
 
     def switch_alias(self, alias: str) -> None:
         """Let an alias point at this collection, in one step: at no moment is it missing."""

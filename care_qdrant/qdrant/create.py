@@ -1,4 +1,4 @@
-"""Creates the collection that a corpus goes into, joins one with the same contract, or makes one like another."""
+"""Creates collections, for ingestion, copies and LlamaIndex alike, and joins those with the same contract."""
 
 import re
 import uuid
@@ -79,6 +79,40 @@ class PointVectors:
         return contract_metadata(self.vector_name, self.dense) | sparse
 
 
+def make_collection(
+    collection: Collection,
+    dense: models.VectorParams | Mapping[str, models.VectorParams] | None,
+    sparse: Mapping[str, models.SparseVectorParams] | None,
+    metadata: Mapping[str, Any],
+    **settings: Any,
+) -> bool:
+    """Create a collection with its metadata, in one request; return whether this call made it.
+
+    Args:
+        collection: Its place and name.
+        dense: Its dense vectors by name, or the unnamed one.
+        sparse: Its sparse vectors by name.
+        metadata: Its contracts and notes. Where there are any, it gets an identity of its own beside them.
+        **settings: Of the server, as `QdrantClient.create_collection` takes them.
+
+    Raises:
+        Rejected: The server does not create such a collection, and there is none of this name.
+    """
+    try:
+        collection.create(
+            vectors_config=dense,
+            sparse_vectors_config=sparse,
+            metadata={**metadata, IDENTITY_KEY: uuid.uuid4().hex} if metadata else None,
+            **settings,
+        )
+    except Rejected:
+        # Another run made it, or our own request did and its answer was lost.
+        if not collection.exists():
+            raise
+        return False
+    return True
+
+
 def join_collection(
     collection: Collection, vector_name: str, contract: VectorContract, *, sparse: bool
 ) -> PointVectors | None:
@@ -101,7 +135,7 @@ def join_collection(
 def create_collection(
     collection: Collection, vectors: PointVectors, storage: Storage, *, bulk_load: bool
 ) -> PointVectors | None:
-    """Create the collection with its contract, in one request."""
+    """Create a collection for ingestion, with its contract; return what its points carry where another run made it."""
     waits = bulk_load and not collection.is_embedded
     require_quantization(collection, storage.quantization)
     load = {} if collection.is_embedded else {LOAD_KEY: {"vector": vectors.vector_name, "graph": waits, "done": False}}
@@ -113,23 +147,19 @@ def create_collection(
         datatype=None if storage.datatype == "float32" else models.Datatype(storage.datatype),
         hnsw_config=models.HnswConfigDiff(m=0) if waits else None,
     )
-    try:
-        collection.create(
-            vectors_config={vectors.vector_name: dense},
-            sparse_vectors_config=None if vectors.sparse is None else {SPARSE_VECTOR_NAME: sparse},
-            quantization_config=QUANTIZATION[storage.quantization],
-            sharding_method=models.ShardingMethod.CUSTOM if collection.shard_key is not None else None,
-            shard_number=storage.shards,
-            replication_factor=storage.replicas,
-            write_consistency_factor=storage.write_consistency,
-            metadata=vectors.metadata() | load | {IDENTITY_KEY: uuid.uuid4().hex},
-        )
-    except Rejected:
-        # Another run made it, or our own request did and its answer was lost.
-        joined = join_collection(collection, vectors.vector_name, vectors.dense, sparse=vectors.sparse is not None)
-        if joined is None:
-            raise
-        return joined
+    is_made = make_collection(
+        collection,
+        {vectors.vector_name: dense},
+        None if vectors.sparse is None else {SPARSE_VECTOR_NAME: sparse},
+        vectors.metadata() | load,
+        quantization_config=QUANTIZATION[storage.quantization],
+        sharding_method=models.ShardingMethod.CUSTOM if collection.shard_key is not None else None,
+        shard_number=storage.shards,
+        replication_factor=storage.replicas,
+        write_consistency_factor=storage.write_consistency,
+    )
+    if not is_made:
+        return join_collection(collection, vectors.vector_name, vectors.dense, sparse=vectors.sparse is not None)
     if vectors.vector_name not in collection.refresh().contracts:
         collection.drop()
         raise ServerTooOld(f"the server does not keep metadata of collection {collection.name!r}")
@@ -210,16 +240,8 @@ def create_like(collection: Collection, schema: CollectionSchema, metadata: Mapp
         raise InputError("the collection has shards by key, which are not copied; use Qdrant's own snapshots for it")
     if metadata:
         collection.require_server(METADATA_SINCE, METADATA_FEATURE)
-    try:
-        collection.create(
-            vectors_config=params.vectors,
-            sparse_vectors_config=params.sparse_vectors,
-            metadata={**metadata, IDENTITY_KEY: uuid.uuid4().hex} if metadata else None,
-            **({} if schema.embedded else _settings(schema.config)),
-        )
-    except Rejected:
-        if not collection.exists():
-            raise
+    settings = {} if schema.embedded else _settings(schema.config)
+    make_collection(collection, params.vectors, params.sparse_vectors, metadata, **settings)
     collection.create_indexes(indexes_of(schema))
 
 

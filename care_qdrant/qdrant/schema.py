@@ -27,7 +27,11 @@ COPY_KEY = "care_copy"
 PUBLISH_KEY = "care_publish"
 """Metadata key: how a version of a published collection was made."""
 MAX_POINTS = 256
+"""Largest number of points that one request writes."""
 MAX_PAGE = 1_000
+"""Largest number of points that one request reads."""
+BYTES_PER_NUMBER = {"float32": 4, "float16": 2, "uint8": 1}
+"""Size of one component of a stored vector, by Qdrant's datatype, without search graph and quantization."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ THREADS = 4
 QUEUE = 8
 """Requests that may wait or be under way; with `MAX_BYTES` this bounds the memory."""
 
-_BYTES_PER_NUMBER = 21
+JSON_BYTES_PER_NUMBER = 21
 """Estimated size of one component of a vector as JSON."""
 
 
@@ -169,7 +169,7 @@ def by_size(write: Write, dim: int, max_points: int) -> Iterator[Write]:
     for index, point in enumerate(write.points):
         # LlamaIndex's node holds text and metadata, and both are there a second time.
         node = str((point.payload or {}).get("_node_content", ""))
-        cost = dim * _BYTES_PER_NUMBER + 2 * len(node.encode()) + 1_000
+        cost = dim * JSON_BYTES_PER_NUMBER + 2 * len(node.encode()) + 1_000
         if index > start and (index - start == max_points or size + cost > MAX_BYTES):
             yield replace(write, points=write.points[start:index])
             start, size = index, 0

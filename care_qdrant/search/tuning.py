@@ -30,6 +30,7 @@ MAX_LOSS = 0.05
 _MAX_RECORDED_LOSS = MAX_LOSS / 5
 """The same where stored vectors are the queries, which are found more easily than those of a query encoder."""
 TOP_K = 10
+"""Number of hits among which searches that measure or verify have to find a point."""
 OVERSAMPLING = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Tried in this order; the first that loses no more than `MAX_LOSS` is taken, else the last."""
 QUERIES = 64

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from qdrant_client import QdrantClient, models
+from qdrant_client import models
 
 from care_qdrant.contracts.contract import SparseContract, VectorContract, contract_metadata
 from care_qdrant.contracts.layouts import Layout
@@ -30,6 +30,7 @@ from care_qdrant.ingestion.settings import DocumentModel, name_of_vector, requir
 from care_qdrant.progress import OnProgress
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.create import QUANTIZATION, Quantization
+from care_qdrant.qdrant.public import accepts_client
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.qdrant.schema import ATTACH_PREFIX, CollectionSchema, now_noted
 from care_qdrant.search.tuning import record_rescoring
@@ -93,14 +94,13 @@ class AttachReport:
     """Fraction of the encoding time in which the encoder stood still, from 0 to 1."""
 
 
+@accepts_client
 def attach_vector(
-    client: QdrantClient,
-    collection: str,
+    collection: Collection,
     model: DocumentModel | None,
     *,
     vector_name: str | None = None,
     settings: AttachSettings | None = None,
-    retries: RetryPolicy | None = None,
     stop: threading.Event | None = None,
     on_preflight: Callable[[Preflight], None] = lambda _: None,
     on_progress: OnProgress = lambda _done, _total: None,
@@ -108,13 +108,11 @@ def attach_vector(
     """Add to every point of a collection a vector of a model, or of BM25, made of the text in its payload.
 
     Args:
-        client: An open Qdrant.
-        collection: Name or alias; with an alias, the collection that is behind it now.
+        collection: An open Qdrant and a name; of an alias, the collection that is behind it now.
         model: The pair; its document encoder is loaded only if something has to be encoded. None adds BM25, as
             ingestion writes it: the first run then reads all texts once more, for their mean length.
         vector_name: None takes the model's name, or ``bm25``.
         settings: How.
-        retries: How often to try a call again.
         stop: When it is set, the run ends after the batch that is being encoded, with a report of what it has done.
         on_preflight: Called before anything is written.
         on_progress: Called after each window and each batch.
@@ -129,7 +127,7 @@ def attach_vector(
     """
     settings, contract = settings or AttachSettings(), _BM25 if model is None else model.contract()
     name = name_of_vector(vector_name, model)
-    target = Collection(client, collection, retries).resolve()
+    target = collection.whole()
     preflight = examine(target, name, contract, settings.text_field)
     on_preflight(preflight)
     if preflight.is_emptied:
@@ -153,27 +151,23 @@ def attach_vector(
 
 
 def attach_encoded(
-    client: QdrantClient,
-    collection: str,
+    collection: Collection,
     contract: VectorContract,
     pages: Iterable[tuple[models.ShardKey | None, Sequence[PointTask]]],
     *,
     vector_name: str,
     settings: AttachSettings,
-    retries: RetryPolicy | None = None,
     on_progress: OnProgress = lambda _done, _total: None,
 ) -> AttachReport:
     """Add vectors that are made already to points of a collection, as `attach_vector` does with those that it makes.
 
     Args:
-        client: An open Qdrant.
-        collection: Name or alias; with an alias, the collection that is behind it now.
+        collection: An open Qdrant and a name; of an alias, the collection that is behind it now.
         contract: What made the vectors.
         pages: Some thousand tasks at a time that bring their vectors, with the key of their shards. A point whose text
             is another one by now is left alone.
         vector_name: Name of the vector.
         settings: How.
-        retries: How often to try a call again.
         on_progress: Called after each page and each batch.
 
     Raises:
@@ -181,7 +175,7 @@ def attach_encoded(
         ContractError: Another model made the vectors of this name.
         QdrantError: Qdrant refused or could not be reached; what was written stays, and another run goes on from there.
     """
-    target = Collection(client, collection, retries).resolve()
+    target = collection.whole()
     preflight = examine(target, vector_name, contract, settings.text_field)
     if preflight.is_emptied:
         return _nothing(target, vector_name, contract)

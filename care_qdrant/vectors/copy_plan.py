@@ -7,6 +7,7 @@ from care_qdrant.contracts.contract import VectorContract
 from care_qdrant.errors import InputError, next_command
 from care_qdrant.qdrant.aliases import read_versions
 from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.schema import BYTES_PER_NUMBER
 from care_qdrant.vectors.preflight import bytes_per_point
 
 
@@ -55,7 +56,7 @@ class CopyPlan:
 
 def plan_copy(collection: Collection, alias: str | None, vector_name: str, contract: VectorContract) -> CopyPlan:
     """Return what a copy would be; nothing is written."""
-    given, origin = collection.name, collection.resolve()
+    given, origin = collection.name, collection.whole()
     source = origin.name
     alias = alias or (given if given != source else None)
     if alias is None or alias in origin.names():
@@ -85,5 +86,5 @@ def plan_copy(collection: Collection, alias: str | None, vector_name: str, contr
         vector_name=vector_name,
         points=points,
         copied_bytes=points * sum(map(bytes_per_point, origin.schema.dense.values())),
-        new_bytes=points * contract.dim * 4,
+        new_bytes=points * contract.dim * BYTES_PER_NUMBER["float32"],
     )

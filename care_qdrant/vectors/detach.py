@@ -2,13 +2,11 @@
 
 from dataclasses import dataclass
 
-from qdrant_client import QdrantClient
-
 from care_qdrant.contracts.payload import stored_hash
 from care_qdrant.errors import InputError, ServerTooOld
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.connection import tune_embedded
-from care_qdrant.qdrant.retry import RetryPolicy
+from care_qdrant.qdrant.public import accepts_client
 from care_qdrant.qdrant.schema import CollectionSchema, VersionRecord
 from care_qdrant.search.tuning import rescoring_removal
 from care_qdrant.types import CARE_KEY
@@ -29,26 +27,23 @@ class DetachReport:
     """The collection was an unfinished copy, which nobody has searched yet: all of it is gone."""
 
 
-def detach_vector(
-    client: QdrantClient, collection: str, vector_name: str | None = None, *, retries: RetryPolicy | None = None
-) -> DetachReport:
+@accepts_client
+def detach_vector(collection: Collection, vector_name: str | None = None) -> DetachReport:
     """Remove a vector that was attached; the other vectors and the user's payload stay as they are.
 
     The contract goes last, so that a run that was killed is finished by the same command. A copy that
     ``care attach --via copy`` has not finished is deleted as a whole.
 
     Args:
-        client: An open Qdrant.
-        collection: Name or alias.
+        collection: An open Qdrant and a name: the collection, or an alias of it.
         vector_name: None takes the one that was attached, when there is one.
-        retries: How often to try a call again.
 
     Raises:
         InputError: The vector was not attached, or it is the only one of the collection.
         ServerTooOld: The server cannot remove a vector; the message says how to go back all the same.
         QdrantError: Qdrant refused or could not be reached.
     """
-    target = Collection(client, collection, retries).resolve()
+    target = collection.whole()
     record = target.schema.version_record
     if record is not None and record.adds is not None and vector_name in (None, record.adds):
         points, is_searched = target.count(), target.name in target.aliases().values()
@@ -59,7 +54,7 @@ def detach_vector(
     _require_removal(target, record)
     name, points = _checked_name(target.schema, vector_name), target.count()
     floors = dict.fromkeys(target.schema.floors_of(name))
-    tune_embedded(client, target.name)
+    tune_embedded(target.client, target.name)
     cleaned = sum(_clean_payloads(part, name) for part in target.parts())
     if target.schema.has_vector(name):
         target.remove_vector(name)

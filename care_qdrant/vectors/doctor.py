@@ -11,14 +11,14 @@ from care_qdrant.errors import InputError
 from care_qdrant.ingestion.settings import DocumentModel, name_of_vector
 from care_qdrant.qdrant.aliases import read_versions
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.retry import RetryPolicy
+from care_qdrant.qdrant.public import accepts_client
+from care_qdrant.qdrant.schema import BYTES_PER_NUMBER
 from care_qdrant.vectors.copy_plan import plan_copy
 from care_qdrant.vectors.points import stored_text
 from care_qdrant.vectors.preflight import SAMPLE_POINTS, examine, problem_of
 
 SHOWN_TEXTS = 3
 SHOWN_CHARACTERS = 60
-BYTES_PER_NUMBER = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +98,18 @@ class AttachPlan:
     notices: list[str]
 
 
-def inspect_collection(
-    client: QdrantClient, collection: str, *, retries: RetryPolicy | None = None
-) -> CollectionDetail:
+@accepts_client
+def inspect_collection(collection: Collection) -> CollectionDetail:
     """Return one collection in detail; nothing is written.
 
     Args:
-        client: An open Qdrant.
-        collection: Name or alias.
-        retries: How often to try a call again.
+        collection: An open Qdrant and a name: the collection, or an alias of it.
 
     Raises:
         InputError: There is no such collection.
         QdrantError: Qdrant cannot be reached.
     """
-    target = Collection(client, collection, retries).resolve()
+    target = collection.whole()
     summary, strict, record = describe(target), target.schema.strict_mode, target.schema.version_record
     payloads = [point.payload or {} for point in target.sample(SAMPLE_POINTS)]
     known = next(filter(None, map(target.schema.text_field, target.schema.contracts)), None)
@@ -137,35 +134,31 @@ def inspect_collection(
     )
 
 
+@accepts_client
 def plan_attach(
-    client: QdrantClient,
-    collection: str,
+    collection: Collection,
     model: DocumentModel | None,
     *,
     vector_name: str | None = None,
     text_field: str | None = None,
     by_copy: bool = False,
     alias: str | None = None,
-    retries: RetryPolicy | None = None,
 ) -> AttachPlan:
     """Return what an attach would do; nothing is written.
 
     Args:
-        client: An open Qdrant.
-        collection: Name or alias.
+        collection: An open Qdrant and a name: the collection, or an alias of it.
         model: The pair, whose weights are not read; None adds BM25.
         vector_name: None takes the model's name, or ``bm25``.
         text_field: Payload field with the text; None guesses.
         by_copy: Whether the vector would be added to a copy behind an alias.
         alias: The alias of that copy; None takes ``collection``, which then must be one.
-        retries: How often to try a call again.
 
     Raises:
         InputError: There is no such collection.
         QdrantError: Qdrant cannot be reached.
     """
-    given = Collection(client, collection, retries)
-    target, name = given.resolve(), name_of_vector(vector_name, model)
+    given, target, name = collection, collection.whole(), name_of_vector(vector_name, model)
     contract = SparseContract.with_average(1.0) if model is None else model.contract()
     preflight = examine(target, name, contract, text_field, in_place=not by_copy)
     todo = target.count() - (target.count_with_vector(name) if target.schema.has_vector(name) else 0)
@@ -189,7 +182,7 @@ def plan_attach(
         sampled=preflight.sampled,
         sampled_without_text=preflight.sampled_without_text,
         points_to_encode=todo,
-        new_bytes=todo * contract.dim * BYTES_PER_NUMBER if isinstance(contract, VectorContract) else None,
+        new_bytes=todo * contract.dim * BYTES_PER_NUMBER["float32"] if isinstance(contract, VectorContract) else None,
         refusals=refusals,
         copy_plan=steps,
         notices=[*preflight.notices, *([unfinished] if unfinished else [])],

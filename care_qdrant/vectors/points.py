@@ -10,14 +10,12 @@ from care_qdrant.contracts.layouts import NODE_TEXTS, Layout, guess_layout, look
 from care_qdrant.contracts.payload import content_hash, node_embedded_texts, stored_hash
 from care_qdrant.encoders import TokenCounter
 from care_qdrant.errors import InputError
-from care_qdrant.ingestion.pipeline import Task, Window
+from care_qdrant.ingestion.pipeline import WINDOW_TEXTS, Task, Window
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.types import CARE_KEY, embedded_text, half_character
 
-WINDOW_POINTS = 4_096
-"""Number of points to encode that are sorted by length together."""
 MOST_UNREADABLE = 100
-"""Points with half a character in their text of which a report has the ids."""
+"""Largest number of ids that a report gives of points with half a character in their text."""
 NOTICEABLE_FRACTION = 0.05
 """Fraction of points with their text in another field from which on it is reported."""
 
@@ -73,7 +71,7 @@ class PointReader:
             window = PointWindow(part)
             for records in part.scroll():
                 self.sort(window, records)
-                if len(window.encode) >= WINDOW_POINTS:
+                if len(window.encode) >= WINDOW_TEXTS:
                     yield window
                     window = PointWindow(part)
             yield window

@@ -13,12 +13,11 @@ from care_qdrant.contracts.payload import stored_hash
 from care_qdrant.errors import CareError, FingerprintMismatch, InputError, SchemaMismatch, ServerTooOld, next_command
 from care_qdrant.qdrant.checks import check_contract, check_sparse_contract
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.schema import CollectionSchema
+from care_qdrant.qdrant.schema import BYTES_PER_NUMBER, CollectionSchema
 from care_qdrant.vectors.points import NOTICEABLE_FRACTION, expected_hash, other_text_field, require_free_key
 
 NAMED_VECTORS_SINCE = (1, 18)
 SAMPLE_POINTS = 200
-BYTES_PER_NUMBER = {models.Datatype.FLOAT16: 2, models.Datatype.UINT8: 1}
 """Size of a component of a stored vector, where it is not the 4 bytes of float32."""
 
 
@@ -94,7 +93,7 @@ def examine(
 
 def bytes_per_point(params: models.VectorParams) -> int:
     """Return the bytes of one vector on the server, without index and quantization; of a multivector, of one row."""
-    return params.size * (BYTES_PER_NUMBER.get(params.datatype, 4) if params.datatype else 4)
+    return params.size * BYTES_PER_NUMBER[params.datatype.value if params.datatype else "float32"]
 
 
 def _layout(

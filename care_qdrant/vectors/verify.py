@@ -7,7 +7,7 @@ from itertools import chain, islice
 from typing import Any, Protocol
 
 import numpy as np
-from qdrant_client import QdrantClient, models
+from qdrant_client import models
 
 from care_qdrant.contracts.contract import SparseContract, VectorContract
 from care_qdrant.contracts.layouts import Layout
@@ -20,11 +20,12 @@ from care_qdrant.ingestion.settings import DocumentModel
 from care_qdrant.qdrant.checks import check_contract, check_sparse_contract
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.point_equality import vectors_of
-from care_qdrant.qdrant.retry import RetryPolicy
+from care_qdrant.qdrant.public import accepts_client
 from care_qdrant.qdrant.schema import CollectionSchema
 from care_qdrant.search.resolve import find_bm25
 from care_qdrant.search.tuning import (
     MAX_LOSS,
+    TOP_K,
     Rescoring,
     describe_loss,
     is_quantized,
@@ -43,7 +44,6 @@ from care_qdrant.vectors.points import (
 )
 from care_qdrant.vectors.preflight import examine
 
-TOP_K = 10
 OPENING_CHARACTERS = 40
 """Length of the beginning of a text that, as a query, has to find it."""
 _SEED = 20260413
@@ -116,33 +116,30 @@ _Point = tuple[PointId, Mapping[str, Any]]
 _Sample = list[_Point]
 
 
+@accepts_client
 def verify_collection(
-    client: QdrantClient,
-    collection: str,
+    collection: Collection,
     model: PairModel | None,
     *,
     vector_name: str | None = None,
     text_field: str | None = None,
     settings: VerifySettings | None = None,
-    retries: RetryPolicy | None = None,
 ) -> VerifyReport:
     """Count, compare hashes, encode a sample again and search for it; nothing is written.
 
     Args:
-        client: An open Qdrant.
-        collection: Name or alias.
+        collection: An open Qdrant and a name: the collection, or an alias of it.
         model: The pair that is said to have made the vectors; None for BM25.
         vector_name: None takes the one that the model made, and then all others that this package made: BM25 in the
             same way, those of other models without encoding a sample. Without a model it takes BM25 alone.
         text_field: Payload field with the text; None takes what attach took, or guesses.
         settings: What counts as right.
-        retries: How often to try a call again.
 
     Raises:
         ContractError: Another model made the vectors.
         InputError: There is no such collection or vector, or no text in its payloads.
     """
-    settings, target = settings or VerifySettings(), Collection(client, collection, retries).resolve()
+    settings, target = settings or VerifySettings(), collection.whole()
     schema = target.schema
     if model is None:
         found = find_bm25(schema) or bm25.VECTOR_NAME

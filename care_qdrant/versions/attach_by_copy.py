@@ -8,9 +8,9 @@ same command; ``care publish ALIAS --rollback`` goes back.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from qdrant_client import QdrantClient, models
+from qdrant_client import models
 
 from care_qdrant.contracts.contract import VectorContract, contract_metadata
 from care_qdrant.errors import NotVerified, ServerTooOld
@@ -19,7 +19,7 @@ from care_qdrant.ingestion.settings import DocumentModel, name_of_vector
 from care_qdrant.progress import OnProgress
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.create import QUANTIZATION, require_quantization
-from care_qdrant.qdrant.retry import RetryPolicy
+from care_qdrant.qdrant.public import accepts_client
 from care_qdrant.qdrant.schema import COPY_KEY, CollectionSchema, VersionRecord
 from care_qdrant.vectors.attach import AttachReport, AttachSettings, attach_vector
 from care_qdrant.vectors.copy_plan import CopyPlan, plan_copy
@@ -44,14 +44,8 @@ MOST_PASSES = 10
 class CopyReport:
     """What attaching by a copy did."""
 
-    source: str
-    """The collection that was there; it is as it was."""
-    alias: str
-    """What readers search."""
-    version: str
-    """The collection behind the alias now, with the new vector."""
-    replaces: str
-    """The collection to which ``care publish ALIAS --rollback`` switches back."""
+    plan: CopyPlan = field(metadata={"printed": ("source", "alias", "version", "replaces")})
+    """The collection that was copied, the alias, and the collections behind it now and before."""
     passes: int
     """Number of times that the source was read, until it showed no difference."""
     copied: int
@@ -66,15 +60,14 @@ class CopyReport:
     seconds: float
 
 
+@accepts_client
 def attach_by_copy(
-    client: QdrantClient,
-    collection: str,
+    collection: Collection,
     model: DocumentModel,
     alias: str | None = None,
     *,
     vector_name: str | None = None,
     settings: AttachSettings | None = None,
-    retries: RetryPolicy | None = None,
     on_plan: Callable[[CopyPlan], None] = lambda _: None,
     on_preflight: Callable[[Preflight], None] = lambda _: None,
     on_progress: OnProgress = lambda _done, _total: None,
@@ -85,13 +78,11 @@ def attach_by_copy(
     write after that pass is not in the copy: writers move to the alias, and rest for the moment of the switch.
 
     Args:
-        client: An open Qdrant.
-        collection: The collection, or an alias of it.
+        collection: An open Qdrant and a name: the collection, or an alias of it.
         model: The pair; its document encoder is loaded only if something has to be encoded.
         alias: What readers search afterwards; None takes ``collection``, which then must be an alias.
         vector_name: None takes the model's name.
         settings: How.
-        retries: How often to try a call again.
         on_plan: Called before anything is written.
         on_preflight: Called before anything is written.
         on_progress: Called after each request of a copy, and after each batch of the encoder.
@@ -104,8 +95,8 @@ def attach_by_copy(
     """
     settings, start = settings or AttachSettings(), time.perf_counter()
     name, contract = name_of_vector(vector_name, model), model.contract()
-    plan = plan_copy(Collection(client, collection, retries), alias, name, contract)
-    origin, target = Collection(client, plan.source, retries), Collection(client, plan.version, retries)
+    plan = plan_copy(collection, alias, name, contract)
+    origin, target = collection.sibling(plan.source), collection.sibling(plan.version)
     require_quantization(origin, settings.quantization)
     preflight = examine(origin, name, contract, settings.text_field, in_place=False)
     on_preflight(preflight)
@@ -127,9 +118,7 @@ def attach_by_copy(
             )
         # A point that has changed loses the vector of its former text.
         passes.append(copy_points(origin, target, schema.dense, copying, on_progress))
-        attached = attach_vector(
-            client, plan.version, model, vector_name=name, settings=settings, retries=retries, on_progress=on_progress
-        )
+        attached = attach_vector(target, model, vector_name=name, settings=settings, on_progress=on_progress)
         encoded += attached.encoded
 
     known_items = _verify(origin, target, schema, name, passes[-1].sample, attached)
@@ -137,10 +126,7 @@ def attach_by_copy(
     target.update("recording what it replaces", metadata=record.metadata() | {COPY_KEY: None})
     target.switch_alias(plan.alias)
     return CopyReport(
-        source=plan.source,
-        alias=plan.alias,
-        version=plan.version,
-        replaces=plan.replaces,
+        plan=plan,
         passes=len(passes),
         copied=sum(each.added + each.changed for each in passes),
         deleted=sum(each.deleted for each in passes),

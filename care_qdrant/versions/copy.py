@@ -22,15 +22,14 @@ from care_qdrant.qdrant.connection import tune_embedded
 from care_qdrant.qdrant.create import create_like, indexes_of
 from care_qdrant.qdrant.point_equality import ROUNDING, Measure, measures, same_point, vectors_of
 from care_qdrant.qdrant.schema import COPY_KEY, CollectionSchema, now_noted
-from care_qdrant.qdrant.sender import MAX_BYTES, Sender, Write
+from care_qdrant.qdrant.sender import JSON_BYTES_PER_NUMBER, MAX_BYTES, Sender, Write
+from care_qdrant.search.tuning import TOP_K
 
 Dense = Mapping[str, models.VectorParams]
 
-_BYTES_PER_NUMBER = 21
 _BYTES_PER_PAYLOAD = 4_000
 """Estimated; the sender halves a request that the server finds too large."""
 
-TOP_K = 10
 LEAST_FRACTION = 0.95
 """Least fraction of known items to find; an approximate search may miss a few, a wrong index misses most."""
 POLL_SECONDS = 2.0
@@ -106,22 +105,23 @@ class CopySettings:
     """A vector that only the target has; it and the hash of its text are no difference."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Copied:
-    """What a copy did. Points of the source are added, changed or unchanged."""
+    """What a copy did, or would do. Points of the source are added, changed or unchanged."""
 
-    added: int = 0
-    changed: int = 0
-    unchanged: int = 0
-    deleted: int = 0
-    """Points that only the target had."""
-    sample: list[PointId] = field(default_factory=list)
+    points: int
+    """Number of points in the source, and afterwards in the target."""
+    added: int
+    changed: int
+    """Points that were in the target with other content, and were replaced."""
+    unchanged: int
+    """Points that were in the target already, for instance from a run that was interrupted."""
+    deleted: int
+    """Points that only the target had, for instance because the source has deleted them since such a run."""
+    compared: int
+    """Points that `verify_copy` reads back and compares; none after a dry run."""
+    sample: list[PointId]
     """Ids drawn from all points of the source, each with the same probability."""
-
-    @property
-    def points(self) -> int:
-        """Number of points that were read from the source."""
-        return self.added + self.changed + self.unchanged
 
 
 def copy_note(source: Collection) -> dict[str, Any]:
@@ -159,12 +159,20 @@ def copy_points(
             sample.draw(ids)
             for page in in_pages(ids, size):
                 sender.submit(partial(copy.writes, page))
-    copy.copied.sample = sample.drawn
+    deleted = 0
     for page in list(ids_beyond(source, target)) if settings.delete_others and not is_new else []:
         if not settings.dry_run:
             target.delete(page)
-        copy.copied.deleted += len(page)
-    return copy.copied
+        deleted += len(page)
+    return Copied(
+        points=copy.points,
+        added=copy.added,
+        changed=copy.changed,
+        unchanged=copy.points - copy.added - copy.changed,
+        deleted=deleted,
+        compared=0 if settings.dry_run else len(sample.drawn),
+        sample=sample.drawn,
+    )
 
 
 def verify_copy(
@@ -212,7 +220,9 @@ class _Copy:
     is_new: bool
     total: int
     on_progress: OnProgress
-    copied: Copied = field(default_factory=Copied)
+    points: int = 0
+    added: int = 0
+    changed: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def writes(self, ids: Sequence[PointId]) -> Iterable[Write]:
@@ -238,14 +248,14 @@ class _Copy:
 
     def _note(self, added: int, changed: int, read: int) -> None:
         with self.lock:
-            self.copied.added += added
-            self.copied.changed += changed
-            self.copied.unchanged += read - added - changed
-            self.on_progress(self.copied.points, self.total)
+            self.points += read
+            self.added += added
+            self.changed += changed
+            self.on_progress(self.points, self.total)
 
 
 def _page_size(collection: Collection, vectors: Dense) -> int:
     """Return the number of points of a request of about `MAX_BYTES`, and no more than the server accepts."""
     numbers = sum(vector.size for vector in vectors.values())
-    by_bytes = MAX_BYTES // (numbers * _BYTES_PER_NUMBER + _BYTES_PER_PAYLOAD)
+    by_bytes = MAX_BYTES // (numbers * JSON_BYTES_PER_NUMBER + _BYTES_PER_PAYLOAD)
     return max(1, min(by_bytes, collection.limits.write))

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from care_qdrant.contracts.contract import METADATA_PREFIX
 from care_qdrant.errors import InputError, Rejected
@@ -11,7 +11,7 @@ from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import create_like, indexes_of
 from care_qdrant.qdrant.retry import is_forbidden
 from care_qdrant.qdrant.schema import COPY_KEY, CollectionSchema
-from care_qdrant.versions.copy import CopySettings, copy_note, copy_points, ids_beyond, verify_copy
+from care_qdrant.versions.copy import Copied, CopySettings, copy_note, copy_points, ids_beyond, verify_copy
 
 logger = logging.getLogger(__name__)
 
@@ -22,15 +22,7 @@ class PromotionReport:
 
     source: str
     target: str
-    points: int
-    """Number of points in the source, and afterwards in the target."""
-    added: int
-    changed: int
-    """Points that were in the target with other content, and were replaced."""
-    unchanged: int
-    """Points that were in the target already, for instance from a run that was interrupted."""
-    compared: int
-    """Points that were read back and compared afterwards."""
+    copied: Copied = field(metadata={"printed": ("points", "added", "changed", "unchanged", "compared")})
     seconds: float
     dry_run: bool = False
 
@@ -58,6 +50,7 @@ def promote_collection(
     """
     settings, start = settings or CopySettings(), time.perf_counter()
     source.resolve()
+    target = target.sibling(target.name)  # a run that fails stops the object that it writes with
     schema = source.refresh()
     schema.require_whole()
     _prepare(source, target, schema, settings)
@@ -70,11 +63,7 @@ def promote_collection(
     return PromotionReport(
         source=source.name,
         target=target.name,
-        points=copied.points,
-        added=copied.added,
-        changed=copied.changed,
-        unchanged=copied.unchanged,
-        compared=0 if settings.dry_run else len(copied.sample),
+        copied=copied,
         seconds=round(time.perf_counter() - start, 3),
         dry_run=settings.dry_run,
     )

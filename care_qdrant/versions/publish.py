@@ -5,15 +5,13 @@ former version stays, so that going back is a switch, too.
 """
 
 import time
-from dataclasses import dataclass, replace
-
-from qdrant_client import QdrantClient
+from dataclasses import dataclass, field, replace
 
 from care_qdrant.errors import InputError
 from care_qdrant.progress import OnProgress
 from care_qdrant.qdrant.aliases import delete_old, read_versions
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.retry import RetryPolicy
+from care_qdrant.qdrant.public import accepts_client
 from care_qdrant.qdrant.schema import COPY_KEY, VersionRecord
 from care_qdrant.versions.copy import (
     Copied,
@@ -49,15 +47,7 @@ class PublicationReport:
     """The collection behind the alias now."""
     replaces: str | None
     """The one before; ``--rollback`` goes back to it."""
-    points: int
-    added: int
-    changed: int
-    unchanged: int
-    """Points that were in the version already, from a run that was interrupted."""
-    deleted: int
-    """Points that such a run copied and the source no longer has."""
-    compared: int
-    """Points that were read back and compared."""
+    copied: Copied = field(metadata={"printed": ("points", "added", "changed", "unchanged", "deleted", "compared")})
     known_items: KnownItems | None
     deleted_versions: list[str]
     seconds: float
@@ -79,13 +69,12 @@ class RollbackReport:
     dry_run: bool = False
 
 
+@accepts_client
 def publish_collection(
-    client: QdrantClient,
-    source: str,
+    source: Collection,
     alias: str | None = None,
     settings: PublishSettings | None = None,
     *,
-    retries: RetryPolicy | None = None,
     on_progress: OnProgress = lambda _done, _total: None,
 ) -> PublicationReport:
     """Copy a collection to the next version of an alias, verify the copy, and switch the alias to it.
@@ -93,11 +82,9 @@ def publish_collection(
     A run that was stopped at any moment is finished by running it again.
 
     Args:
-        client: An open Qdrant.
         source: The collection to copy, or an alias of it. Its points should not change in the meantime.
         alias: What readers search; None takes the source, which then must be an alias.
         settings: How.
-        retries: How often to try a call again.
         on_progress: Called after each request.
 
     Raises:
@@ -106,8 +93,8 @@ def publish_collection(
         QdrantError: Qdrant refused or could not be reached.
     """
     settings, start = settings or PublishSettings(), time.perf_counter()
-    origin = Collection(client, source, retries).resolve()
-    versions = read_versions(origin, alias or source)
+    origin = source.whole()
+    versions = read_versions(origin, alias or source.name)
     target = origin.sibling(versions.name_for(origin.name))
     copied, known_items = _copy(origin, target, settings, on_progress)
     deleted_versions: list[str] = []
@@ -121,12 +108,7 @@ def publish_collection(
         alias=versions.alias,
         version=target.name,
         replaces=versions.live,
-        points=copied.points,
-        added=copied.added,
-        changed=copied.changed,
-        unchanged=copied.unchanged,
-        deleted=copied.deleted,
-        compared=0 if settings.dry_run else len(copied.sample),
+        copied=copied,
         known_items=known_items,
         deleted_versions=deleted_versions,
         seconds=round(time.perf_counter() - start, 3),
@@ -134,18 +116,22 @@ def publish_collection(
     )
 
 
-def roll_back(
-    client: QdrantClient, alias: str, *, dry_run: bool = False, retries: RetryPolicy | None = None
-) -> RollbackReport:
+@accepts_client
+def roll_back(searched: Collection, *, dry_run: bool = False) -> RollbackReport:
     """Switch an alias back to the collection that it pointed at before.
+
+    Args:
+        searched: An open Qdrant and the alias.
+        dry_run: Switch nothing; say what would be switched.
 
     Raises:
         InputError: There is no such alias, nothing was before, or it was deleted.
     """
-    versions = read_versions(Collection(client, alias, retries), alias)
+    alias = searched.name
+    versions = read_versions(searched, alias)
     if versions.live is None:
         raise InputError(f"there is no alias {alias!r}; care publish COLLECTION --as {alias} makes one")
-    live, record = Collection(client, versions.live, retries), versions.records.get(versions.live)
+    live, record = searched.sibling(versions.live), versions.records.get(versions.live)
     if record is None or record.replaces is None:
         raise InputError(f"alias {alias!r} points at {live.name!r}, and nothing is known to have been before it")
     former = live.sibling(record.replaces)

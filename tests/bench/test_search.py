@@ -26,6 +26,7 @@ from care_qdrant.errors import InputError
 from care_qdrant.model.card import Card
 from care_qdrant.model.pair import CareModel
 from care_qdrant.progress import Progress
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.types import Vectors
 from tests.bench.conftest import CORPUS
 from tests.standin.server import StandIn
@@ -182,7 +183,7 @@ def test_a_corpus_that_was_encoded_and_loaded_in_bulk_is_not_encoded_again(
     manifest = plan([corpus], job, draft, model.document_tokenizer, sparse=True)
     for unit in manifest.units:
         encode_unit(job, manifest, unit, model, 1_000)
-    load(job, client, collection)
+    load(job, Collection(client, collection))
     again = QdrantSearch(evaluated(model), client, through="core")
     assert evaluate(again, [task], tmp_path / "bulk").scores == scores
     assert [indexing.encoded for indexing in again.indexed.values()] == [0]

@@ -141,7 +141,7 @@ def test_parts_make_the_collection_that_ingestion_makes(
     client: QdrantClient, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoded: Job
 ) -> None:
     ingest(str(corpus), MODEL, client, "direct", settings=IngestSettings(sparse=True))
-    report = load(encoded, client, "bulk")
+    report = load(encoded, Collection(client, "bulk"))
     direct = assert_same_points(client, "bulk", "direct")
     assert report.points == len(direct) > 81
     assert Collection(client, "bulk").schema.contracts == Collection(client, "direct").schema.contracts
@@ -153,19 +153,19 @@ def test_parts_make_the_collection_that_ingestion_makes(
         )
     ingest(str(corpus), MODEL, client, "first", settings=IngestSettings(sparse=True))
     monkeypatch.setattr(bm25, "terms", None)  # a loader counts nothing
-    load(encoded, client, "counted")
+    load(encoded, Collection(client, "counted"))
     monkeypatch.undo()
     counted = points(client, "counted")
     for point, (_, vectors) in points(client, "first").items():
         assert counted[point][1]["bm25"] == vectors["bm25"]
         assert point not in direct or vectors["bm25"] != direct[point][1]["bm25"]
-    checked = verify(encoded, client, "direct")
+    checked = verify(encoded, Collection(client, "direct"))
     assert (checked.right, checked.missing, checked.outdated, checked.problems) == (len(direct), 0, 0, [])
 
 
 def test_both_ways_mix_and_loading_twice_writes_once(client: QdrantClient, corpus: Path, encoded: Job) -> None:
-    first = load(encoded, client, "bulk")
-    again = load(encoded, client, "bulk")
+    first = load(encoded, Collection(client, "bulk"))
+    again = load(encoded, Collection(client, "bulk"))
     direct = ingest(str(corpus), MODEL, client, "bulk", settings=IngestSettings(sparse=True))
     assert first.encoded == first.chunks
     assert (again.encoded, again.updated, again.unchanged) == (0, 0, first.chunks)
@@ -179,15 +179,15 @@ def test_a_load_of_five_thousand_windows_stores_every_point(
     texts = [{"id": f"d{n}", "text": f"{TEXTS[n % len(TEXTS)]}{n}"} for n in range(10_000)]
     make_diff(write_lines(tmp_path / "a.jsonl", texts), tmp_path / "job", sparse=False, unit_rows=5_000)
     encode_all(tmp_path / "job")
-    monkeypatch.setattr(reading, "WINDOW_DOCUMENTS", 2)
+    monkeypatch.setattr(reading, "WINDOW_TEXTS", 2)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        report = load(Job(str(tmp_path / "job")), client, "bulk")
+        report = load(Job(str(tmp_path / "job")), Collection(client, "bulk"))
     finally:
         sys.setswitchinterval(interval)
     assert (report.documents, report.encoded, report.points) == (10_000, 10_000, 10_000)
-    assert verify(Job(str(tmp_path / "job")), client, "bulk").least_cosine == pytest.approx(1, abs=1e-5)
+    assert verify(Job(str(tmp_path / "job")), Collection(client, "bulk")).least_cosine == pytest.approx(1, abs=1e-5)
 
 
 @given(kills=st.lists(st.integers(1, 40), min_size=1, max_size=3))
@@ -198,7 +198,7 @@ def test_a_load_that_is_killed_at_any_window_and_run_again_is_direct_ingestion(
     corpus, job = corpus_job
     with closing(QdrantClient(":memory:")) as client, pytest.MonkeyPatch.context() as patch:
         ingest(str(corpus), MODEL, client, "direct", settings=IngestSettings(sparse=True))
-        patch.setattr(reading, "WINDOW_DOCUMENTS", 3)
+        patch.setattr(reading, "WINDOW_TEXTS", 3)
         for windows in kills:
             calls = itertools.count(1)
 
@@ -207,24 +207,24 @@ def test_a_load_that_is_killed_at_any_window_and_run_again_is_direct_ingestion(
                     raise Killed
 
             with suppress(Killed):
-                load(job, client, "bulk", on_progress=killed)
-        load(job, client, "bulk")
-        again = load(job, client, "bulk")
+                load(job, Collection(client, "bulk"), on_progress=killed)
+        load(job, Collection(client, "bulk"))
+        again = load(job, Collection(client, "bulk"))
         assert (again.encoded, again.updated, again.unchanged) == (0, 0, again.points)
         assert_same_points(client, "bulk", "direct")
 
 
 def test_verification_names_the_units_with_wrong_points(client: QdrantClient, encoded: Job) -> None:
-    load(encoded, client, "bulk")
+    load(encoded, Collection(client, "bulk"))
     gone, other = sorted(points(client, "bulk"))[:2]
     client.delete("bulk", [gone])
     client.set_payload("bulk", {"vectors": {MODEL.name: "of another text"}}, [other], key="_care")
-    report = verify(encoded, client, "bulk")
+    report = verify(encoded, Collection(client, "bulk"))
     assert (report.missing, report.outdated) == (1, 1)
     assert 1 <= len(report.wrong_units) <= 2
     assert "care bulk load" in report.problems[0]
-    load(encoded, client, "bulk")
-    assert verify(encoded, client, "bulk").problems == []
+    load(encoded, Collection(client, "bulk"))
+    assert verify(encoded, Collection(client, "bulk")).problems == []
 
 
 def test_the_names_of_units_do_not_depend_on_the_folder(corpus: Path, tmp_path: Path) -> None:
@@ -326,13 +326,13 @@ def test_parts_that_are_not_those_of_their_receipts_are_refused(
     whole = part.read_bytes()
     part.write_bytes(whole[:-100])  # a half upload: its unit is not done
     with pytest.raises(InputError, match=r"1 of \d+ units have no part yet"):
-        load(encoded, client, "bulk")
+        load(encoded, Collection(client, "bulk"))
     part.write_bytes(whole[:-100] + bytes(100))
     with pytest.raises(NotVerified, match="not the file of its receipt"):
-        load(encoded, client, "bulk")
+        load(encoded, Collection(client, "bulk"))
     part.unlink()
     with pytest.raises(InputError, match=r"1 of \d+ units have no part yet"):
-        load(encoded, client, "bulk")
+        load(encoded, Collection(client, "bulk"))
 
 
 def test_what_goes_between_list_and_read_is_not_there(tmp_path: Path, encoded: Job) -> None:
@@ -348,7 +348,7 @@ def test_a_part_of_another_model_is_refused(client: QdrantClient, tmp_path: Path
     manifest = tmp_path / "job" / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "fingerprint": "f" * 64}))
     with pytest.raises(FingerprintMismatch, match="was made by a model with fingerprint"):
-        load(encoded, client, "bulk")
+        load(encoded, Collection(client, "bulk"))
 
 
 def test_a_text_without_a_vector_goes_to_the_rejects_of_its_unit(corpus: Path, tmp_path: Path) -> None:
@@ -411,14 +411,14 @@ def test_several_loaders_leave_the_index_to_the_last(server: StandIn, encoded: J
     def is_done() -> bool:
         return bool((client.get_collection("bulk").config.metadata or {})[LOAD_KEY]["done"])
 
-    load(encoded, client, "bulk", part=(2, 3))
-    load(encoded, client, "bulk", part=(1, 3))
+    load(encoded, Collection(client, "bulk"), part=(2, 3))
+    load(encoded, Collection(client, "bulk"), part=(1, 3))
     assert not is_done()
-    load(encoded, client, "bulk", part=(1, 3))  # one that died and was run again
+    load(encoded, Collection(client, "bulk"), part=(1, 3))  # one that died and was run again
     assert not is_done()
-    load(encoded, client, "bulk", part=(3, 3))
+    load(encoded, Collection(client, "bulk"), part=(3, 3))
     assert is_done()
-    checked = verify(encoded, client, "bulk")
+    checked = verify(encoded, Collection(client, "bulk"))
     assert checked.problems == []
     assert checked.recall is not None
     assert checked.recall > 0.9
@@ -426,7 +426,7 @@ def test_several_loaders_leave_the_index_to_the_last(server: StandIn, encoded: J
 
 def test_payload_indexes_are_there_before_the_points(server: StandIn, encoded: Job) -> None:
     client = QdrantClient(server.url)
-    load(encoded, client, "bulk", indexes={"n": "integer"})
+    load(encoded, Collection(client, "bulk"), indexes={"n": "integer"})
     assert client.get_collection("bulk").payload_schema["n"].data_type == "integer"
     order = [(request.method, request.path.rsplit("/", 1)[-1]) for request in server.requests]
     assert order.index(("PUT", "index")) < order.index(("PUT", "points"))
@@ -542,9 +542,9 @@ def test_corpus_and_job_may_be_in_object_storage(
     files.invalidate_cache()
     files.get(f"{bucket}/job/parts", str(tmp_path / "copy" / "parts"), recursive=True)
     assert part_hashes(tmp_path / "copy") == whole
-    report = load(Job(f"{bucket}/job"), client, "bulk")
+    report = load(Job(f"{bucket}/job"), Collection(client, "bulk"))
     assert report.documents == 120
-    assert verify(Job(f"{bucket}/job"), client, "bulk").problems == []
+    assert verify(Job(f"{bucket}/job"), Collection(client, "bulk")).problems == []
 
 
 def test_a_full_disk_fails_the_units_and_leaves_no_half_part(
@@ -568,9 +568,9 @@ def test_a_full_disk_fails_the_units_and_leaves_no_half_part(
 
 def test_two_owners_at_once_write_what_one_writes(server: StandIn, encoded: Job) -> None:
     with ThreadPoolExecutor(2) as pool:
-        reports = list(pool.map(lambda _: load(encoded, QdrantClient(server.url), "bulk"), range(2)))
+        reports = list(pool.map(lambda _: load(encoded, Collection(QdrantClient(server.url), "bulk")), range(2)))
     assert {report.points for report in reports} == {reports[0].points}
     client = QdrantClient(server.url)
-    again = load(encoded, client, "bulk")
+    again = load(encoded, Collection(client, "bulk"))
     assert (again.encoded, again.updated, again.unchanged) == (0, 0, again.points)
-    assert verify(encoded, client, "bulk").problems == []
+    assert verify(encoded, Collection(client, "bulk")).problems == []

@@ -64,8 +64,8 @@ def test_a_job_writes_what_attach_writes(client: QdrantClient, tmp_path: Path) -
         raise Killed
 
     with pytest.raises(Killed):
-        load_points(Job(str(tmp_path)), client, "docs", on_progress=killed)
-    first, second = (load_points(Job(str(tmp_path)), client, "docs", part=(number, 2)) for number in (1, 2))
+        load_points(Job(str(tmp_path)), Collection(client, "docs"), on_progress=killed)
+    first, second = (load_points(Job(str(tmp_path)), Collection(client, "docs"), part=(number, 2)) for number in (1, 2))
     assert (first.encoded + second.encoded, second.covered, second.points) == (49, 49, 50)
     attach_vector(client, "same", MODEL)
     bulk, direct = contents(client, "docs"), contents(client, "same")
@@ -76,9 +76,9 @@ def test_a_job_writes_what_attach_writes(client: QdrantClient, tmp_path: Path) -
         assert one.keys() == other.keys()
         for name, vector in other.items():
             assert one[name] == pytest.approx(vector, abs=1e-6)
-    assert load_points(Job(str(tmp_path)), client, "docs").encoded == 0
+    assert load_points(Job(str(tmp_path)), Collection(client, "docs")).encoded == 0
     assert attach_vector(client, "docs", MODEL).encoded == 0
-    assert verify(Job(str(tmp_path)), client, "docs").problems == []
+    assert verify(Job(str(tmp_path)), Collection(client, "docs")).problems == []
     assert verify_collection(client, "docs", MODEL).problems == []
 
 
@@ -89,15 +89,15 @@ def test_what_others_write_meanwhile_is_left_alone_and_planned_next(client: Qdra
     client.set_payload("docs", {"body": "改过的文字，与前面不同。"}, points=[5])
     client.delete("docs", [6])
     client.upsert("docs", [models.PointStruct(id=100, vector=[1.0, 0, 0, 0], payload={"body": "新来的文字。"})])
-    report = load_points(Job(str(tmp_path)), client, "docs")
+    report = load_points(Job(str(tmp_path)), Collection(client, "docs"))
     assert (report.encoded, report.covered, report.points) == (47, 47, 50)
-    checked = verify(Job(str(tmp_path)), client, "docs")
+    checked = verify(Job(str(tmp_path)), Collection(client, "docs"))
     assert (checked.right, checked.changed, checked.problems) == (47, 2, [])
     again = plan(client, tmp_path)
     assert [unit.name for unit in again.units[:3]] == names
     assert again.units[3].documents == 2
     assert encode(tmp_path) == 1
-    assert load_points(Job(str(tmp_path)), client, "docs").encoded == 2
+    assert load_points(Job(str(tmp_path)), Collection(client, "docs")).encoded == 2
     assert verify_collection(client, "docs", MODEL).problems == []
 
 
@@ -110,9 +110,9 @@ def test_a_lost_vector_is_found_by_the_verification(client: QdrantClient, tmp_pa
     fill(client, "docs")
     plan(client, tmp_path)
     encode(tmp_path)
-    load_points(Job(str(tmp_path)), client, "docs")
+    load_points(Job(str(tmp_path)), Collection(client, "docs"))
     client.delete_payload("docs", [f'_care.vectors."{MODEL.name}"'], points=[9])
-    report = verify(Job(str(tmp_path)), client, "docs")
+    report = verify(Job(str(tmp_path)), Collection(client, "docs"))
     assert report.outdated == 1
     assert "care bulk load" in report.problems[0]
 

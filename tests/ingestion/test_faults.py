@@ -34,7 +34,7 @@ def test_passing_faults_are_outlasted(
     corpus: Path, client: QdrantClient, server: StandIn, kind: Kind, path: str
 ) -> None:
     server.faults.add(kind, times=3, path=path, skip=1, seconds=0)
-    report = ingest(corpus, HashModel(), client, "corpus", settings=SMALL_BATCHES, retries=IMPATIENT)
+    report = ingest(corpus, HashModel(), Collection(client, "corpus", IMPATIENT), settings=SMALL_BATCHES)
     assert (report.encoded, report.points) == (600, 600)
     assert stored_texts(client) == TEXTS
 
@@ -42,7 +42,7 @@ def test_passing_faults_are_outlasted(
 def test_a_silent_server_is_asked_again(corpus: Path, client: QdrantClient, server: StandIn) -> None:
     server.faults.add("timeout", method="PUT", path="/points$", seconds=600)
     with open_client(url=server.url, timeout_seconds=3) as impatient:
-        report = ingest(corpus, HashModel(), impatient, "corpus", retries=IMPATIENT)
+        report = ingest(corpus, HashModel(), Collection(impatient, "corpus", IMPATIENT))
     assert report.points == 600
     assert stored_texts(client) == TEXTS
 
@@ -50,30 +50,30 @@ def test_a_silent_server_is_asked_again(corpus: Path, client: QdrantClient, serv
 def test_giving_up_names_what_is_stored_and_how_to_go_on(corpus: Path, client: QdrantClient, server: StandIn) -> None:
     fault = server.faults.add("500", times=10_000, method="PUT", path="/points$", skip=2)
     with pytest.raises(Unreachable, match=r"gave up after 6 attempts .*500.* run the same command again to go on"):
-        ingest(corpus, HashModel(), client, "corpus", settings=SMALL_BATCHES, retries=IMPATIENT)
+        ingest(corpus, HashModel(), Collection(client, "corpus", IMPATIENT), settings=SMALL_BATCHES)
     stored = client.count("corpus").count
     assert 0 < stored < 600
     # Bounded: at most six attempts for each of the four threads.
     assert 6 <= 10_000 - fault.times <= 24
     server.faults.clear()
     model = HashModel()
-    report = ingest(corpus, model, client, "corpus", retries=IMPATIENT)
+    report = ingest(corpus, model, Collection(client, "corpus", IMPATIENT))
     assert (report.unchanged, report.encoded, report.points) == (stored, 600 - stored, 600)
     assert stored_texts(client) == TEXTS
 
 
 def test_a_failed_read_names_what_is_stored_too(corpus: Path, client: QdrantClient, server: StandIn) -> None:
-    ingest(corpus, HashModel(), client, "corpus", settings=IngestSettings(limit=10), retries=IMPATIENT)
+    ingest(corpus, HashModel(), Collection(client, "corpus", IMPATIENT), settings=IngestSettings(limit=10))
     server.faults.add("500", times=10_000, method="POST", path="/points$")
     with pytest.raises(Unreachable, match=r"reading stored hashes .* 0 points of this run are stored; run the same"):
-        ingest(corpus, HashModel(), client, "corpus", retries=IMPATIENT)
+        ingest(corpus, HashModel(), Collection(client, "corpus", IMPATIENT))
 
 
 @pytest.mark.parametrize("kind", ["429", "drop", "reset", "wait_timeout"])
 def test_no_fault_is_endured_for_ever(corpus: Path, client: QdrantClient, server: StandIn, kind: Kind) -> None:
     fault = server.faults.add(kind, times=10_000, method="PUT", path="/points$", seconds=0)
     with pytest.raises(Unreachable, match=r"gave up after 6 attempts.* 0 points of this run are stored"):
-        ingest(corpus, HashModel(), client, "corpus", settings=SMALL_BATCHES, retries=IMPATIENT)
+        ingest(corpus, HashModel(), Collection(client, "corpus", IMPATIENT), settings=SMALL_BATCHES)
     assert 10_000 - fault.times <= 24
 
 
@@ -82,7 +82,7 @@ def test_requests_that_are_too_large_are_halved(
 ) -> None:
     server.max_bytes = 60_000
     rows = [{"id": f"d{n}", "text": f"{n}" + "长" * 2_000} for n in range(60)]
-    report = ingest(write_corpus(rows), HashModel(max_tokens=4_000), client, "corpus", retries=IMPATIENT)
+    report = ingest(write_corpus(rows), HashModel(max_tokens=4_000), Collection(client, "corpus", IMPATIENT))
     assert report.points == 60
     assert stored_texts(client) == {row["id"]: row["text"] for row in rows}
 
@@ -92,9 +92,9 @@ def test_a_point_that_is_too_large_alone_is_named(
 ) -> None:
     server.max_bytes = 60_000
     rows = [{"id": "small", "text": "短"}, {"id": "huge", "text": "长" * 50_000}]
-    ingest(write_corpus(rows[:1]), HashModel(max_tokens=100_000), client, "corpus", retries=IMPATIENT)
+    ingest(write_corpus(rows[:1]), HashModel(max_tokens=100_000), Collection(client, "corpus", IMPATIENT))
     with pytest.raises(Rejected, match=r"document 'huge' makes a request that the server finds too large"):
-        ingest(write_corpus(rows), HashModel(max_tokens=100_000), client, "corpus", retries=IMPATIENT)
+        ingest(write_corpus(rows), HashModel(max_tokens=100_000), Collection(client, "corpus", IMPATIENT))
     assert stored_texts(client) == {"small": "短"}
 
 
@@ -123,7 +123,7 @@ def test_a_server_that_always_asks_to_wait_ends_with_the_patience(server: StandI
 def test_a_key_that_may_only_read_is_refused_at_once(corpus: Path, server: StandIn) -> None:
     server.api_key, server.read_only_key = "write", "read"
     with open_client(url=server.url, api_key="read") as client, pytest.raises(Rejected, match="403"):
-        ingest(corpus, HashModel(), client, "corpus", retries=IMPATIENT)
+        ingest(corpus, HashModel(), Collection(client, "corpus", IMPATIENT))
     assert server.count("PUT", "/collections/corpus") == 1
 
 
@@ -131,13 +131,13 @@ def test_rates_and_forbidden_exact_counts_are_lived_with(write_corpus: WriteCorp
     """On the stand-in only, which refuses what is above the rate of a minute, and lets no minute pass."""
     rows, model = short_rows(60), HashModel()
     with StandIn() as standin, open_client(url=standin.url) as client:
-        ingest(write_corpus(rows[:1]), model, client, "corpus", retries=IMPATIENT)
+        ingest(write_corpus(rows[:1]), model, Collection(client, "corpus", IMPATIENT))
         strict = models.StrictModeConfig(enabled=True, write_rate_limit=7, read_rate_limit=9, search_allow_exact=False)
         client.update_collection("corpus", strict_mode_config=strict)
-        report = ingest(write_corpus(rows), model, client, "corpus", retries=IMPATIENT)
+        report = ingest(write_corpus(rows), model, Collection(client, "corpus", IMPATIENT))
         assert (report.encoded, report.points) == (59, 60)
         sync = IngestSettings(sync=True)
-        report = ingest(write_corpus(rows[:50]), model, client, "corpus", settings=sync, retries=IMPATIENT)
+        report = ingest(write_corpus(rows[:50]), model, Collection(client, "corpus", IMPATIENT), settings=sync)
     assert (report.deleted, report.points) == (10, 50)
 
 
@@ -152,7 +152,7 @@ def test_limits_of_strict_mode_are_kept(corpus: Path, client: QdrantClient) -> N
         unindexed_filtering_update=False,
     )
     client.update_collection("corpus", strict_mode_config=strict)
-    report = ingest(corpus, model, client, "corpus", settings=IngestSettings(sync=True), retries=IMPATIENT)
+    report = ingest(corpus, model, Collection(client, "corpus", IMPATIENT), settings=IngestSettings(sync=True))
     assert report.points == 600
 
 
@@ -167,7 +167,7 @@ def test_interrupting_a_run_ends_its_waiting(corpus: Path, client: QdrantClient,
     model._encoder = BusyEncoder(interrupt)
     patient = RetryPolicy(attempts=50, base_seconds=3_600, cap_seconds=3_600)
     with pytest.raises(KeyboardInterrupt):
-        ingest(corpus, model, client, "corpus", settings=SMALL_BATCHES, retries=patient)
+        ingest(corpus, model, Collection(client, "corpus", patient), settings=SMALL_BATCHES)
 
 
 @pytest.mark.parametrize("most", [1, 300])
@@ -178,14 +178,14 @@ def test_a_limit_of_points_that_is_overrun_loses_nothing(corpus: Path, client: Q
     limits = models.StrictModeConfig(enabled=True, max_points_count=most)
     client.update_collection("corpus", strict_mode_config=limits)
     with pytest.raises(Rejected, match="Max points count limit"):
-        ingest(corpus, model, client, "corpus", settings=SMALL_BATCHES, retries=IMPATIENT)
+        ingest(corpus, model, Collection(client, "corpus", IMPATIENT), settings=SMALL_BATCHES)
     stored = client.count("corpus").count
     assert most <= stored < 600
     assert Collection(client, "corpus").schema.unfinished is not None
     client.update_collection(
         "corpus", strict_mode_config=models.StrictModeConfig(enabled=True, max_points_count=10_000)
     )
-    report = ingest(corpus, model, client, "corpus", retries=IMPATIENT)
+    report = ingest(corpus, model, Collection(client, "corpus", IMPATIENT))
     assert (report.unchanged, report.encoded, report.points) == (stored, 600 - stored, 600)
     assert stored_texts(client) == TEXTS
     assert Collection(client, "corpus").schema.unfinished is None

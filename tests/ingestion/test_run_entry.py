@@ -44,7 +44,7 @@ def add_others(client: QdrantClient, model: HashModel) -> None:
 
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "WINDOW_DOCUMENTS", 20)
+    monkeypatch.setattr(reading, "WINDOW_TEXTS", 20)
 
 
 def test_an_alias_that_is_switched_meanwhile_does_not_move_the_run(qdrant: QdrantClient) -> None:

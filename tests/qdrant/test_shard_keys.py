@@ -48,10 +48,8 @@ def client(node: QdrantServer, request: pytest.FixtureRequest) -> Iterator[Qdran
 
 def put(client: QdrantClient, documents: list[Document], key: str, **settings: bool) -> int:
     """Ingest into the shards of a key; return the number of encoded documents."""
-    model = HashModel(max_tokens=512)
-    return ingest(
-        documents, model, client, "corpus", settings=IngestSettings(shard_key=key, sparse=True, **settings)
-    ).encoded
+    place = Collection(client, "corpus", shard_key=key)
+    return ingest(documents, HashModel(max_tokens=512), place, settings=IngestSettings(sparse=True, **settings)).encoded
 
 
 def found(client: QdrantClient, text: str, key: str | None = None) -> list[str]:
@@ -81,7 +79,7 @@ def test_a_bulk_job_goes_to_the_shards_of_a_key(client: QdrantClient, tmp_path: 
     manifest = plan([str(corpus)], job, draft, model.document_tokenizer, sparse=True)
     for unit in manifest.units:
         encode_unit(job, manifest, unit, model, 1_000)
-    load(job, client, "corpus", shard_key="north")
+    load(job, Collection(client, "corpus", shard_key="north"))
     assert (put(client, NORTH, "north"), put(client, SOUTH, "south")) == (0, 20)
     assert [Collection(client, "corpus", shard_key=key).count() for key in ("north", "south", None)] == [20, 20, 40]
 
@@ -116,7 +114,7 @@ def test_a_missing_key_and_a_superfluous_one_are_refused(client: QdrantClient) -
         ingest(NORTH, HashModel(), client, "corpus")
     ingest(NORTH, HashModel(), client, "plain")
     with pytest.raises(InputError, match="'plain' has no shards by key"):
-        ingest(NORTH, HashModel(), client, "plain", settings=IngestSettings(shard_key="north"))
+        ingest(NORTH, HashModel(), Collection(client, "plain", shard_key="north"))
 
 
 def test_attach_writes_each_key_and_detach_leaves_what_was_there(client: QdrantClient) -> None:
@@ -154,13 +152,13 @@ def test_attach_writes_each_key_and_detach_leaves_what_was_there(client: QdrantC
 def test_a_server_without_a_cluster_is_told_and_left_as_it_was(own_url: str) -> None:
     with open_client(url=own_url) as client:
         with pytest.raises((InputError, QdrantError), match="cluster"):
-            ingest(NORTH, HashModel(), client, "keyed", settings=IngestSettings(shard_key="north"))
+            ingest(NORTH, HashModel(), Collection(client, "keyed", shard_key="north"))
         assert not client.collection_exists("keyed")
 
 
 def test_the_embedded_database_has_no_shards(tmp_path: Path) -> None:
     with open_client(path=tmp_path / "qdrant") as client, pytest.raises(InputError, match="--shard-key needs a server"):
-        ingest(NORTH, HashModel(), client, "corpus", settings=IngestSettings(shard_key="north"))
+        ingest(NORTH, HashModel(), Collection(client, "corpus", shard_key="north"))
 
 
 @pytest.mark.server

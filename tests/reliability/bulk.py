@@ -22,6 +22,7 @@ from care_qdrant.bulk.load import verify as compare
 from care_qdrant.bulk.units import plan
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.qdrant.create import Storage
 from tests.reliability.processes import QdrantCluster
@@ -188,7 +189,7 @@ def cluster_trials(folder: Path, documents: int, trials: int, seed: int, binary:
             await_settled(cluster.urls)
             with open_client(url=cluster.url) as client:
                 found = _contents(client, name)
-                verified = compare(Job(place), client, name)
+                verified = compare(Job(place), Collection(client, name))
                 same_settings = _settings(client, name) == state
             violations = {
                 "missing points": len(wanted.keys() - found.keys()),
@@ -221,7 +222,7 @@ def _encode_share(place: str, share: int) -> None:
 
 def _load_share(place: str, url: str, collection: str, share: int) -> None:
     with open_client(url=url) as client:
-        load(Job(place), client, collection, part=(share, 2), storage=Storage(shards=3, replicas=2))
+        load(Job(place), Collection(client, collection), part=(share, 2), storage=Storage(shards=3, replicas=2))
 
 
 def _contents(client: QdrantClient, name: str) -> Contents:

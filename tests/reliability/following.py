@@ -9,6 +9,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from care_qdrant.console.watching import passes
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.vectors.attach import WATCHING, AttachReport, AttachSettings, attach_vector
 from tests.reliability.attachment import TEXTS_PER_SECOND, attach_once, fill, wrong_vectors
 from tests.reliability.concurrent_writers import Writers, compare
@@ -72,11 +73,11 @@ def _start(target: Target) -> BaseProcess:
 def _follow(target: Target) -> None:
     """Do what ``care attach --watch`` does."""
     model = ReadyModel(DIM, texts_per_second=TEXTS_PER_SECOND)
-    attach = partial(attach_vector, model=model, settings=AttachSettings(batch_tokens=300), retries=WATCHING)
+    attach = partial(attach_vector, model=model, settings=AttachSettings(batch_tokens=300))
 
     def run_pass(stop: threading.Event) -> AttachReport:
         with target.open() as client:
-            return attach(client, target.collection, stop=stop)
+            return attach(Collection(client, target.collection, WATCHING), stop=stop)
 
     for _ in passes(run_pass, PAUSE_SECONDS):
         pass

@@ -7,6 +7,7 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import EncodingError, Unreachable
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Vectors
@@ -83,7 +84,7 @@ def test_a_vector_that_was_created_and_not_configured_is_configured(
     settings = AttachSettings(quantization="int8", on_disk=True)
     server.faults.add("500", times=100, skip=1, method="PATCH")
     with pytest.raises(Unreachable, match="configuring the vector"):
-        attach_vector(client, NAME, model, settings=settings, retries=IMPATIENT)
+        attach_vector(Collection(client, NAME, IMPATIENT), model, settings=settings)
     server.faults.clear()
     attach_vector(client, NAME, model, settings=settings)
     config = client.get_collection(NAME).config
@@ -116,7 +117,7 @@ def test_faults_are_outlived(server: StandIn, client: QdrantClient, model: HashM
     before = contents(client)
     for path in ("/points/batch$", "/points/scroll$", "/vectors/"):
         server.faults.add(kind, times=2, path=path, seconds=0)
-    report = attach_vector(client, NAME, model, settings=AttachSettings(batch_tokens=300), retries=IMPATIENT)
+    report = attach_vector(Collection(client, NAME, IMPATIENT), model, settings=AttachSettings(batch_tokens=300))
     assert report.covered == 40
     assert contents(client, without="care") == before
 
@@ -127,11 +128,11 @@ def test_a_server_that_stays_away_is_told_and_the_next_run_goes_on(
     fill(client, "named", "plain")
     server.faults.add("500", times=100, path="/vectors/care$")
     with pytest.raises(Unreachable, match="adding the vector"):
-        attach_vector(client, NAME, model, retries=IMPATIENT)
+        attach_vector(Collection(client, NAME, IMPATIENT), model)
     server.faults.clear()
     server.faults.add("500", times=100, skip=2, path="/points/batch$")
     with pytest.raises(Unreachable, match="run the same command again"):
-        attach_vector(client, NAME, model, settings=AttachSettings(batch_tokens=200), retries=IMPATIENT)
+        attach_vector(Collection(client, NAME, IMPATIENT), model, settings=AttachSettings(batch_tokens=200))
     server.faults.clear()
     report = attach_vector(client, NAME, model)
     assert report.covered == 40

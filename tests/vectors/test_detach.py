@@ -89,7 +89,7 @@ def test_an_interrupted_detach_is_finished_by_the_next(
     attach_vector(client, NAME, model)
     server.faults.add("500", times=2, method=method)
     with pytest.raises(Unreachable):
-        detach_vector(client, NAME, retries=IMPATIENT)
+        detach_vector(Collection(client, NAME, IMPATIENT))
     assert contents(client, without="care") == before
     detach_vector(client, NAME)
     assert contents(client) == before

@@ -14,6 +14,7 @@ from care_qdrant.contracts.contract import SparseContract, VectorContract
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client, tune_embedded
 from tests.standin import StandIn
+from tests.tiny import HashModel
 
 DIM = 8
 CONTRACT = VectorContract(fingerprint="a" * 64, model="pair", dim=DIM)
@@ -111,6 +112,11 @@ def _numbers(vector: Any, is_direction: bool) -> Any:
         return sorted(zip(vector.indices, vector.values, strict=True))
     rows = np.asarray(vector)
     return (rows / np.linalg.norm(rows, axis=-1, keepdims=True) if is_direction else rows).tolist()
+
+
+@pytest.fixture
+def model() -> HashModel:
+    return HashModel(name="care")
 
 
 @pytest.fixture

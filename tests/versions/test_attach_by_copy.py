@@ -62,7 +62,7 @@ def test_copy_kill_resume_roll_back(client: QdrantClient, schema: str, tool: str
 
     model = HashModel(name="care")
     report = attach_by_copy(client, NAME, model, LIVE, settings=SMALL_BATCHES)
-    assert (report.version, report.copied, report.encoded, report.attached.covered) == (COPY, 0, 40 - stored, 40)
+    assert (report.plan.version, report.copied, report.encoded, report.attached.covered) == (COPY, 0, 40 - stored, 40)
     assert behind(client, LIVE) == COPY
     assert contents(client, without="care", name=LIVE) == before
     assert all_answers(client, schema, LIVE) == answers
@@ -129,7 +129,7 @@ def test_a_collection_that_never_rests_is_not_switched(client: QdrantClient, ser
         attach_by_copy(client, NAME, model, LIVE)
     assert behind(client, LIVE) is None
     report = attach_by_copy(client, NAME, HashModel(name="care"), LIVE)
-    assert (report.version, behind(client, LIVE)) == (COPY, COPY)
+    assert (report.plan.version, behind(client, LIVE)) == (COPY, COPY)
 
 
 def kill_after(server: StandIn, requests: int, run: Callable[[str], None]) -> None:
@@ -165,7 +165,7 @@ def test_an_alias_that_is_searched_is_switched_and_goes_back(client: QdrantClien
     fill(client, "named", "plain")
     point_alias(client, "live", NAME)
     report = attach_by_copy(client, "live", model)
-    assert (report.alias, report.version, report.replaces) == ("live", "live_v1", NAME)
+    assert (report.plan.alias, report.plan.version, report.plan.replaces) == ("live", "live_v1", NAME)
     assert roll_back(client, "live").version == NAME
     assert attach_by_copy(client, "live", model).version == "live_v2"
 
@@ -185,7 +185,7 @@ def test_a_second_pair_joins_by_another_copy(client: QdrantClient) -> None:
     first, second = HashModel(name="a", salt="a"), HashModel(name="b", salt="b", dim=48)
     attach_by_copy(client, NAME, first, LIVE)
     report = attach_by_copy(client, LIVE, second)
-    assert (report.source, report.version) == (COPY, "articles-live_v2")
+    assert (report.plan.source, report.plan.version) == (COPY, "articles-live_v2")
     text = medical_texts(40)[11]
     for model in (first, second):
         assert Retriever(client, LIVE, model).search([text], top_k=1)[0][0].text == text

@@ -28,8 +28,8 @@ def links(folder: QdrantClient, client: QdrantClient, target: str = "docs") -> t
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
 def test_everything_comes_over(folder: QdrantClient, client: QdrantClient, schema: dict) -> None:
     fill(folder, "docs", schema, 60)
-    report = promote_collection(*links(folder, client))
-    assert (report.points, report.added, report.changed, report.unchanged, report.compared) == (60, 60, 0, 0, 60)
+    copied = promote_collection(*links(folder, client)).copied
+    assert (copied.points, copied.added, copied.changed, copied.unchanged, copied.compared) == (60, 60, 0, 0, 60)
     assert_same(contents(client, "docs"), contents(folder, "docs"))
     here, there = (each.get_collection("docs").config for each in (folder, client))
     assert there.params.vectors == here.params.vectors
@@ -53,7 +53,7 @@ def test_a_second_run_compares_everything_and_writes_nothing(
     promote_collection(*links(folder, client))
     before = server.count("PUT", "/points")
     report = promote_collection(*links(folder, client))
-    assert (report.added, report.unchanged) == (0, 60)
+    assert (report.copied.added, report.copied.unchanged) == (0, 60)
     assert server.count("PUT", "/points") == before
 
 
@@ -66,13 +66,13 @@ def test_a_request_that_is_too_large_is_halved(folder: QdrantClient, client: Qdr
 
 def test_a_dry_run_writes_nothing(folder: QdrantClient, client: QdrantClient) -> None:
     fill(folder, "docs", PAIR, 20)
-    assert promote_collection(*links(folder, client), CopySettings(dry_run=True)).added == 20
+    assert promote_collection(*links(folder, client), CopySettings(dry_run=True)).copied.added == 20
     assert not client.collection_exists("docs")
     promote_collection(*links(folder, client))
     folder.set_payload("docs", {"score": 99}, points=[1])
     folder.upsert("docs", [point(21, PAIR)])
-    report = promote_collection(*links(folder, client), CopySettings(dry_run=True))
-    assert (report.added, report.changed, report.unchanged, report.compared) == (1, 1, 19, 0)
+    copied = promote_collection(*links(folder, client), CopySettings(dry_run=True)).copied
+    assert (copied.added, copied.changed, copied.unchanged, copied.compared) == (1, 1, 19, 0)
     assert client.count("docs").count == 20
 
 
@@ -95,7 +95,7 @@ def test_a_point_with_other_content_is_not_overwritten_unasked(
     with pytest.raises(InputError, match=r"point 5 .*--overwrite"):
         promote_collection(*links(folder, client))
     assert contents(client, "docs") == edited
-    assert promote_collection(*links(folder, client), CopySettings(overwrite=True)).changed == 1
+    assert promote_collection(*links(folder, client), CopySettings(overwrite=True)).copied.changed == 1
     assert_same(contents(client, "docs"), contents(folder, "docs"))
 
 
@@ -166,7 +166,7 @@ def test_a_folder_that_is_opened_again_gives_other_lengths_and_nothing_is_writte
         fill(folder, "docs", PAIR, 20)
         promote_collection(*links(folder, client))
     with open_client(path=tmp_path) as folder:
-        assert promote_collection(*links(folder, client)).unchanged == 20
+        assert promote_collection(*links(folder, client)).copied.unchanged == 20
 
 
 @pytest.mark.parametrize(

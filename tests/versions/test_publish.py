@@ -44,7 +44,7 @@ def versions(client: QdrantClient) -> list[str]:
 def test_readers_of_the_alias_find_a_copy(qdrant: QdrantClient, schema: dict) -> None:
     fill(qdrant, "docs", schema, 60)
     report = publish_collection(qdrant, "docs", "live")
-    assert (report.version, report.replaces, report.points, report.compared) == ("live_v1", None, 60, 60)
+    assert (report.version, report.replaces, report.copied.points, report.copied.compared) == ("live_v1", None, 60, 60)
     assert behind(qdrant, "live") == "live_v1"
     assert_same(contents(qdrant, "live"), contents(qdrant, "docs"))
     assert Collection(qdrant, "live").schema.contracts == Collection(qdrant, "docs").schema.contracts
@@ -55,7 +55,7 @@ def test_the_next_version_replaces_the_first_and_leaves_it(qdrant: QdrantClient)
     publish_collection(qdrant, "docs", "live")
     qdrant.upsert("docs", [point(number, PAIR, seed=1) for number in range(10, 30)])
     report = publish_collection(qdrant, "docs", "live")
-    assert (report.version, report.replaces, report.points) == ("live_v2", "live_v1", 30)
+    assert (report.version, report.replaces, report.copied.points) == ("live_v2", "live_v1", 30)
     assert_same(contents(qdrant, "live"), contents(qdrant, "docs"))
     assert qdrant.count("live_v1").count == 20
 
@@ -143,7 +143,7 @@ def test_nothing_is_deleted_when_the_copy_fails(client: QdrantClient, server: St
         publish_collection(client, "docs", "live")
     server.faults.add("500", times=100, method="PUT", path="/points$")
     with pytest.raises(QdrantError):
-        publish_collection(client, "docs", "live", PublishSettings(keep=0), retries=IMPATIENT)
+        publish_collection(Collection(client, "docs", IMPATIENT), "live", PublishSettings(keep=0))
     assert behind(client, "live") == "live_v2"
     assert versions(client) == ["live_v1", "live_v2", "live_v3"]
 
@@ -172,7 +172,7 @@ def test_an_ingestion_that_was_interrupted_is_not_published(client: QdrantClient
 def test_an_ingestion_that_has_not_ended_is_not_published(
     qdrant: QdrantClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "WINDOW_DOCUMENTS", 20)
+    monkeypatch.setattr(reading, "WINDOW_TEXTS", 20)
 
     def documents(failing_at: int | None = None) -> Iterator[Document]:
         for number in range(100):
@@ -252,7 +252,7 @@ def test_shards_by_key_are_refused(client: QdrantClient) -> None:
 def test_a_dry_run_writes_nothing(qdrant: QdrantClient) -> None:
     fill(qdrant, "docs", PAIR, 20)
     report = publish_collection(qdrant, "docs", "live", PublishSettings(dry_run=True))
-    assert (report.version, report.added, report.compared) == ("live_v1", 20, 0)
+    assert (report.version, report.copied.added, report.copied.compared) == ("live_v1", 20, 0)
     assert (versions(qdrant), behind(qdrant, "live")) == ([], None)
     for _ in range(2):
         publish_collection(qdrant, "docs", "live")
@@ -266,7 +266,7 @@ def test_faults_on_the_way_lose_nothing(client: QdrantClient, server: StandIn, k
     for _ in range(2):
         for method, path in (("PUT", "/points$"), ("PUT", "/live_v.$"), ("PATCH", "/live_v.$"), ("POST", "/aliases$")):
             server.faults.add(kind, times=2, method=method, path=path, seconds=0)  # type: ignore[arg-type]
-        publish_collection(client, "docs", "live", PublishSettings(keep=0), retries=IMPATIENT)
+        publish_collection(Collection(client, "docs", IMPATIENT), "live", PublishSettings(keep=0))
     assert (behind(client, "live"), versions(client)) == ("live_v2", ["live_v2"])
     assert_same(contents(client, "live"), contents(client, "docs"))
 
@@ -275,14 +275,15 @@ def test_a_run_that_failed_is_finished_although_the_source_went_on(client: Qdran
     fill(client, "docs", PAIR, 600)
     server.faults.add("500", times=100, method="PUT", path="/points$", skip=1)
     with pytest.raises(QdrantError):
-        publish_collection(client, "docs", "live", retries=IMPATIENT)
+        publish_collection(Collection(client, "docs", IMPATIENT), "live")
     server.faults.clear()
     copied = [*contents(client, "live_v1")]
     assert 0 < len(copied) < 600
     client.delete("docs", models.PointIdsList(points=copied[:5]))
     client.set_payload("docs", {"score": -1}, points=copied[5:8])
     report = publish_collection(client, "docs", "live")
-    assert (report.version, report.points, report.deleted, report.changed) == ("live_v1", 595, 5, 3)
+    did = report.copied
+    assert (report.version, did.points, did.deleted, did.changed) == ("live_v1", 595, 5, 3)
     assert_same(contents(client, "live"), contents(client, "docs"))
 
 
@@ -296,7 +297,7 @@ def test_a_source_that_changes_under_the_copy_is_noticed(qdrant: QdrantClient) -
     with pytest.raises(NotVerified, match="holds 60 points, 'docs' 59"):
         publish_collection(qdrant, "docs", "live", on_progress=lose)
     assert behind(qdrant, "live") is None
-    assert publish_collection(qdrant, "docs", "live").deleted == 1
+    assert publish_collection(qdrant, "docs", "live").copied.deleted == 1
 
 
 def test_a_server_without_metadata_is_too_old() -> None:

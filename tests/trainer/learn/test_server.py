@@ -38,9 +38,9 @@ def test_a_server_that_stumbles_is_asked_again_and_one_that_is_gone_is_named(ser
             server.go_away()
 
         with pytest.raises(Unreachable, match="in collection 'articles': gave up after 3 attempts"):
-            learn(client, "articles", tmp_path / "queries", settings=SETTINGS, policy=POLICY, on_progress=leave)
+            learn(Collection(client, "articles", POLICY), tmp_path / "queries", settings=SETTINGS, on_progress=leave)
         server.come_back()
-        report = learn(client, "articles", tmp_path / "queries", settings=SETTINGS, policy=POLICY)
+        report = learn(Collection(client, "articles", POLICY), tmp_path / "queries", settings=SETTINGS)
         assert report.registered and report.texts == len(TEXTS)
 
 

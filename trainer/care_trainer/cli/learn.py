@@ -115,7 +115,6 @@ def command(
         raise InputError(f"{folder}: is not there; --update continues from the folder of an earlier run")
     learn_it = partial(
         learn,
-        collection_name=collection,
         output=folder,
         vector_name=vector_name,
         text_field=text_field,
@@ -124,7 +123,7 @@ def command(
         force=force,
     )
     if watch_seconds is None:
-        _learn(target, learn_it, folder, settings, update=update, as_json=as_json)
+        _learn(target, learn_it, collection, folder, settings, update=update, as_json=as_json)
     else:
         follow = partial(_follow, target, learn_it, collection, folder, settings, as_json)
         for _ in passes(follow, watch_seconds):
@@ -159,12 +158,13 @@ def _follow(
             if unseen_fraction(folder, found, settings) < NEWS:
                 return
     with suppress(Ended):
-        _learn(target, learn_it, folder, settings, update=update, as_json=as_json, on_progress=end)
+        _learn(target, learn_it, collection, folder, settings, update=update, as_json=as_json, on_progress=end)
 
 
 def _learn(
     target: Target,
     learn_it: "Callable[..., LearnReport]",
+    collection: str,
     folder: Path,
     settings: "LearnSettings",
     *,
@@ -186,7 +186,7 @@ def _learn(
             show(part, done, total)
             on_progress(part, done, total)
 
-        report = learn_it(client, settings=settings, start=folder if update else None, on_progress=note)
+        report = learn_it(client, collection, settings=settings, start=folder if update else None, on_progress=note)
     write_report(folder, report)
     try:
         plot(report, folder / FOLDER / "report.png")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from qdrant_client import QdrantClient
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
 
@@ -20,7 +19,7 @@ from care_qdrant.model.export.onnx import export_query_encoder
 from care_qdrant.model.folder import write_checkpoint
 from care_qdrant.model.hub import BUILT_IN
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.retry import RetryPolicy
+from care_qdrant.qdrant.public import accepts_client
 from care_qdrant.types import Vectors
 from care_trainer.learn.earlier import load_earlier, save_seen
 from care_trainer.learn.labelled import find_labels
@@ -95,9 +94,9 @@ def _model_card(name: str, origin: Mapping[str, Any], stage: Mapping[str, Any]) 
     )
 
 
+@accepts_client
 def learn(
-    client: QdrantClient,
-    collection_name: str,
+    place: Collection,
     output: Path,
     *,
     vector_name: str | None = None,
@@ -107,7 +106,6 @@ def learn(
     questions: Callable[[int], QueryFile] | None = None,
     start: Path | None = None,
     force: bool = False,
-    policy: RetryPolicy | None = None,
     on_progress: Progress = lambda _part, _done, _total: None,
 ) -> LearnReport:
     """Learn a query encoder from one vector of a collection, write it to a CARE folder and register it.
@@ -120,7 +118,7 @@ def learn(
 
     settings = settings or LearnSettings()
     torch.manual_seed(settings.seed)
-    collection = Collection(client, collection_name, policy).resolve()
+    collection = place.whole()
     vector_name, params = dense_vector(collection.schema, vector_name)
     asked = QueryFile(None, None) if questions is None else questions(params.size)
     earlier = None if start is None else load_earlier(start)

@@ -54,10 +54,10 @@ from care_qdrant.contracts.contract import SparseContract, VectorContract, contr
 from care_qdrant.contracts.paths import readings
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.encoders.terms.sparse import NATIVE_BM25, SparseQuery, SparseQueryEncoder, Terms, document_terms
-from care_qdrant.errors import InputError, Rejected
+from care_qdrant.errors import InputError
 from care_qdrant.forking import ForkPool
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME
+from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME, make_collection
 from care_qdrant.qdrant.sender import send_all
 from care_qdrant.search.conditions import Keys, no_such_key
 from care_qdrant.search.fallback import Fallback
@@ -662,21 +662,17 @@ class CareVectorStore(BasePydanticVectorStore):
         distance = models.Distance.COSINE if contract is None else contract.qdrant_distance
         dense = self.dense_config or models.VectorParams(size=dim, distance=distance)
         sparse = self.sparse_config or models.SparseVectorParams(modifier=modifier)
-        try:
-            self._named.create(
-                vectors_config={self.dense_vector_name: dense} if self.dense_vector_name else dense,
-                sparse_vectors_config={self.sparse_vector_name: sparse} if self.enable_hybrid else None,
-                quantization_config=self.quantization_config,
-                shard_number=self.shard_number,
-                replication_factor=self.replication_factor,
-                sharding_method=self.sharding_method,
-                write_consistency_factor=self.write_consistency_factor,
-                metadata=metadata or None,
-            )
-        except Rejected as error:
-            # Another process made it in the meantime, or our own request did and its answer was lost.
-            if "already exists" not in str(error):
-                raise
+        make_collection(
+            self._named,
+            {self.dense_vector_name: dense} if self.dense_vector_name else dense,
+            {self.sparse_vector_name: sparse} if self.enable_hybrid else None,
+            metadata,
+            quantization_config=self.quantization_config,
+            shard_number=self.shard_number,
+            replication_factor=self.replication_factor,
+            sharding_method=self.sharding_method,
+            write_consistency_factor=self.write_consistency_factor,
+        )
         for key in self.shard_keys or ():
             self._named.of_shard(key).create_shard_key(None, None)
         indexes: dict[str, Any] = {DOCUMENT_ID_KEY: models.PayloadSchemaType.KEYWORD} if self.index_doc_id else {}
