@@ -27,7 +27,7 @@ OPTIMIZER_SECONDS = 600
 T = TypeVar("T")
 PointId = models.ExtendedPointId
 Payloads = bool | list[str]
-"""Which payload keys a point is read with: all, none, or those named."""
+"""Payload keys that are read with a point: all, none, or those named."""
 
 
 class Collection(Calls):
@@ -54,11 +54,11 @@ class Collection(Calls):
 
         Args:
             client: An open Qdrant.
-            name: Of the collection, or of an alias.
-            policy: How long to try a call again.
+            name: Name of the collection, or of an alias.
+            policy: Number of attempts of a call, and the time for all of them.
             shard_key: Points of these shards alone are read and written; None reads all, and can write only where the
                 server chooses the shards (`parts`).
-            known_as: What the messages of checks call it: the alias that led here.
+            known_as: Name of the collection in messages of checks: the alias that led here.
         """
         super().__init__(client, name, policy)
         self.shard_key, self._known_as = shard_key, known_as or name

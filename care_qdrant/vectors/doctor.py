@@ -1,4 +1,4 @@
-"""What a Qdrant holds: collections, who made their vectors, and what attaching a model to one would do and meet."""
+"""Diagnosis of collections: the makers of their vectors, and the work and the obstacles of an attach."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True, slots=True)
 class VectorSummary:
-    """One vector of a collection."""
+    """Summary of a vector of a collection."""
 
     name: str
     """Empty for the unnamed vector."""
@@ -38,19 +38,19 @@ class VectorSummary:
 
 @dataclass(frozen=True, slots=True)
 class CollectionSummary:
-    """One collection."""
+    """Summary of a collection."""
 
     name: str
     aliases: tuple[str, ...]
     points: int
     vectors: tuple[VectorSummary, ...]
     unfinished: str | None = None
-    """What to say of work that writes to it, or did when it was interrupted."""
+    """Warning that work writes to the collection, or did when it was interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What a collection is, and what ``care attach`` would do with it."""
+    """Diagnosis of a collection: what it holds, and what ``care attach`` would do with it."""
 
     summary: CollectionSummary
     server_version: str
@@ -58,7 +58,7 @@ class Diagnosis:
     strict_mode: dict[str, Any]
     """Limits that the operator has set; empty for none."""
     tool: str | None
-    """Who wrote the payloads, as guessed; None where no text was found."""
+    """Tool that wrote the payloads, as guessed; None where no text was found."""
     text_field: str | None
     evidence: str | None
     texts: list[str]
@@ -74,7 +74,7 @@ class Diagnosis:
     refusals: list[str]
     """Empty where nothing stands in the way."""
     copy_plan: list[str]
-    """What ``care attach --via copy`` would do, where it can and an attach in place cannot."""
+    """Steps of ``care attach --via copy``, where it can add the vector and an attach in place cannot."""
     notices: list[str]
 
 
@@ -87,7 +87,7 @@ def diagnose(
 
     Args:
         collection: An open Qdrant and a name: the collection, or an alias of it.
-        model: That would be attached; its weights are not read.
+        model: The model to attach; its weights are not read.
 
     Raises:
         InputError: There is no such collection.
