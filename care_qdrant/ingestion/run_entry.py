@@ -89,7 +89,7 @@ class RunEntry:
             self.collection.update("noting the end of the run", metadata=dict.fromkeys([*own, *settled]))
 
     @property
-    def _place(self) -> dict[str, str]:
+    def _place(self) -> dict[str, Any]:
         """Part of the corpus that this run writes, and the key of the shards."""
         key, shard = self.collection.shard_key, self.settings.shard
         return {"shard": f"{shard.number}/{shard.of}"} | ({} if key is None else {"shard_key": key})

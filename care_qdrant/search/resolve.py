@@ -93,7 +93,7 @@ class ResolvedCollection:
     told_keys: set[str] = field(default_factory=set)
     """Payload keys without an index of which a warning was logged."""
     unfinished: str | None = None
-    """Warning that the searched vectors are being written, or an interrupted run wrote them; None where they are whole."""
+    """Warning that the searched vectors are being written, or an interrupted run wrote them; None for whole ones."""
     is_sampled: bool = False
     """Whether the sample held points: an empty collection is sampled again."""
 

@@ -75,7 +75,8 @@ class Retriever:
             collection: Name or alias.
             model: The pair whose query encoder is used; only a sparse search does without.
             mode: Search by vectors of the model, by BM25, or by both; ``auto`` takes both where the collection has
-                both. In a hybrid search the terms of a query count what the model has learned (`CareModel.query_terms`).
+                both. In a hybrid search the terms of a query count what the model has learned
+                (`CareModel.query_terms`).
             vector_name: Name of the dense vector; None takes the one that this model made.
             sparse_vector_name: Name of the BM25 vector; None takes the one that is there.
             sparse_encoder: Makes queries for the vector of ``sparse_vector_name`` where another encoder wrote that
@@ -166,7 +167,7 @@ class Retriever:
 
     @property
     def unfinished(self) -> str | None:
-        """Warning that the searched vectors are being written, or an interrupted run wrote them; None for whole ones."""
+        """Warning of searched vectors that are being written, or that an interrupted run wrote; None for whole ones."""
         return self._resolver.resolve().unfinished
 
     @property
