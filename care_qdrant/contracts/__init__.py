@@ -1,1 +1,1 @@
-"""What a collection remembers of its vectors and payloads: pure data and rules, without a call to Qdrant."""
+"""Contracts of vectors and layouts of payloads, kept in a collection: data and rules, without a call to Qdrant."""

@@ -18,11 +18,12 @@ from care_qdrant.encoders.terms import bm25
 from care_qdrant.version import __version__
 
 METADATA_PREFIX = "care:"
+"""Prefix of the metadata keys that hold contracts; the name of the vector follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class VectorContract:
-    """What a collection keeps about one dense named vector."""
+    """Record of a dense named vector: the model that made it, and its geometry."""
 
     fingerprint: str
     """SHA-256 over everything in the CARE folder that changes a vector."""
@@ -34,12 +35,12 @@ class VectorContract:
     """Vector of the same maker that was there before this one: readers that name no vector go on reading that one."""
     tool_version: str = __version__
     distance: str = "Cosine"
-    """Of the model's geometry, as Qdrant names it: ``Cosine`` or ``Dot``."""
+    """Distance that the model was trained for, as Qdrant names it: ``Cosine`` or ``Dot``."""
     kind: str = "dense"
 
     @property
     def constants(self) -> str:
-        """All that decides a document's vector but its text, as its hash knows it."""
+        """Model that the content hash of a document holds beside the text."""
         return self.fingerprint
 
     @property
@@ -50,7 +51,7 @@ class VectorContract:
 
 @dataclass(frozen=True, slots=True)
 class SparseContract:
-    """What a collection keeps about one sparse named vector: BM25 with these constants."""
+    """Record of a sparse named vector: the analyser and the constants of its BM25."""
 
     fingerprint: str
     """Name and version of the analyser; both sides must use the same."""
@@ -72,7 +73,7 @@ class SparseContract:
 
     @property
     def constants(self) -> str:
-        """All that decides a document's vector but its text, as its hash knows it."""
+        """Analyser and constants that the content hash of a document holds beside the text."""
         return f"{self.fingerprint}/{self.k1}/{self.b}/{self.average_length}"
 
     def vector(self, text: str, terms: Mapping[int, int] | None = None) -> models.SparseVector:

@@ -68,9 +68,9 @@ class Layout:
     title_path: str = ""
     """Embedded in front of the text; empty for other tools, whose text may hold the title already."""
     metadata_prefix: str = ""
-    """Where the user's metadata are: ``"metadata"`` or ``"meta"``; empty for the top level."""
+    """Payload key that holds the user's metadata: ``"metadata"`` or ``"meta"``; empty for the top level."""
     document_paths: tuple[str, ...] = ()
-    """Where the id of the source document is; the first that is there wins."""
+    """Payload paths of the id of the source document; the first that is there wins."""
     evidence: str = ""
     """Why this layout was chosen, for a person to check."""
 
@@ -137,11 +137,11 @@ class Layout:
 
 
 CARE_LAYOUT = Layout("care", "text", title_path="title", document_paths=("doc_id",))
-"""Of the points that ingestion writes."""
+"""Layout of the points that ingestion writes."""
 
 _OUR_TEXTS = ("text", "_node_content.text")
 NODE_TEXTS = ("_node_content.text", "_node_content.text_resource.text")
-"""Where LlamaIndex keeps the text of a node."""
+"""Payload paths under which versions of LlamaIndex keep the text of a node."""
 _OTHER_TEXT_PATHS: dict[Tool, tuple[str, ...]] = {"llama-index": (*NODE_TEXTS, "text"), "care": NODE_TEXTS}
 
 
@@ -166,10 +166,10 @@ def read_hit(
     """Return the hit that a point is; one without a text is a hit with an empty text, not the end of the search.
 
     Args:
-        point: As Qdrant returns it.
-        layout: How to read its payload; None finds out, but for the points of ingestion, which say it themselves.
-        text_field: Where the text is, when the layout is not known.
-        vector_name: Of the dense vector to read.
+        point: A point as Qdrant returns it.
+        layout: Layout of its payload; None finds out, but for the points of ingestion, which say it themselves.
+        text_field: Payload field of the text, when the layout is not known.
+        vector_name: Name of the dense vector to read.
     """
     payload, point_id, score = point.payload or {}, str(point.id), getattr(point, "score", 1.0)
     vector = vector_of(point, vector_name or "")
@@ -284,7 +284,7 @@ _WRITERS: tuple[tuple[Callable[[Payload], bool], Layout], ...] = (
     (lambda payload: "doc_content" in payload, Layout("spring-ai", "doc_content", document_paths=_DOCUMENT_NAMES)),
     (lambda payload: "text_segment" in payload, Layout("langchain4j", "text_segment", document_paths=_DOCUMENT_NAMES)),
 )
-"""By what the payloads of a tool are recognised, and how they are read; the first that has a text wins."""
+"""Tests that recognise the payloads of a tool, each with its layout; the first whose layout finds a text wins."""
 
 
 def _text_paths(payload: Payload) -> list[str]:

@@ -31,14 +31,14 @@ SIGNS = 512
 
 @dataclass(frozen=True, slots=True)
 class LearnedContract:
-    """What a collection keeps about a query encoder that was learned from one of its dense vectors."""
+    """Record of a query encoder that was learned from a dense vector: the vectors that it may search."""
 
     fingerprint: str
-    """Of the CARE folder of the query encoder."""
+    """Fingerprint of the CARE folder of the query encoder."""
     model: str
     dim: int
     distance: str
-    """Of the vector when the encoder was learned."""
+    """Distance of the vector when the encoder was learned."""
     probes: Mapping[str, str]
     """Point id → signs of the stored vector's coordinates, eight to a byte, in hexadecimal digits."""
     documents: str | None = None
@@ -50,7 +50,7 @@ class LearnedContract:
     text_field: str | None = None
     """Payload field of the texts that it was learned from; None where an earlier version wrote the contract."""
     held_out_deviations: str | None = None
-    """Of held-out questions: the best document's score in deviations above the mean, as quantiles 0, 5, …, 100 %."""
+    """Quantiles 0, 5, …, 100 % of the deviations above the mean that the best documents of held-out questions score."""
     tool_version: str = __version__
 
 

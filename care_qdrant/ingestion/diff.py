@@ -1,4 +1,4 @@
-"""What a window of a corpus needs: nothing, a new payload, or a vector. Decided by hashes, before any encoding."""
+"""The difference of a window of a corpus to the stored points, by hashes: nothing, a new payload, or a vector."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from care_qdrant.types import CARE_KEY, Chunk, Vectors, point_id
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What a stored point says of itself under ``_care``."""
+    """Hashes and numbers that a stored point keeps under ``_care``."""
 
     chunks: int
     payload: str

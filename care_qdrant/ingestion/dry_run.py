@@ -1,4 +1,4 @@
-"""What an ingestion would cost, without writing anything."""
+"""Estimate of the cost of an ingestion; nothing is written."""
 
 import json
 import time

@@ -77,9 +77,9 @@ def ingest(
         model: The pair; its document encoder is loaded only if something has to be encoded.
         collection: An open Qdrant and a name: the collection, or an alias of it. With a shard key, its shards alone.
         vector_name: None takes the model's name.
-        settings: What to do with the corpus.
-        storage: How a new collection holds its vectors.
-        reading: How files are read.
+        settings: Treatment of the documents.
+        storage: Storage of the vectors of a new collection.
+        reading: Fields and encoding of the files.
         on_progress: Called after each batch and each window.
         on_stopped: Called with what was done, before an error or an interruption that ends the run is raised.
 
@@ -131,8 +131,8 @@ def ingest_encoded(
         documents: The chunks of each document, each with its vector; read by a thread of its own.
         vectors: The contract of the vectors. An existing collection keeps its own BM25, or has none.
         collection: Created where it is not there, without a search graph until its load is finished.
-        settings: What to do with the documents.
-        storage: How a new collection holds its vectors.
+        settings: Treatment of the documents.
+        storage: Storage of the vectors of a new collection.
         on_progress: Called after each batch and each window.
 
     Raises:
@@ -191,11 +191,11 @@ def _refuse_version(collection: Collection) -> None:
 
 @dataclass(slots=True)
 class _Run:
-    """One ingestion."""
+    """State of an ingestion while it runs."""
 
     collection: Collection
     model: DocumentModel | None
-    """Cuts and encodes the documents; None where they come cut and encoded."""
+    """Model that cuts and encodes the documents; None where they come cut and encoded."""
     vectors: PointVectors
     settings: IngestSettings
     is_new: bool
@@ -222,7 +222,7 @@ class _Run:
 
     @property
     def meter(self) -> Meter:
-        """Of the encoder's device where it has one, else of its calls."""
+        """Meter of the encoder's device where it has one, else of its calls."""
         own = self.worker.meter
         if self.model is None or self.settings.dry_run or not own.tokens:
             return own

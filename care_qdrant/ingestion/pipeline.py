@@ -44,13 +44,13 @@ class Task:
     """A text that a point needs a vector of."""
 
     text: str
-    """What the encoder reads."""
+    """Text that the encoder reads."""
     tokens: int
-    """Its length, counted when it was read."""
+    """Length of the text in tokens, counted when it was read."""
     name: str
-    """What messages call it."""
+    """Name of the text in messages, for example with the id of its document."""
     kind: Kind
-    """How its point is written."""
+    """Kind of the request that writes its point."""
     vector: Vectors | None = None
     """The vector of the text, where a bulk job has made it; None where it is still to be encoded."""
 
@@ -58,7 +58,7 @@ class Task:
 I = TypeVar("I")  # noqa: E741  # an item
 T = TypeVar("T", bound=Task)
 Rows = Sequence[Any] | Vectors
-"""One vector for each task, as Qdrant takes it: a row of `Vectors`, or a sparse vector."""
+"""Vectors of tasks, one for each, as Qdrant takes them: rows of `Vectors`, or sparse vectors."""
 
 
 @dataclass(slots=True)
@@ -66,10 +66,10 @@ class Window(Generic[T]):
     """Some thousand texts that were compared with what is stored, before any encoding."""
 
     place: Collection
-    """Where they are written: the collection, or its shards of one key."""
+    """Collection that the texts are written to, or its shards of one key."""
     encode: list[T] = field(default_factory=list)
     update: list[T] = field(default_factory=list)
-    """Tasks whose dense vector is right; payload or sparse vector are not."""
+    """Tasks whose stored dense vector is right, while payload or sparse vector are not."""
     unchanged: int = 0
     """Texts that are stored as they should be."""
 
@@ -133,9 +133,9 @@ class Worker(Generic[T]):
     batch_tokens: int
     """Padded tokens of one batch."""
     meter: Meter = field(default_factory=Meter)
-    """Of the maker."""
+    """Meter of the calls of the maker."""
     stop: threading.Event = field(default_factory=threading.Event)
-    """When it is set, the run ends after the batch that is being encoded."""
+    """Event that ends the run after the batch that is being encoded."""
     sender: Sender | None = None
 
     @property

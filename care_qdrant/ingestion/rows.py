@@ -1,4 +1,4 @@
-"""From files or documents to the work that they need.
+"""Rows of a corpus: read from files or documents, and compared with the stored points.
 
 Rows are checked early, duplicates go, long documents are cut, and windows are compared with what is stored.
 """
@@ -56,7 +56,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How the files of a corpus are read."""
+    """Fields and encoding by which the files of a corpus are read."""
 
     fields: Fields = field(default_factory=Fields)
     encoding: str = UTF_8
@@ -130,7 +130,7 @@ def sparse_contract(rows: Iterator[Row]) -> tuple[SparseContract, Iterator[Row]]
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Makes plans; used by one thread."""
+    """Makes diffs of a corpus; used by one thread."""
 
     collection: Collection
     vectors: PointVectors
@@ -145,7 +145,7 @@ class Reader:
     on_reject: Callable[[Reject], None]
 
     def diffs(self, rows: Iterable[Row], share_read: Callable[[], float | None]) -> Iterator[Diff]:
-        """Return the work of one window after the other."""
+        """Return the diff of one window after the other."""
         for window in self._windows(rows):
             diff = make_diff(self.collection, self.vectors, self._cut(window), is_new=self.is_new)
             if self.has_others:

@@ -30,7 +30,7 @@ class RunEntry:
     vectors: PointVectors
     settings: IngestSettings
     identity: str | None = None
-    """Of the collection when the run first checked it; None for a collection that carries none."""
+    """Identity of the collection when the run first checked it; None for a collection that carries none."""
     key: str = field(default_factory=lambda: f"{RUN_PREFIX}{uuid.uuid4().hex}")
     has_begun: bool = False
     cannot_note: bool = False
@@ -89,8 +89,8 @@ class RunEntry:
             self.collection.update("noting the end of the run", metadata=dict.fromkeys([*own, *settled]))
 
     @property
-    def _place(self) -> dict[str, str | int]:
-        """Which part of the corpus this run writes, and where."""
+    def _place(self) -> dict[str, Any]:
+        """Part of the corpus that this run writes, and the key of the shards."""
         key, shard = self.collection.shard_key, self.settings.shard
         return {"shard": f"{shard.number}/{shard.of}"} | ({} if key is None else {"shard_key": key})
 

@@ -1,4 +1,4 @@
-"""Which documents a run has met, on disk, so that memory does not grow with the corpus; deletes what it has not met.
+"""The documents that a run has met, on disk, so that memory does not grow with the corpus; deletes all others.
 
 What goes is a difference of id sets, never "what was not stamped": stamping the kept and deleting the rest destroys
 good points as soon as one layer ignores the stamp. Here a point goes only if it carries our payload, its id is the one

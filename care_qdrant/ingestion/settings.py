@@ -1,4 +1,4 @@
-"""How a corpus is ingested, what ingestion needs of a model, and what it reports: counted while it runs."""
+"""Settings and report of ingestion, and the part of a model that it needs."""
 
 import hashlib
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ class DocumentModel(Protocol):
 
     @property
     def name(self) -> str:
-        """Also the default name of the vector."""
+        """Name of the model, and the default name of its vector."""
 
     def contract(self) -> VectorContract:
         """Return what the collection remembers of the model's vectors."""
@@ -50,7 +50,7 @@ def require_fraction(option: str, value: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One of ``of`` disjoint shards of a corpus, counted from 1, by a hash of the document id that never changes."""
+    """Share of a corpus by a hash of the document id that never changes: one of ``of`` disjoint ones, from 1."""
 
     number: int = 1
     of: int = 1
@@ -69,14 +69,14 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class IngestSettings:
-    """What to do with the rows of a corpus."""
+    """Treatment of the rows of a corpus."""
 
     overflow: Overflow = "split"
     sparse: bool | None = False
     """Whether to write BM25 vectors. An existing collection that has them gets them in any case; one that lacks them is
     refused for True. None gives them to a new collection, and leaves an existing one as it is."""
     limit: int | None = None
-    """Rows to read."""
+    """Largest number of rows to read."""
     shard: Shard = field(default_factory=Shard)
     sync: bool = False
     """Delete the points of documents that the corpus does not have any more."""
@@ -89,7 +89,7 @@ class IngestSettings:
     dry_run: bool = False
     """Write nothing; say what would be written."""
     batch_tokens: int = 16_384
-    """Padded tokens that the encoder gets at once."""
+    """Largest number of tokens, padding included, of a batch."""
     indexes: Mapping[str, Index] = field(default_factory=dict)
     """Payload indexes that the collection gets before its search graph: key to type of its values."""
     finish: bool = True
@@ -107,7 +107,7 @@ class IngestSettings:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a dry run expects of the real one."""
+    """Size and cost that a dry run expects of the real one."""
 
     points: int
     """Points to write."""
@@ -128,10 +128,10 @@ class Estimate:
 
 @dataclass(slots=True, kw_only=True)
 class IngestReport:
-    """What a run did, or has done so far. Chunks are encoded, updated or unchanged; each is one point."""
+    """Counts of an ingestion, up to now. Chunks are encoded, updated or unchanged; each is one point."""
 
     documents: int = 0
-    """Read and accepted, each id once."""
+    """Number of documents that were read and accepted, each id once."""
     chunks: int = 0
     encoded: int = 0
     """Chunks that the encoder read; those of a run that was stopped may not all be stored."""
@@ -147,11 +147,11 @@ class IngestReport:
     points: int = 0
     """Points of the collection with this vector, counted exactly; of a stopped run those that it stored or found."""
     tokens: int = 0
-    """Encoded."""
+    """Number of tokens that were encoded."""
     seconds: float = 0.0
     documents_per_second: float = 0.0
     tokens_per_second: float = 0.0
-    """Over the time from the first to the end of the last encoding."""
+    """Tokens encoded a second, from the start of the first batch to the end of the last."""
     encoder_idle_fraction: float = 0.0
     """Fraction of that time in which the encoder stood still, in [0, 1]."""
     collection: str
@@ -165,6 +165,6 @@ class IngestReport:
     first_deleted: list[str] = field(default_factory=list)
     """First of the documents that --sync deleted, or would delete."""
     engine: Mapping[str, Any] = field(default_factory=dict)
-    """What encoded, and how: device and kernels, or what each server did; empty where nothing was encoded."""
+    """Engine that encoded: its device and kernels, or the counts of each server; empty where nothing was encoded."""
     stopped: str | None = None
     """Why the run did not finish: what was refused, or the interruption. None for a run that did."""

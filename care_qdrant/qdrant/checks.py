@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _MAX_CHANGED_SIGNS = 0.1
-"""Fraction of a vector's signs; from here on it counts as written again."""
+"""Fraction of a vector's signs that may have changed; a vector with more changes counts as written again."""
 _MIN_AGREEMENT = 2.0
-"""Of a vector that was written again with its text, in standard deviations; below, another model made it."""
+"""Least agreement of a rewritten vector with its text, in standard deviations; below, another model made it."""
 _MAX_FOREIGN = 0.2
-"""Fraction of the sampled vectors that another model may have made; above, the encoder is refused."""
+"""Largest fraction of the sampled vectors that another model may have made; above, the encoder is refused."""
 _MAX_UNKNOWN = 0.5
-"""Fraction that may have been written again where the reader has no encoder to compare them with their texts."""
+"""Largest fraction of the sampled vectors that may be written again where no encoder compares them with their texts."""
 
 
 def check_contract(schema: CollectionSchema, vector_name: str, expected: VectorContract) -> None:

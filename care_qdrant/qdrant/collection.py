@@ -1,6 +1,5 @@
 """`Collection`: one collection of one Qdrant, and the only module that calls the client on its points and schema."""
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -11,23 +10,19 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.contracts.contract import Contract, contract_metadata
 from care_qdrant.contracts.learned import LearnedContract, learned_metadata
-from care_qdrant.errors import InputError, NoCollection, QdrantError, Rejected, next_command
+from care_qdrant.errors import InputError, NoCollection, Rejected, next_command
 from care_qdrant.qdrant import grpc as bulk
 from care_qdrant.qdrant.calls import Calls, Written, in_requests, seconds_left
 from care_qdrant.qdrant.connection import require_server
 from care_qdrant.qdrant.embedded_search import search_arrays
+from care_qdrant.qdrant.optimizer import wait_before_renaming, wait_for_hidden_points
 from care_qdrant.qdrant.retry import RequestTooLarge, RetryPolicy
 from care_qdrant.qdrant.schema import IDENTITY_KEY, CollectionSchema, Limits
-
-logger = logging.getLogger(__name__)
-
-OPTIMIZER_SECONDS = 600
-"""Longest time to wait for a server's optimizer before the names of vectors are changed."""
 
 T = TypeVar("T")
 PointId = models.ExtendedPointId
 Payloads = bool | list[str]
-"""Which payload keys a point is read with: all, none, or those named."""
+"""Payload keys that are read with a point: all, none, or those named."""
 
 
 class Collection(Calls):
@@ -54,11 +49,11 @@ class Collection(Calls):
 
         Args:
             client: An open Qdrant.
-            name: Of the collection, or of an alias.
-            policy: How long to try a call again.
+            name: Name of the collection, or of an alias.
+            policy: Number of attempts of a call, and the time for all of them.
             shard_key: Points of these shards alone are read and written; None reads all, and can write only where the
                 server chooses the shards (`parts`).
-            known_as: What the messages of checks call it: the alias that led here.
+            known_as: Name of the collection in messages of checks: the alias that led here.
         """
         super().__init__(client, name, policy)
         self.shard_key, self._known_as = shard_key, known_as or name
@@ -237,7 +232,7 @@ class Collection(Calls):
 
     def add_vector(self, vector_name: str, config: models.VectorNameConfig) -> None:
         """Add a vector to the schema, unless it is there; existing points do not have it yet."""
-        self._require_rest()
+        wait_before_renaming(self)
         self._schema = None
         try:
             self.call("adding the vector", lambda: self.client.create_vector_name(self.name, vector_name, config))
@@ -248,45 +243,9 @@ class Collection(Calls):
 
     def remove_vector(self, vector_name: str) -> None:
         """Remove a vector from the schema and from all points."""
-        self._require_rest()
+        wait_before_renaming(self)
         self._schema = None
         self.call("removing the vector", lambda: self.client.delete_vector_name(self.name, vector_name))
-
-    def _require_rest(self) -> None:
-        """Wait before a change of the vectors' names: Qdrant 1.18.3 forgets deletions if it optimizes meanwhile.
-
-        A point that was deleted while the optimizer ran, and before such a change, is there again afterwards.
-        """
-        if self.is_embedded:
-            return
-        info = self.wait_for_optimizer(2)
-        if info.status is models.CollectionStatus.YELLOW:
-            logger.warning("collection %r is being optimized: waiting before its vectors are changed", self.name)
-            info = self.wait_for_optimizer(OPTIMIZER_SECONDS, 1)
-        if info.status is models.CollectionStatus.YELLOW:
-            logger.warning(
-                "collection %r is still being optimized after %d minutes, and its vectors are changed all the same: a "
-                "point that was deleted in the meantime may be there again (Qdrant 1.18.3); delete it once more",
-                self.name,
-                OPTIMIZER_SECONDS // 60,
-            )
-
-    def _wait_for_hidden(self) -> None:
-        """Wait where the server shows no point before its optimizer has dealt with it (`prevent_unoptimized`).
-
-        Counts, reads and searches leave those out without a word: a copy or an attach would be whole without them.
-        """
-        if self.is_embedded or not getattr(self.schema.config.optimizer_config, "prevent_unoptimized", None):
-            return
-        info = self.wait_for_optimizer(2)
-        if info.status is models.CollectionStatus.YELLOW:
-            logger.warning("collection %r hides points until it is optimized: waiting for that", self.name)
-            info = self.wait_for_optimizer(OPTIMIZER_SECONDS, 1)
-        if info.status is models.CollectionStatus.YELLOW:
-            raise QdrantError(
-                f"collection {self.name!r} still hides points after {OPTIMIZER_SECONDS // 60} minutes, since its "
-                "optimizer has prevent_unoptimized and has not finished; run the same command again later"
-            )
 
     def create_indexes(self, indexes: Mapping[str, Any]) -> None:
         """Create those payload indexes, by key, that are not there yet; the embedded database has none."""
@@ -313,10 +272,10 @@ class Collection(Calls):
         """Read points in the order of their ids, in pages of at most ``limits.page`` points.
 
         Without ``where`` and ``limit`` it reads all; ``what`` is for messages. With ``as_seen`` it does not wait for
-        points that the server hides (`_wait_for_hidden`).
+        points that the server hides (`wait_for_hidden_points`).
         """
         if limit is None and not as_seen:
-            self._wait_for_hidden()
+            wait_for_hidden_points(self)
         offset, size, left = None, self.limits.page, limit
         while left is None or left > 0:
             try:
@@ -403,7 +362,7 @@ class Collection(Calls):
             pages = self.scroll("counting", where=where, payload=False, as_seen=as_seen)
             return sum(len(page) for page in pages)
         if not as_seen:
-            self._wait_for_hidden()
+            wait_for_hidden_points(self)
         key = self.shard_key
         return self.call("counting", lambda: self.client.count(self.name, where, True, key)).count
 

@@ -1,4 +1,4 @@
-"""One way to open Qdrant: a server by URL, or the embedded database in a folder."""
+"""The only way to open Qdrant: a server by URL, or the embedded database in a folder."""
 
 import logging
 import os
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_HTTP_PORT = 6333
 REQUEST_TIMEOUT_SECONDS = 60
 _START_PAUSE_SECONDS = 0.2
-"""Between two attempts to open a server."""
+"""Pause between two attempts to open a server."""
 
 
 @contextmanager
@@ -47,13 +47,13 @@ def open_client(
 
     Args:
         path: Folder of the embedded database; created when it is not there. Exactly one of path and url.
-        url: Of a server, as ``http://localhost:6333``; or of several nodes of a cluster with commas between them, of
-            which another one is used when one does not answer.
-        api_key: Of the server.
+        url: URL of a server, for example ``http://localhost:6333``; or of several nodes of a cluster with commas
+            between them, of which another one is used when one does not answer.
+        api_key: API key of the server.
         grpc: Prefer gRPC to REST for points.
-        grpc_port: Of the server, and of each node; None takes the port of the URL plus one.
-        timeout_seconds: Of one request.
-        patience_seconds: How long to try a server that does not answer.
+        grpc_port: gRPC port of the server, and of each node; None takes the port of the URL plus one.
+        timeout_seconds: Longest time to wait for the answer to a request.
+        patience_seconds: Longest time to try a server that does not answer.
 
     Raises:
         FolderLocked: Another process holds the folder.

@@ -38,8 +38,8 @@ QUANTIZATION: dict[str | None, models.QuantizationConfig | None] = {
         turbo=models.TurboQuantQuantizationConfig(bits=models.TurboQuantBitSize.BITS4, always_ram=True)
     ),
 }
-"""What a server is told for each kind: int8 takes a quarter of float32, turbo an eighth, product a sixteenth, binary a
-thirty-second."""
+"""Configuration of each kind of quantization: int8 takes a quarter of float32, turbo an eighth, product a sixteenth,
+binary a thirty-second."""
 Quantization = Literal["int8", "binary", "product", "turbo"]
 TURBO_SINCE = (1, 18)
 
@@ -51,7 +51,7 @@ _INDEX = re.compile(r"""(?P<key>(?>"[^"]*"|[^=])++)(?:=(?P<kind>.*))?""", re.DOT
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How a new collection holds its vectors. The embedded database keeps float32 in memory, whatever this says."""
+    """Storage of the vectors of a new collection. The embedded database keeps float32 in memory, whatever this says."""
 
     quantization: Quantization | None = None
     """Kind of the compressed copy that a search reads first; the original vectors stay."""

@@ -30,7 +30,8 @@ _READ = (
     "sparse_vectors",
     "vectors",
 )
-"""Of qdrant-client's local collections, which are no public interface."""
+"""Attributes of qdrant-client's local collections that a search reads."""
+# They are no public interface: where one is missing, qdrant-client itself searches.
 
 Mask = npt.NDArray[np.bool_]
 Scores = npt.NDArray[np.float32]
@@ -38,7 +39,8 @@ Order = npt.NDArray[np.int64]
 Found = list[models.ScoredPoint]
 
 _COLUMNS: "WeakKeyDictionary[Any, dict[str, SparseColumn]]" = WeakKeyDictionary()
-"""By local collection and name of the vector; callers hold the lock of the client."""
+"""Columns of the sparse vectors, by local collection and name of the vector."""
+# Without a lock of its own: callers hold the lock of the client.
 
 
 def search_arrays(client: QdrantClient, collection: str, request: models.QueryRequest) -> Found | None:

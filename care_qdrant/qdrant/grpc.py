@@ -17,7 +17,8 @@ from care_qdrant.qdrant.schema import IDENTITY_KEY
 from care_qdrant.types import Vectors
 
 ANSWER_SECONDS = 5.0
-"""Waited for a gRPC port that nobody asked for: a firewall may drop what is sent there."""
+"""Longest time to wait for the answer of a gRPC port that nobody has configured."""
+# A firewall may drop packets to it without an answer.
 
 _DATA_TAG = bytes([grpc.DenseVector.DESCRIPTOR.fields_by_name["data"].number << 3 | 2])
 """Protobuf tag of the packed field ``data``: its number, and wire type 2 (bytes with a length)."""

@@ -1,4 +1,4 @@
-"""One client of several nodes of a cluster: calls go to one node until it does not answer, and then to another."""
+"""A client of several nodes of a cluster: calls go to one node until it does not answer, and then to another."""
 
 import logging
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Whether two stored points are one: the same payload, the same vectors by name, the same numbers up to rounding."""
+"""Equality of stored points: the same payload, the same vectors by name, the same numbers up to rounding."""
 
 import math
 from collections.abc import Mapping
@@ -12,21 +12,23 @@ from qdrant_client import models
 from care_qdrant.types import CARE_KEY
 
 ROUNDING = 1e-6
-"""Relative to the largest number of a vector: what normalising twice in float32 may change."""
+"""Difference that normalising twice in float32 may make, relative to the largest number of a vector."""
 COARSE_ROUNDING = 2e-3
-"""The same for vectors that the server keeps in float16; other small datatypes are left to `ROUNDING`, and refused."""
+"""Difference that storing a vector in float16 may make, relative to its largest number."""
+# uint8 keeps too little to compare: its vectors are left to `ROUNDING`, and a copy of them is refused.
 _PAYLOAD_ROUNDING = 1e-12
-"""Of a number in a payload: JSON readers differ in the last bit."""
+"""Relative difference of numbers in payloads that JSON readers may make, in the last bit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """When two dense vectors of one name count as equal."""
+    """Tolerance by which two dense vectors of one name count as equal."""
 
     rounding: float = ROUNDING
     is_direction: bool = False
-    """Their length means nothing. A server stores such vectors with length 1; the embedded database gives them so
-    while it is open, and with the length that the user sent after it was opened again."""
+    """Whether the length of the vectors is ignored."""
+    # A server stores vectors for cosine with length 1. The embedded database returns them so while it is open, and
+    # with the length that the user sent after it was opened again.
 
 
 def measures(params: Mapping[str, models.VectorParams]) -> dict[str, Measure]:

@@ -1,4 +1,4 @@
-"""Which errors of Qdrant are transient, how often to try again, and how long to wait in between.
+"""Retries of calls to Qdrant: the errors that are transient, the number of attempts, and the pauses between them.
 
 Waiting is exponential with full jitter (Brooker 2015, "Exponential backoff and jitter"), and the time without an answer
 is bounded: qdrant-client itself either never retries (``upsert``) or retries everything at once and 429 without bound.

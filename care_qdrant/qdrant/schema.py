@@ -13,19 +13,19 @@ from care_qdrant.contracts.learned import LearnedContract, parse_learned
 from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch
 
 LOAD_KEY = "care_bulk_load"
-"""Metadata key: what the bulk load of a new collection still has to restore."""
+"""Metadata key of the settings that the load of a new collection has to restore at its end."""
 IDENTITY_KEY = "care_id"
-"""Metadata key: a random identifier of this very collection; one that is made anew under the same name has another."""
+"""Metadata key of a random identifier of this very collection; one made anew under the same name has another."""
 RUN_PREFIX = "care_run:"
-"""Metadata keys: one for each ingestion that has begun to write and has not finished."""
+"""Prefix of metadata keys: one for each ingestion that has begun to write and has not finished."""
 FLOOR_PREFIX = "care_floor:"
 """Metadata keys: one for each pair and mode, the lowest score of a good match."""
 ATTACH_PREFIX = "care_attach:"
-"""Metadata keys: one for each vector to whose points ``care attach`` has begun to write and has not finished."""
+"""Prefix of metadata keys: one for each vector that ``care attach`` has begun to write and has not finished."""
 COPY_KEY = "care_copy"
-"""Metadata key: the copy of another collection that has begun here and is not verified yet."""
+"""Metadata key of the copy of another collection that has begun here and is not verified yet."""
 PUBLISH_KEY = "care_publish"
-"""Metadata key: how a version of a published collection was made."""
+"""Metadata key of the record of a version of a published collection."""
 MAX_POINTS = 256
 """Largest number of points that one request writes."""
 MAX_PAGE = 1_000
@@ -36,7 +36,7 @@ BYTES_PER_NUMBER = {"float32": 4, "float16": 2, "uint8": 1}
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Points of one request: our own habits, and what the operator of a server allows (strict mode)."""
+    """Largest sizes of requests: the defaults, or less where the operator of a server allows less (strict mode)."""
 
     write: int = MAX_POINTS
     page: int = MAX_PAGE
@@ -50,7 +50,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class VersionRecord:
-    """How a version of a published collection was made, and what it replaced: kept in its own metadata."""
+    """Record of a version of a published collection, in its own metadata: its source, and the version before it."""
 
     source: str
     """The collection that it is a copy of."""
@@ -68,7 +68,7 @@ class VersionRecord:
 
 @dataclass(frozen=True)
 class CollectionSchema:
-    """What one request tells about a collection."""
+    """Schema of a collection, as one request returns it."""
 
     name: str
     config: models.CollectionConfig
@@ -162,7 +162,7 @@ class CollectionSchema:
 
     @property
     def version_record(self) -> VersionRecord | None:
-        """How publishing made this version; None for a collection that it did not make."""
+        """Record of this version; None for a collection that publishing did not make."""
         entry = self.metadata.get(PUBLISH_KEY)
         if not isinstance(entry, dict) or "source" not in entry:
             return None
@@ -201,12 +201,12 @@ class CollectionSchema:
 
     @property
     def unfinished(self) -> str | None:
-        """What to say of work that writes here, or did when it was interrupted; None where there is none."""
+        """Warning that work writes here, or did when it was interrupted; None where there is none."""
         attached = (key.removeprefix(ATTACH_PREFIX) for key in self.metadata if key.startswith(ATTACH_PREFIX))
         return self.unfinished_of(*attached)
 
     def unfinished_of(self, *vector_names: str | None) -> str | None:
-        """What to say of it to who reads these vectors: an attach of another one is no concern of theirs."""
+        """Return the warning for readers of these vectors, whom an attach of another vector does not concern."""
         if (copy := self.metadata.get(COPY_KEY)) is not None:
             return (
                 f"the copy of {_noted(copy, 'source', 'another collection')!r} into collection {self.name!r} began at "

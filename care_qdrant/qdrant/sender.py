@@ -17,10 +17,10 @@ from care_qdrant.qdrant.retry import RequestTooLarge
 from care_qdrant.types import CARE_KEY
 
 MAX_BYTES = 5_000_000
-"""Estimated size of one request. Servers refuse 32 MB, and a smaller request is repeated sooner."""
+"""Largest estimated size of a request. Servers refuse 32 MB, and a smaller request is repeated sooner."""
 THREADS = 4
 QUEUE = 8
-"""Requests that may wait or be under way; with `MAX_BYTES` this bounds the memory."""
+"""Largest number of requests that wait or are under way; with `MAX_BYTES` it bounds the memory."""
 
 JSON_BYTES_PER_NUMBER = 21
 """Estimated size of one component of a vector as JSON."""

@@ -23,7 +23,7 @@ from care_qdrant.qdrant.collection import Collection
 Value = str | int | float | bool
 BOUNDS = {">=": "gte", "<=": "lte", ">": "gt", "<": "lt"}
 ORDERED = "a number or a date (2024-03-01, 2024-03-01T08:00:00Z): Qdrant orders no others"
-"""What a comparison by order takes, as its refusals say it."""
+"""Values that a comparison by order takes, in the words of its refusals."""
 
 _CONDITION = re.compile(
     # Possessive: else a text of many quotes would be read in very many ways.
@@ -32,7 +32,7 @@ _CONDITION = re.compile(
 )
 _SAMPLE_POINTS = 100
 _LAYOUT_POINTS = 32
-"""Points, those with the smallest ids, that show below which key other tools keep the metadata."""
+"""Number of points, those with the smallest ids, that show below which key other tools keep the metadata."""
 _EXACT_IN_FLOAT, _INTEGERS = 2**53, 2**63
 """Up to the first, a whole number is the same as a float, which is what Qdrant compares ranges by; from the second on,
 Qdrant has no integer."""
@@ -43,7 +43,7 @@ class Keys:
     """The keys in the payloads of one collection."""
 
     layouts: tuple[Layout, ...] = ()
-    """Of the tools that keep metadata below a key of their own."""
+    """Layouts of the tools that keep metadata below a key of their own."""
     indexes: Mapping[str, models.PayloadIndexInfo] = field(default_factory=dict)
     only_indexed: bool = False
     """Whether the server refuses a filter on a key without an index (strict mode)."""
@@ -108,7 +108,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One condition as a person writes it: ``year>=2020``."""
+    """Condition on a payload value, as a person writes it: ``year>=2020``."""
 
     key: str
     operator: str
@@ -219,7 +219,7 @@ def ordered(path: str, bound: str, value: str | int | float, kind: str | None = 
     """Match points whose value is on one side of a number or a date; None for a text that is neither.
 
     Args:
-        path: Of the value.
+        path: Payload path of the value.
         bound: ``gt``, ``gte``, ``lt`` or ``lte``.
         value: A text may hold a number, as language models write it, or a date; ``20240301`` holds both.
         kind: Type of the payload index of the path, where it has one.

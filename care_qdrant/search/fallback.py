@@ -27,17 +27,17 @@ Encode = Callable[[Sequence[str]], Vectors]
 
 SHARE = 0.2
 _WINDOW = 500
-"""Queries by which a query is judged."""
+"""Number of the last queries, among which a query counts as unsure."""
 _FEW = 20
-"""Below so many of them none counts as unsure."""
+"""Least number of such queries; with fewer, none counts as unsure."""
 _SAMPLE = 1_000
-"""Stored vectors that tell the mean and the deviation of a query's scores."""
+"""Number of stored vectors that show the mean and the deviation of a query's scores."""
 _PROBES = 8
 _LEAST_COSINE = 0.5
 """Median over probes of the old model's vector of a text and the stored one: titles and chunking move it below 1, and
 another model's vectors are near 0."""
 _PAUSE_SECONDS = 30.0
-"""After a failure, before the old model is asked again."""
+"""Pause after a failure, before the old model is asked again."""
 
 
 class Fallback:
@@ -56,7 +56,7 @@ class Fallback:
             encode_query: Makes vectors of queries, ``(texts, dim)``; what it raises costs no answer, only its help.
             encode_document: Makes vectors of documents, by which the model is checked against the stored ones before it
                 is first used; None checks nothing.
-            share: Of the queries to send on, from 0 to 1: the least sure among the last 500.
+            share: Share of the queries to send on, from 0 to 1: the least sure among the last 500.
 
         Raises:
             InputError: The share is not between 0 and 1.

@@ -1,4 +1,4 @@
-"""What a collection holds, for somebody who has not seen it: its size, questions that it answers, keys of its filters.
+"""Overview of a collection for somebody who has not seen it: its size, questions that it answers, keys of filters.
 
 All of it but the size is read off a sample of the points.
 """
@@ -17,7 +17,7 @@ Scalar = str | int | float | bool
 
 SAMPLE_POINTS = 256
 MAX_VALUES = 50
-"""A key with more values in the sample is named without them."""
+"""Largest number of values of a key in the sample that are listed."""
 _QUESTION_CHARACTERS = 60
 _ASKS = re.compile(
     r"[?？]|[吗呢]$|怎么|如何|什么|哪些|为何|多少|能不能|\b(how|what|why|when|which|can|does|is)\b", re.IGNORECASE
@@ -34,12 +34,12 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What a sample of a collection shows."""
+    """Size, questions and keys of a collection, as a sample shows them."""
 
     points: int
     """Points of the collection, counted exactly."""
     questions: tuple[Question, ...]
-    """One of each sampled document; those that ask something come first."""
+    """Questions, one of each sampled document; those that ask something come first."""
     keys: Mapping[str, tuple[Scalar, ...]]
     """Metadata keys, as a condition writes them, with the values that the sample has, sorted; empty for a key with more
     than `MAX_VALUES`. A key that no condition can name is left out."""

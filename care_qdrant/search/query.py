@@ -1,4 +1,4 @@
-"""One query, as the requests that it makes to Qdrant and the hits that come back."""
+"""A query: the requests that it makes to Qdrant, and the hits that come back."""
 
 import logging
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from care_qdrant.types import Hit
 logger = logging.getLogger(__name__)
 
 FEW_POINTS = 10_000
-"""Fewer are compared one by one, or in a moment, so that nobody has to index payloads for them."""
+"""Least number of points from which on a filter on a key without an index is slow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One query: its vector, its terms, and how to search with them."""
+    """Query of a search: its vector, its terms, its filter and its fusion."""
 
     vector: list[float] | None
     """None searches by the terms alone; without terms either, points come in the order of their ids."""
@@ -30,9 +30,9 @@ class Query:
     top_k: int
     filter: models.Filter | None = None
     params: models.SearchParams | None = None
-    """Of the dense search."""
+    """Parameters of the dense search."""
     fusion: Fusion | None = "linear"
-    """How Qdrant fuses the two lists; None where the caller fuses them."""
+    """Fusion of the two lists by Qdrant; None where the caller fuses them."""
     alpha: float | None = None
     """Share of the dense score in a fused one, from 0 to 1; None takes that of the collection."""
     sparse_top_k: int | None = None

@@ -1,4 +1,4 @@
-"""From a name to a collection that may be searched: which vectors, made by which model, checked again when due.
+"""Resolves a name to the collection and the vectors that may be searched, and checks them again when due.
 
 Requests go to the resolved name and not to an alias, so a query never meets the vectors of another model because the
 alias was switched after the check.
@@ -28,12 +28,13 @@ from care_qdrant.types import Hit, Vectors
 
 T = TypeVar("T")
 CHECK_SECONDS = 30.0
-"""How long a check of the contract holds. An alias may be switched to vectors of another model at any time."""
+"""Time that a check of the contract holds."""
+# An alias may be switched to vectors of another model at any time.
 
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """What the caller says about the collection that it searches."""
+    """Vectors that the caller wants to search, and the model of its queries."""
 
     dense: bool = True
     sparse: bool | None = False
@@ -43,15 +44,15 @@ class StoreConfig:
     vector_name: str | None = None
     sparse_vector_name: str | None = None
     contract: VectorContract | None = None
-    """Of the model that makes the query vectors."""
+    """Contract of the model that makes the query vectors."""
     fingerprint: str | None = None
-    """Of that model, when this is all that is known of it."""
+    """Fingerprint of that model, when this is all that is known of it."""
     only_vector: bool = False
-    """Where no vector is made by the model, take the only one there is, whose model the check then names."""
+    """Whether the only vector is taken where the model made none; the check then names its model."""
     text_field: str | None = None
     """Payload field of the text; None finds out."""
     encode: Callable[[Sequence[str]], Vectors] | None = None
-    """Makes the query vectors: what is written anew under a learned encoder is compared with its text."""
+    """Encoder of queries, which compares vectors that were written anew under a learned encoder with their texts."""
     sample_points: int = 0
     """Number of points whose payloads show the layout; 0 reads none."""
 
@@ -68,17 +69,17 @@ class ResolvedCollection:
     collection: Collection
     """The collection itself, never an alias."""
     schema: CollectionSchema
-    """As it was checked."""
+    """Schema of the collection when it was checked."""
     vector_name: str | None
     sparse_vector_name: str | None
     bm25: SparseContract | None
     """Constants of the sparse vector, where it is BM25 by this package."""
     unchecked: VectorContract | None
-    """What made the dense vector, where the collection says so and nobody says what makes the queries."""
+    """Contract of the dense vector, where the collection has one and nobody says what makes the queries."""
     quantization: models.QuantizationSearchParams | None
-    """How to search a quantised dense vector, by what was measured; None leaves it to the server."""
+    """Measured parameters for searches of a quantised dense vector; None leaves them to the server."""
     checked_at: float
-    """By the monotonic clock, in seconds."""
+    """Time of the check by the monotonic clock, in seconds."""
     alpha: float = DEFAULT_ALPHA
     """Share of the dense score in the linear fusion where the caller gives none: what `care learn` found to suit the
     scores of a query encoder that it made, else the default."""
@@ -86,13 +87,13 @@ class ResolvedCollection:
     """Width of a graph search where the caller gives none: what `care learn` measured for its query encoder; None
     leaves it to the server."""
     held_out_deviations: tuple[float, ...] = ()
-    """Of questions of `care learn`: how far the best document of each stands out, where it was recorded."""
+    """Deviations by which the best documents of questions of `care learn` stand out; empty where none were recorded."""
     layout: Layout | None = None
-    """How to read payloads; None where none were sampled, and where no sampled node has a text."""
+    """Layout of the payloads; None where none were sampled, and where no sampled node has a text."""
     told_keys: set[str] = field(default_factory=set)
     """Payload keys without an index of which a warning was logged."""
     unfinished: str | None = None
-    """What to say where the searched vectors are being written, or were when that was interrupted."""
+    """Warning that the searched vectors are being written, or an interrupted run wrote them; None for whole ones."""
     is_sampled: bool = False
     """Whether the sample held points: an empty collection is sampled again."""
 
@@ -131,7 +132,7 @@ class CollectionResolver:
         """Set up; nothing is read. The collection may be an alias."""
         self.config = config
         self.resolved: ResolvedCollection | None = None
-        """Of the last check; None before the first one."""
+        """Result of the last check; None before the first one."""
         self._named, self._check_seconds = collection, check_seconds
         self._keys: tuple[Collection, Keys] | None = None
 

@@ -30,13 +30,13 @@ Mode = Literal["auto", "dense", "sparse", "hybrid"]
 """``auto`` is hybrid where the collection has a BM25 vector of this package, and dense elsewhere."""
 
 BATCH_QUERIES = 64
-"""Queries of one request; also the largest batch of the query encoder."""
+"""Largest number of queries of a request, and of a batch of the query encoder."""
 
 SEARCH_POLICY = RetryPolicy(attempts=3, base_seconds=0.2, cap_seconds=2.0)
-"""Somebody waits for the answer: less patient than ingestion."""
+"""Retries of a search: fewer than those of ingestion, since somebody waits for the answer."""
 
 _WIDER = (1, 4, 16, 64)
-"""When chunks of few documents fill the answer, look at this many times as many points."""
+"""Factors of the number of points that are searched in turn while chunks of few documents fill the answer."""
 
 
 class Retriever:
@@ -74,23 +74,24 @@ class Retriever:
             client: An open Qdrant.
             collection: Name or alias.
             model: The pair whose query encoder is used; only a sparse search does without.
-            mode: By vectors of the model, by BM25, or by both; ``auto`` takes both where the collection has both. In
-                a hybrid search the terms of a query count what the model has learned (`CareModel.query_terms`).
-            vector_name: Of the dense vector; None takes the one that this model made.
-            sparse_vector_name: Of the BM25 vector; None takes the one that is there.
+            mode: Search by vectors of the model, by BM25, or by both; ``auto`` takes both where the collection has
+                both. In a hybrid search the terms of a query count what the model has learned
+                (`CareModel.query_terms`).
+            vector_name: Name of the dense vector; None takes the one that this model made.
+            sparse_vector_name: Name of the BM25 vector; None takes the one that is there.
             sparse_encoder: Makes queries for the vector of ``sparse_vector_name`` where another encoder wrote that
                 (`care_qdrant.encoders.terms.sparse`); nothing checks that it fits the stored vectors.
-            fusion: How a hybrid search fuses the two lists (`care_qdrant.search.fusion`); None is ``linear``, and
+            fusion: Fusion of the two lists of a hybrid search (`care_qdrant.search.fusion`); None is ``linear``, and
                 ``rrf`` with a ``sparse_encoder``.
             alpha: Share of the dense score in the linear fusion, from 0 to 1; None takes what `care learn` recorded for
                 this model and vector, else 0.5.
             task: Name of the task whose prompt queries get; None is the model's own prompt.
-            params: Of Qdrant for the dense vector: exact, hnsw_ef, quantization, acorn.
+            params: Parameters of Qdrant for the dense vector: exact, hnsw_ef, quantization, acorn.
             shard_key: Shards to search in a collection with shards by key; None searches all.
             unique_documents: Return each document once, by its best chunk.
             fallback: The model that made the vectors, for the queries that a learned encoder is least sure of; one
                 more search of the dense vector for each query.
-            check_seconds: How long a check of the contract holds; it costs two short requests.
+            check_seconds: Time that a check of the contract holds; it costs two short requests.
 
         Raises:
             InputError: The arguments do not fit together.
@@ -166,7 +167,7 @@ class Retriever:
 
     @property
     def unfinished(self) -> str | None:
-        """What to say where the searched vectors are being written, or were when that was interrupted."""
+        """Warning of searched vectors that are being written, or that an interrupted run wrote; None for whole ones."""
         return self._resolver.resolve().unfinished
 
     @property

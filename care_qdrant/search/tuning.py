@@ -28,35 +28,37 @@ METADATA_PREFIX = "care_quantization:"
 MAX_LOSS = 0.05
 """Largest fraction of the ten nearest neighbours that a search may miss because of quantization."""
 _MAX_RECORDED_LOSS = MAX_LOSS / 5
-"""The same where stored vectors are the queries, which are found more easily than those of a query encoder."""
+"""Largest such fraction where stored vectors are the queries."""
+# They are found more easily than the vectors of a query encoder.
 TOP_K = 10
 """Number of hits among which searches that measure or verify have to find a point."""
 OVERSAMPLING = (1.0, 2.0, 4.0, 8.0, 16.0)
-"""Tried in this order; the first that loses no more than `MAX_LOSS` is taken, else the last."""
+"""Factors of oversampling, tried in this order; the first that loses at most `MAX_LOSS` is taken, else the last."""
 QUERIES = 64
 WAIT_SECONDS = 60.0
 """Longest wait of an ingestion for the server to quantise the vectors."""
 _POLICY = RetryPolicy(attempts=2)
-"""Nothing is lost where a measurement fails: the next run makes it."""
+"""Retries of a measurement."""
+# Nothing is lost where it fails: the next run makes it.
 _BATCH = 8
 _GROWTH = 2
-"""A collection of so many times the measured points is measured again."""
+"""Factor by which a collection has to grow to be measured again."""
 _IGNORED = models.QuantizationSearchParams(ignore=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Rescoring:
-    """How a quantised vector is searched, and what that finds."""
+    """Oversampling for searches of a quantised vector, and the quality that it was measured to have."""
 
     oversampling: float
     overlap_at_10: float
     """Mean fraction of the ten nearest neighbours that a search finds with it, from 0 to 1."""
     without_rescoring: float
-    """The same by the compressed vectors alone."""
+    """Mean fraction that a search finds by the compressed vectors alone."""
     points: int
     """Number of points with the vector when this was measured."""
     unquantised: float = 1.0
-    """The same by the original vectors: what the search graph finds of an exact search, without quantization."""
+    """Mean fraction that a search finds by the original vectors: the graph's share of an exact search."""
 
     @property
     def loses_too_much(self) -> bool:

@@ -1,1 +1,1 @@
-"""One vector of a live collection: examined, added beside the others, verified, removed."""
+"""Work on one vector of a live collection: it is examined, added beside the others, verified, removed."""

@@ -38,15 +38,16 @@ from care_qdrant.vectors.points import MOST_UNREADABLE, Characters, PointReader,
 from care_qdrant.vectors.preflight import Preflight, examine
 
 WATCHING = RetryPolicy(attempts=5)
-"""Of one pass of ``--watch``: there is another pass soon, and a signal should not wait for longer than some seconds."""
+"""Retries of one pass of ``--watch``."""
+# There is another pass soon, and a signal should not wait for longer than some seconds.
 
 _BM25 = SparseContract.with_average(1.0)
-"""Before the mean length of the texts is known."""
+"""Contract of BM25 before the mean length of the texts is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttachSettings:
-    """How to attach."""
+    """Settings of an attach."""
 
     text_field: str | None = None
     """Payload field with the text, as ``body`` or ``document.body``; None guesses."""
@@ -63,13 +64,13 @@ class AttachSettings:
 
 @dataclass(slots=True)
 class AttachReport:
-    """What a run did."""
+    """Counts of an attach."""
 
     collection: str
     vector_name: str
     fingerprint: str
     tool: str
-    """Who wrote the payloads, as guessed; empty where there are no points."""
+    """Tool that wrote the payloads, as guessed; empty where there are no points."""
     text_field: str
     encoded: int = 0
     unchanged: int = 0
@@ -83,7 +84,7 @@ class AttachReport:
     removed: int = 0
     """Points without text whose vector of an earlier text was removed."""
     truncated: int = 0
-    """Encoded points whose text is longer than the encoder reads."""
+    """Number of encoded points whose text is longer than the encoder reads."""
     points: int = 0
     """Number of points in the collection now, exactly."""
     covered: int = 0
@@ -112,8 +113,8 @@ def attach_vector(
         model: The pair; its document encoder is loaded only if something has to be encoded. None adds BM25, as
             ingestion writes it: the first run then reads all texts once more, for their mean length.
         vector_name: None takes the model's name, or ``bm25``.
-        settings: How.
-        stop: When it is set, the run ends after the batch that is being encoded, with a report of what it has done.
+        settings: Settings of the attach.
+        stop: Event that ends the run after the batch that is being encoded, with a report of the points so far.
         on_preflight: Called before anything is written.
         on_progress: Called after each window and each batch.
 
@@ -163,11 +164,11 @@ def attach_encoded(
 
     Args:
         collection: An open Qdrant and a name; of an alias, the collection that is behind it now.
-        contract: What made the vectors.
+        contract: Contract of the vectors.
         pages: Some thousand tasks at a time that bring their vectors, with the key of their shards. A point whose text
             is another one by now is left alone.
         vector_name: Name of the vector.
-        settings: How.
+        settings: Settings of the attach.
         on_progress: Called after each page and each batch.
 
     Raises:
@@ -303,7 +304,7 @@ def _configure(collection: Collection, vector_name: str, settings: AttachSetting
 
 @dataclass(slots=True)
 class _Run:
-    """One attach, after everything was checked."""
+    """State of an attach, after everything was checked."""
 
     collection: Collection
     reader: PointReader

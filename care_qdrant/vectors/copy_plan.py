@@ -1,4 +1,4 @@
-"""What attaching by a copy would do: the collection to make, the alias to switch, and what it takes."""
+"""The plan of an attach by a copy: the collection to make, the alias to switch, and the bytes that it takes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -17,7 +17,7 @@ from care_qdrant.vectors.preflight import NAMED_VECTORS_SINCE
 
 @dataclass(frozen=True, slots=True)
 class DetachReport:
-    """What was removed."""
+    """Vector and payload keys that were removed."""
 
     collection: str
     vector_name: str

@@ -23,7 +23,7 @@ SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True, slots=True)
 class VectorSummary:
-    """One vector of a collection."""
+    """Summary of a vector of a collection."""
 
     name: str
     """Empty for the unnamed vector."""
@@ -40,14 +40,14 @@ class VectorSummary:
 
 @dataclass(frozen=True, slots=True)
 class CollectionSummary:
-    """One collection."""
+    """Summary of a collection."""
 
     name: str
     aliases: tuple[str, ...]
     points: int
     vectors: tuple[VectorSummary, ...]
     unfinished: str | None = None
-    """What to say of work that writes to it, or did when it was interrupted."""
+    """Warning that work writes to the collection, or did when it was interrupted."""
 
 
 @dataclass(frozen=True, slots=True)

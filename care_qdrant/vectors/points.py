@@ -33,16 +33,16 @@ class PointTask(Task):
 
 @dataclass(slots=True)
 class PointWindow(Window[PointTask]):
-    """The work of some thousand points."""
+    """Window of points: those that need a vector, and the counts of the others."""
 
     read: int = 0
     without_text: int = 0
     unreadable: list[PointId] = field(default_factory=list)
-    """Those of `without_text` whose text is there, and holds half a character."""
+    """Points of `without_text` whose text is there, and holds half a character."""
     in_other_field: int = 0
-    """Those without a text under the layout's field that have one in another field."""
+    """Number of points without a text under the layout's field that have one in another field."""
     text_gone: list[PointId] = field(default_factory=list)
-    """Those without a text that have a vector of the text that they had."""
+    """Points without a text that have a vector of the text that they had."""
 
 
 class Characters:
@@ -62,7 +62,7 @@ class PointReader:
     layout: Layout
     vector_name: str
     constants: str
-    """All that decides a vector but its text."""
+    """Model, or analyser and constants, that a content hash holds beside the text."""
     counter: TokenCounter
 
     def windows(self, collection: Collection) -> Iterator[PointWindow]:

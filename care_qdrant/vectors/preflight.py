@@ -18,12 +18,12 @@ from care_qdrant.vectors.points import NOTICEABLE_FRACTION, expected_hash, other
 
 NAMED_VECTORS_SINCE = (1, 18)
 SAMPLE_POINTS = 200
-"""Size of a component of a stored vector, where it is not the 4 bytes of float32."""
+"""Number of points whose payloads show where the texts are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """What was found, without having written anything."""
+    """Findings about a collection before an attach; nothing was written."""
 
     points: int
     layout: Layout | None
@@ -31,13 +31,13 @@ class Preflight:
     sampled: int
     sampled_without_text: int
     has_vector: bool
-    """The collection has the vector already, from an earlier run."""
+    """Whether the collection has the vector already, from an earlier run."""
     problems: tuple[CareError, ...]
-    """Why attaching is refused; empty where it is not."""
+    """Reasons that an attach is refused for; empty where it is not."""
     notices: tuple[str, ...]
-    """What the owner of the collection should know before."""
+    """Notices to the owner of the collection."""
     lost_contract: bool = False
-    """The vector has lost its contract, and the hashes in the payloads say that this model made it."""
+    """Whether the vector has lost its contract, while the hashes in the payloads say that this model made it."""
 
     @property
     def is_emptied(self) -> bool:

@@ -59,7 +59,7 @@ class PairModel(DocumentModel, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class VerifySettings:
-    """What counts as right."""
+    """Limits within which a vector counts as right."""
 
     sample: int = 64
     """Number of points to encode again."""
@@ -71,7 +71,7 @@ class VerifySettings:
 
 @dataclass(slots=True)
 class VerifyReport:
-    """What was found."""
+    """Findings of a verification."""
 
     collection: str
     vector_name: str
@@ -103,16 +103,16 @@ class VerifyReport:
     known_items: float | None = field(default=None, metadata={"unit": "fraction"})
     """Fraction of the sample that was found by its own opening, from 0 to 1."""
     rescoring: Rescoring | None = None
-    """Of a quantised vector: what searches by the query encoder find with the recorded oversampling, or with the
+    """Quality of searches of a quantised vector by the query encoder, with the recorded oversampling, or with the
     least one that is enough."""
     problems: list[str] = field(default_factory=list)
     """Empty where all is right, also with `others`."""
     others: "list[VerifyReport]" = field(default_factory=list)
-    """Of the other vectors that this package made; empty where one vector was asked for."""
+    """Reports of the other vectors that this package made; empty where one vector was asked for."""
 
 
 _Point = tuple[PointId, Mapping[str, Any]]
-"""With its payload."""
+"""Point of a sample: its id and its payload."""
 _Sample = list[_Point]
 
 
@@ -133,7 +133,7 @@ def verify_collection(
         vector_name: None takes the one that the model made, and then all others that this package made: BM25 in the
             same way, those of other models without encoding a sample. Without a model it takes BM25 alone.
         text_field: Payload field with the text; None takes what attach took, or guesses.
-        settings: What counts as right.
+        settings: Limits within which a vector counts as right.
 
     Raises:
         ContractError: Another model made the vectors.

@@ -42,7 +42,7 @@ MOST_PASSES = 10
 
 @dataclass(frozen=True, slots=True)
 class CopyReport:
-    """What attaching by a copy did."""
+    """Counts of an attach by a copy."""
 
     plan: CopyPlan = field(metadata={"printed": ("source", "alias", "version", "replaces")})
     """The collection that was copied, the alias, and the collections behind it now and before."""
@@ -56,7 +56,7 @@ class CopyReport:
     known_items: KnownItems
     """Points that each of their vectors has to find."""
     attached: AttachReport
-    """Of the last pass: what the version holds."""
+    """Report of the last attach, whose counts are those of the version."""
     seconds: float
 
 
@@ -80,9 +80,9 @@ def attach_by_copy(
     Args:
         collection: An open Qdrant and a name: the collection, or an alias of it.
         model: The pair; its document encoder is loaded only if something has to be encoded.
-        alias: What readers search afterwards; None takes ``collection``, which then must be an alias.
+        alias: Alias that readers search afterwards; None takes ``collection``, which then must be an alias.
         vector_name: None takes the model's name.
-        settings: How.
+        settings: Settings of the attach.
         on_plan: Called before anything is written.
         on_preflight: Called before anything is written.
         on_progress: Called after each request of a copy, and after each batch of the encoder.

@@ -28,7 +28,7 @@ from care_qdrant.search.tuning import TOP_K
 Dense = Mapping[str, models.VectorParams]
 
 _BYTES_PER_PAYLOAD = 4_000
-"""Estimated; the sender halves a request that the server finds too large."""
+"""Estimated size of a payload; the sender halves a request that the server finds too large."""
 
 LEAST_FRACTION = 0.95
 """Least fraction of known items to find; an approximate search may miss a few, a wrong index misses most."""
@@ -93,7 +93,7 @@ def check_known_items(
 
 @dataclass(frozen=True, slots=True)
 class CopySettings:
-    """How to copy."""
+    """Settings of a copy."""
 
     overwrite: bool = False
     """Replace points of the target with other content; without it, the first one stops the copy."""
@@ -107,7 +107,7 @@ class CopySettings:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """What a copy did, or would do. Points of the source are added, changed or unchanged."""
+    """Counts of a copy, or of its dry run. Points of the source are added, changed or unchanged."""
 
     points: int
     """Number of points in the source, and afterwards in the target."""

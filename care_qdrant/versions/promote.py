@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PromotionReport:
-    """What a promotion did."""
+    """Counts of a promotion."""
 
     source: str
     target: str
@@ -39,7 +39,7 @@ def promote_collection(
     Args:
         source: The collection to copy; nobody else may write to it in the meantime.
         target: The collection to create, or to continue with.
-        settings: How.
+        settings: Settings of the copy.
         on_progress: Called after each request.
 
     Raises:

@@ -25,12 +25,12 @@ from care_qdrant.versions.copy import (
 )
 
 KNOWN_ITEMS = 50
-"""Number of points that their own vectors have to find."""
+"""Number of points of a version that searches by their own vectors have to find."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishSettings:
-    """How to publish."""
+    """Settings of a publication."""
 
     keep: int | None = None
     """Number of former versions that stay; None deletes nothing."""
@@ -39,7 +39,7 @@ class PublishSettings:
 
 @dataclass(frozen=True, slots=True)
 class PublicationReport:
-    """What a publication did, or would do."""
+    """Result of a publication, or of its dry run."""
 
     source: str
     alias: str
@@ -56,7 +56,7 @@ class PublicationReport:
 
 @dataclass(frozen=True, slots=True)
 class RollbackReport:
-    """What a rollback did, or would do."""
+    """Result of a rollback, or of its dry run."""
 
     alias: str
     version: str
@@ -83,8 +83,8 @@ def publish_collection(
 
     Args:
         source: The collection to copy, or an alias of it. Its points should not change in the meantime.
-        alias: What readers search; None takes the source, which then must be an alias.
-        settings: How.
+        alias: Alias that readers search; None takes the source, which then must be an alias.
+        settings: Settings of the publication.
         on_progress: Called after each request.
 
     Raises:

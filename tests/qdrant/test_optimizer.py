@@ -8,7 +8,7 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import QdrantError
-from care_qdrant.qdrant import collection as collections
+from care_qdrant.qdrant import optimizer
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from tests.databases import REAL, open_database, require_added_vectors
@@ -38,7 +38,7 @@ def test_an_optimizer_that_does_not_end_is_warned_of(
     opened: tuple[StandIn, Collection], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     server, collection = opened
-    monkeypatch.setattr(collections, "OPTIMIZER_SECONDS", 0)
+    monkeypatch.setattr(optimizer, "LONGEST_SECONDS", 0)
     server.faults.add("yellow", times=1_000, path="/collections/c$")
     collection.add_vector("new", DENSE)
     assert "is being optimized: waiting" in caplog.text
@@ -59,7 +59,7 @@ def test_points_that_a_server_hides_are_waited_for(
         server.requests.clear()
         read()
         assert [request.path for request in server.requests][:-1] == ["/collections/c"] * 3
-    monkeypatch.setattr(collections, "OPTIMIZER_SECONDS", 0)
+    monkeypatch.setattr(optimizer, "LONGEST_SECONDS", 0)
     server.faults.add("yellow", times=1_000, path="/collections/c$")
     assert collection.count(as_seen=True) == 0
     with pytest.raises(QdrantError, match="still hides points"):
