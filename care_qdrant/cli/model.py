@@ -166,14 +166,14 @@ def reference_vectors(model: str, output: Path) -> None:
         care-ingest corpus.jsonl --model ./my-pair --engine server --endpoint http://localhost:8000/v1
     """
     from care_qdrant.encoders.engine import Engine
-    from care_qdrant.encoders.remote.server import make_reference
+    from care_qdrant.encoders.references import make_references, save_references
     from care_qdrant.model.pair import CareModel
 
     require_free(output, _REFERENCE_VECTORS)
     pair = CareModel.load(model, engine=Engine(dtype="float32"))
-    reference = make_reference(pair.fingerprint, pair.encode_document)
-    reference.save(output)
-    click.echo(f"{output}: {len(reference.texts)} vectors of {reference.fingerprint[:12]}")
+    references = make_references(pair.encode_document)
+    save_references(output, pair.fingerprint, references)
+    click.echo(f"{output}: {len(references)} vectors of {pair.fingerprint[:12]}")
 
 
 @command.command()
