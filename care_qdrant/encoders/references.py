@@ -83,6 +83,8 @@ def load_references(path: Path, fingerprint: str) -> tuple[Reference, ...]:
         raise InputError(
             f"{path}: holds no reference vectors; make them with care model reference-vectors ({error})"
         ) from error
+    if not references:
+        raise InputError(f"{path}: holds no reference vectors; make them with care model reference-vectors")
     if found != fingerprint:
         raise ModelError(
             f"{path}: the reference vectors are of {found[:12]}, the model is {fingerprint[:12]}; make them again with "

@@ -9,7 +9,7 @@ from typing import Protocol
 import httpx
 import numpy as np
 
-from care_qdrant.encoders.remote.wire import embed, open_client
+from care_qdrant.encoders.remote.wire import embed, embeddings_client
 from care_qdrant.errors import EncodingError, InputError, redact
 from care_qdrant.forking import ForkLock
 from care_qdrant.types import Vectors
@@ -32,7 +32,7 @@ class ServiceModel:
     """A model behind OpenAI's protocol, which has no sides."""
 
     def __init__(self, url: str, model: str, api_key: str | None) -> None:
-        self._client, self._model = open_client(url, api_key, TIMEOUT_SECONDS), model
+        self._client, self._model = embeddings_client(url, api_key, TIMEOUT_SECONDS), model
         weakref.finalize(self, self._client.close)
 
     def encode_query(self, texts: Sequence[str]) -> Vectors:

@@ -29,7 +29,7 @@ from care_qdrant.encoders.ahead import Meter, run_ahead
 from care_qdrant.encoders.batching import token_batches
 from care_qdrant.encoders.engine import START_PATIENCE_SECONDS, Engine
 from care_qdrant.encoders.references import Reference
-from care_qdrant.encoders.remote.wire import PERHAPS_TOO_MUCH, open_client, read_vectors, request_body
+from care_qdrant.encoders.remote.wire import PERHAPS_TOO_MUCH, embeddings_client, read_vectors, request_body
 from care_qdrant.encoders.side import Geometry, Side
 from care_qdrant.encoders.usable import require_characters
 from care_qdrant.errors import EncodingError, ModelError, Unreachable, redact
@@ -93,7 +93,7 @@ class ServerEncoder:
         self._model, self._geometry = engine.served_model or model, geometry
         self._references, self._expected = references, [reference.numbers for reference in references]
         self._sent, self._batch_tokens = engine.sent, engine.request_tokens
-        clients = [open_client(url, engine.api_key, REQUEST_TIMEOUT_SECONDS) for url in engine.endpoints]
+        clients = [embeddings_client(url, engine.api_key, REQUEST_TIMEOUT_SECONDS) for url in engine.endpoints]
         self._endpoints = _Endpoints(clients, engine.patience_seconds)
         self.close = weakref.finalize(self, _close, clients)
         """Closes the connections; called at the latest when the encoder is not used any more."""

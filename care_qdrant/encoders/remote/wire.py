@@ -30,7 +30,7 @@ MOST_TEXTS = 64
 """Texts of the first request of `embed`."""
 
 
-def open_client(url: str, api_key: str | None, timeout_seconds: float) -> httpx.Client:
+def embeddings_client(url: str, api_key: str | None, timeout_seconds: float) -> httpx.Client:
     """Return a client of a server; its API key is hidden from now on in all that is printed."""
     remember_secret(api_key)
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
