@@ -137,7 +137,7 @@ class Rejected(QdrantError):
 
 
 class NotVerified(QdrantError):
-    """What was read back is not what was written."""
+    """Points that were read back differ from those that were written."""
 
 
 class ServerTooOld(QdrantError):
@@ -161,8 +161,8 @@ class UnusableText(EncodingError):
         """Say what is wrong with the first one.
 
         Args:
-            problems: What is wrong with each text, by its place in the call.
-            names: What the caller calls the texts, such as ``document 'd7'``; None counts them.
+            problems: Fault of each text, by its place in the call.
+            names: The caller's names of the texts, such as ``document 'd7'``; None counts them.
         """
         self.problems, self._names = dict(problems), names
         first, others = min(problems), len(problems) - 1
@@ -185,7 +185,7 @@ class MissingExtra(CareError):
 
 
 INSTALL = "pip install '.[{extra}]' in a clone of care-qdrant"
-"""How to install an extra; at the first release, ``pip install 'care-qdrant[{extra}]'``."""
+"""Command that installs an extra; at the first release, ``pip install 'care-qdrant[{extra}]'``."""
 REJECTED_ROWS_EXIT_CODE = 8
 INTERRUPTED_EXIT_CODE = 130
 
@@ -237,7 +237,7 @@ def next_command(words: str, *, model: bool = True) -> str:
     """Return a command that mends what a message is about, with the options that it needs, for the message's end.
 
     Args:
-        words: As ``care attach articles``.
+        words: The command, such as ``care attach articles``.
         model: Whether it needs the same ``--model``.
     """
     if (complete := COMPLETE.get()) is not None:

@@ -59,7 +59,7 @@ class Chunk:
 
     @property
     def embedded_text(self) -> str:
-        """What the document encoder reads."""
+        """The text that the document encoder reads: title and text."""
         return embedded_text(self.document.title, self.text)
 
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from care_qdrant.cli.model import command as care_model
 from care_qdrant.console.outputs import require_free
-from care_qdrant.encoders.remote.server import ReferenceVectors
+from care_qdrant.encoders.references import Reference, save_references
 from care_qdrant.errors import InputError
 
 NOTES = '{"query": "my own", "label": "S"}\n'
@@ -48,7 +48,7 @@ def test_a_file_of_the_user_is_refused_before_any_work(
 def test_what_a_command_wrote_it_replaces(tmp_path: Path) -> None:
     from care_qdrant.cli.model import _REFERENCE_VECTORS
 
-    ReferenceVectors("a" * 64, ["text"], [[1.0]]).save(tmp_path / "reference.json")
+    save_references(tmp_path / "reference.json", "a" * 64, [Reference.of("text", [1.0])])
     require_free(tmp_path / "reference.json", _REFERENCE_VECTORS)
     (tmp_path / "config.json").write_text(json.dumps({"fingerprint": "a" * 64}))
     with pytest.raises(InputError, match="would be lost"):

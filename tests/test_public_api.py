@@ -16,10 +16,14 @@ ON_TOP_OF_THE_CORE = ("trainer/care_trainer", "benchmarks/care_benchmarks", "ben
 
 
 SHARED = {"POLICY", "TermWeights", "TorchEncoder", "Job", "read_part", "run_ahead", "usable_cores"} | {
+    "LEAST_HALF_PRECISION",
     "add_term_weights",
     "check_adapter_vectors",
     "copy_term_weights",
+    "cosines",
     "duration",
+    "embed",
+    "embeddings_client",
     "keep_check_vectors",
     "open_bar",
     "plain_vectors",

@@ -110,9 +110,8 @@ def _over_index_of(base: EvaluatedSystem, control: EvaluatedSystem) -> Evaluated
         dim=pair.dim,
         fingerprint=pair.fingerprint,
         temperature=pair.temperature,
-        load_query_encoder=lambda: symmetric.query_encoder,
-        load_document_encoder=lambda: pair.document_encoder,
-        load_document_tokenizer=lambda: pair.document_tokenizer,
+        query=symmetric.query,
+        document=pair.document,
     )
     return replace(control, model=model, borrows_index=True)
 

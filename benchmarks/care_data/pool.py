@@ -20,10 +20,13 @@ from care_data.near import grams, overlap
 from care_data.source import Texts, open_source, read_fields, read_questions, read_texts
 from care_qdrant import CareModel, Collection, EncodingError, InputError, Vectors, embedded_text
 from care_qdrant import Retriever as Search
-from care_qdrant.encoders.remote.wire import embed
+from care_qdrant.encoders.remote.wire import embed, embeddings_client
 from care_qdrant.encoders.terms import bm25
 
 logger = logging.getLogger(__name__)
+
+EMBEDDING_SECONDS = 120.0
+"""Longest time of a request for vectors."""
 
 POOL, CORPUS, QUERIES = "pool.jsonl", "corpus.jsonl", "queries.jsonl"
 _RRF = 60  # constant of reciprocal rank fusion (Cormack et al., 2009)
@@ -156,9 +159,8 @@ def _by_vector(
 
 def _embedded(retriever: Retriever, queries: Sequence[str]) -> Vectors:
     key = secret(retriever.key_env, f"retriever {retriever.name}")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        with httpx.Client(base_url=str(retriever.url), headers=headers, timeout=120) as client:
+        with embeddings_client(str(retriever.url), key, EMBEDDING_SECONDS) as client:
             return embed(client, retriever.model, queries)
     except (httpx.HTTPError, EncodingError) as error:
         raise InputError(f"retriever {retriever.name} at {retriever.url}: no vectors ({error})") from error

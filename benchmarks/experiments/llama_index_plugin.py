@@ -19,6 +19,7 @@ from llama_index.vector_stores.care import CareVectorStore
 from typing_extensions import override
 
 from care_qdrant.model.pair import CareModel
+from care_qdrant.model.sides import GivenEncoder
 from care_qdrant.types import Vectors
 
 
@@ -65,8 +66,8 @@ def constant_model(source: str, **_: object) -> CareModel:
         dim=dim,
         fingerprint=source,
         temperature=0.02,
-        load_query_encoder=lambda: encoder,
-        load_document_encoder=lambda: encoder,
+        query=GivenEncoder(encoder),
+        document=GivenEncoder(encoder),
     )
 
 

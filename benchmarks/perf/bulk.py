@@ -1,4 +1,4 @@
-"""What units of work cost against direct ingestion, and loaders against the stock client, in turns.
+"""Cost of a bulk job against direct ingestion, and loaders against the stock client, in turns.
 
 With ready vectors for an encoder, or with a pair.
 """
@@ -134,27 +134,27 @@ def _pool(count: int) -> ProcessPoolExecutor:
     return pool
 
 
-def _together(pool: ProcessPoolExecutor, work: Job, url: str, count: int) -> float:
+def _together(pool: ProcessPoolExecutor, job: Job, url: str, count: int) -> float:
     start = time.perf_counter()
-    list(pool.map(_load_share, [work.url] * count, [url] * count, range(1, count + 1), [count] * count))
+    list(pool.map(_load_share, [job.url] * count, [url] * count, range(1, count + 1), [count] * count))
     return round(time.perf_counter() - start, 3)
 
 
-def _load_share(work: str, url: str, number: int, of: int) -> None:
+def _load_share(job: str, url: str, number: int, of: int) -> None:
     with open_client(url=url, grpc=True) as client:
-        load(Job(work), Collection(client, f"loaders-{of}"), part=(number, of))
+        load(Job(job), Collection(client, f"loaders-{of}"), part=(number, of))
 
 
-def _upload(work: Job, client: QdrantClient, name: str) -> None:
+def _upload(job: Job, client: QdrantClient, name: str) -> None:
     """Load the parts as the stock client does, with the smallest payload; the server builds no graph meanwhile."""
-    manifest, receipts = work.manifest(), work.receipts()
+    manifest, receipts = job.manifest(), job.receipts()
     params = models.VectorParams(size=manifest.dim, distance=models.Distance.COSINE)
     client.create_collection(name, {"v": params}, hnsw_config=models.HnswConfigDiff(m=0))
-    client.upload_points(name, _points(work, manifest, [*receipts.values()]), batch_size=256, parallel=1, wait=True)
+    client.upload_points(name, _points(job, manifest, [*receipts.values()]), batch_size=256, parallel=1, wait=True)
 
 
-def _points(work: Job, manifest: Manifest, receipts: Sequence[Receipt]) -> Iterator[models.PointStruct]:
-    for chunks in (chunks for receipt in receipts for chunks in read_part(work, manifest, receipt)):
+def _points(job: Job, manifest: Manifest, receipts: Sequence[Receipt]) -> Iterator[models.PointStruct]:
+    for chunks in (chunks for receipt in receipts for chunks in read_part(job, manifest, receipt)):
         for chunk in chunks:
             payload = {"doc_id": chunk.document.id, "text": chunk.text, **chunk.document.metadata}
             yield models.PointStruct(
@@ -168,10 +168,10 @@ def _timed(run: Callable[[], object]) -> tuple[float, float]:
     return round(time.process_time() - cpu, 3), round(time.perf_counter() - wall, 3)
 
 
-def _encode(work: Job, model: DocumentModel) -> None:
-    manifest = work.manifest()
+def _encode(job: Job, model: DocumentModel) -> None:
+    manifest = job.manifest()
     for unit in manifest.units:
-        encode_unit(work, manifest, unit, model, 16_384)
+        encode_unit(job, manifest, unit, model, 16_384)
 
 
 if __name__ == "__main__":

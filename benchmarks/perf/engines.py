@@ -22,9 +22,11 @@ from tokenizers import Tokenizer
 
 from care_qdrant.encoders.ahead import run_ahead
 from care_qdrant.encoders.batching import token_batches
-from care_qdrant.encoders.engine import Sent
+from care_qdrant.encoders.engine import Engine, Sent
 from care_qdrant.encoders.local.torch import TorchEncoder, load_sentence_transformer
-from care_qdrant.encoders.remote.server import ServerEncoder, make_reference
+from care_qdrant.encoders.references import make_references
+from care_qdrant.encoders.remote.server import ServerEncoder
+from care_qdrant.encoders.side import Side
 from care_qdrant.model.folder import write_for_servers
 from care_qdrant.types import Vectors
 from tests import tiny
@@ -220,16 +222,10 @@ def _pipeline(folder: Path, encoder: TorchEncoder) -> Callable[[list[str]], Vect
 
 
 def _served(server: Server, folder: Path, encoder: TorchEncoder, sent: Sent) -> Callable[[list[str]], Vectors]:
-    return ServerEncoder(
-        [f"http://127.0.0.1:{server.port}/v1"],
-        server.model,
-        Tokenizer.from_file(str(folder / "tokenizer.json")),
-        make_reference("", encoder.encode),
-        dim=encoder.dim,
-        max_tokens=encoder.max_tokens,
-        sent=sent,
-        batch_tokens=4_096,
-    ).encode
+    engine = Engine("server", endpoints=(f"http://127.0.0.1:{server.port}/v1",), sent=sent, request_tokens=4_096)
+    tokenizer, side = Tokenizer.from_file(str(folder / "tokenizer.json")), Side("lasttoken", encoder.max_tokens)
+    references = make_references(encoder.encode)
+    return ServerEncoder(engine, server.model, tokenizer, side, references, dim=encoder.dim).encode
 
 
 def _measure(

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from care_qdrant.model.pair import CareModel
+from care_qdrant.model.sides import GivenEncoder
 from care_qdrant.types import Vectors
 from tests.reliability.ready_model import write_corpus
 
@@ -59,9 +60,8 @@ def numbered_pair(dim: int) -> CareModel:
         dim=dim,
         fingerprint=hashlib.sha256(f"numbered/{dim}".encode()).hexdigest(),
         temperature=1.0,
-        load_query_encoder=lambda: query,
-        load_document_encoder=lambda: document,
-        load_document_tokenizer=lambda: document,
+        query=GivenEncoder(query),
+        document=GivenEncoder(document),
     )
 
 

@@ -99,7 +99,7 @@ def _open_encoders(model: Path, card: Card) -> dict[str, Encode]:
         STOCK: lambda texts: np.array(stock.get_text_embedding_batch(list(texts)), dtype=np.float32)
     }
     for name, file in _onnx_files(card).items():
-        encoders[name] = OnnxEncoder.of_side(model / "query", file, card.query, card.dim).encode
+        encoders[name] = OnnxEncoder(model / "query", file, card.query, card.dim).encode
     return encoders
 
 

@@ -1,4 +1,4 @@
-"""What a job would take: tokens, hours, money, bytes, memory and nodes, from a sample and from measured constants.
+"""Forecast of a job: tokens, hours, money, bytes, memory and nodes, from a sample and from measured constants.
 
 Each constant comes from a result file of this repository, and holds for what was measured there: up to a million
 points, on two shared cores. Beyond, it is extrapolated along a straight line, and the report says so.
@@ -17,7 +17,6 @@ from care_qdrant.corpus.rows import Reject
 from care_qdrant.encoders import Encoder, TokenCounter
 from care_qdrant.errors import InputError
 from care_qdrant.ingestion.dry_run import payload_bytes, rounded
-from care_qdrant.qdrant.schema import BYTES_PER_NUMBER
 from care_qdrant.types import Chunk, Document
 
 SAMPLE_DOCUMENTS = 1_024
@@ -63,12 +62,12 @@ CONSTANTS = {
 
 @dataclass(frozen=True, slots=True)
 class ForecastSettings:
-    """What the job would run on."""
+    """The machines that the job would run on, and how large it would be."""
 
     documents: int | None = None
-    """Extrapolate to so many documents like these; None takes those that are there."""
+    """Number of documents like these to extrapolate to; None takes those that are there."""
     tokens_per_second: float | None = None
-    """Of one worker; None encodes a few chunks here."""
+    """Speed of one worker; None encodes a few chunks here."""
     workers: int = 1
     node_gib: float = 64.0
     """Memory of a node of the database, in GiB."""
@@ -80,33 +79,33 @@ class ForecastSettings:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a job would take; nothing was written."""
+    """Time, space and money that a job would take; nothing was written."""
 
     model: str
     documents: int
     sampled: int
     points: int
     tokens: int
-    """To encode, overlaps of chunks included."""
+    """Tokens to encode, overlaps of chunks included."""
     tokens_of_a_document: dict[str, float]
     """Quantiles over the sample, and ``share up to N`` for powers of two."""
     tokens_per_second: float
-    """Of one worker."""
+    """Speed of one worker."""
     workers: int
     encode_hours: float
     part_bytes: int
-    """Of all Parquet parts, without their compression."""
+    """Bytes of all Parquet parts, without their compression."""
     payload_bytes: int
     disk_bytes: dict[str, int]
-    """Of the database by way of storage, payloads and graph included; one copy."""
+    """Bytes on disk of the database by way of storage, payloads and graph included; one copy."""
     memory_bytes: dict[str, int]
-    """Of the database by way of storage, to answer from memory; one copy."""
+    """Memory of the database in bytes by way of storage, to answer from memory; one copy."""
     nodes: dict[str, int]
-    """With the given memory; as many shards as nodes let each build its own part of the graph."""
+    """Nodes of the given memory, by way of storage; as many shards as nodes let each build its part of the graph."""
     load_hours: float
-    """Of one loader."""
+    """Hours of one loader."""
     index_core_hours: tuple[float, float]
-    """Least, and with cost in proportion to the vector's length."""
+    """Core hours of building the graph: the least, and with cost in proportion to the vector's length."""
     constants: dict[str, Constant]
     extrapolated: bool
     """Whether this is beyond the million points that the constants were measured with."""
@@ -135,7 +134,6 @@ def forecast(
     # Of a point, the text is there already, and its hash is new.
     sizes = [64 if manifest.collection is not None else payload_bytes(chunk, hashes) for chunk in chunks]
     payload = round(points * float(np.mean(sizes)))
-    width = BYTES_PER_NUMBER[manifest.datatype]
     beside = CONSTANTS["disk_bytes_beside_vector"].value * points
     memory = {name: round(points * size) for name, size in _sizes(manifest.dim, on_disk=False).items()}
     index = points * CONSTANTS["index_core_seconds"].value / 3_600
@@ -149,7 +147,7 @@ def forecast(
         tokens_per_second=rounded(speed),
         workers=settings.workers,
         encode_hours=rounded(hours),
-        part_bytes=round(points * manifest.dim * width + payload),
+        part_bytes=round(points * manifest.vector_bytes + payload),
         payload_bytes=payload,
         disk_bytes={
             name: round(points * size + beside + payload) for name, size in _sizes(manifest.dim, on_disk=True).items()

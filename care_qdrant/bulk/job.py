@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, cast
 
 import fsspec  # type: ignore[import-untyped]
+import numpy as np
 from pydantic import TypeAdapter
 
 from care_qdrant.contracts.contract import VectorContract
@@ -32,7 +33,7 @@ class Unit:
     """A range of rows of one file of the corpus."""
 
     name: str
-    """Of the file, the first row and the content; the place of the corpus is not in it."""
+    """Name made of the file's, the first row and the content; the place of the corpus is not in it."""
     file: str
     """Path or URL; the name of a file of the job where its rows were copied."""
     label: str
@@ -42,11 +43,11 @@ class Unit:
     last: int
     documents: int
     tokens: int
-    """Estimated from a sample of the corpus."""
+    """Tokens to encode, estimated from a sample of the corpus."""
     hash: str
-    """Of the rows: a corpus that was changed after planning is noticed."""
+    """SHA-256 of the rows: a corpus that was changed after planning is noticed."""
     bytes: tuple[int, int] | None = None
-    """Where the rows are in a plain file of JSON lines, which is read from there; None for other files."""
+    """First byte of the rows in a plain file of JSON lines, and the one after them; None for other files."""
     repeated: tuple[int, ...] = ()
     """Lines whose document an earlier row has: left out as direct ingestion leaves them out."""
     copied: bool = False
@@ -55,7 +56,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What is to be done, and with which model."""
+    """The description of a job: its units, its model, and its settings."""
 
     model: str
     """Folder or name of the pair, as it was given."""
@@ -72,9 +73,9 @@ class Manifest:
     average_length: float | None = None
     """Mean document length in terms, of the BM25 vectors; None without them."""
     collection: str | None = None
-    """Whose points are encoded; None for a job over a corpus."""
+    """Collection whose points are encoded; None for a job over a corpus."""
     text_field: str | None = None
-    """Where its payloads have the text."""
+    """Payload field of the collection with the text; None for a job over a corpus."""
     unit_rows: int = 8_192
     units: tuple[Unit, ...] = ()
     rejected: int = 0
@@ -83,22 +84,27 @@ class Manifest:
 
     @property
     def contract(self) -> VectorContract:
-        """What a collection keeps about the vectors."""
+        """The record that a collection keeps of the vectors."""
         return VectorContract(self.fingerprint, self.model_name, self.dim, distance=self.distance)
 
     @property
+    def vector_bytes(self) -> int:
+        """Bytes of one vector in a part."""
+        return self.dim * np.dtype(self.datatype).itemsize
+
+    @property
     def tokens(self) -> int:
-        """Estimate for the whole corpus."""
+        """Tokens of the whole corpus, estimated."""
         return sum(unit.tokens for unit in self.units)
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a finished unit says of itself."""
+    """The proof of a finished unit: its part, by length and digest, and its figures."""
 
     unit: str
     sha256: str
-    """Of the part."""
+    """SHA-256 of the part."""
     bytes: int
     documents: int
     chunks: int

@@ -24,6 +24,7 @@ from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.contracts.layouts import Layout, guess_layout
 from care_qdrant.contracts.learned import stored_vector
 from care_qdrant.contracts.payload import content_hash, stored_hash
+from care_qdrant.encoders.agreement import LEAST_STORED, cosines
 from care_qdrant.errors import InputError
 from care_qdrant.ingestion.ingest import ingest_encoded
 from care_qdrant.ingestion.rows import CutDocument
@@ -194,15 +195,15 @@ def _pages(
 
 @dataclass(slots=True)
 class BulkVerification:
-    """What `verify` found."""
+    """Comparison of a job's parts with a collection, by `verify`."""
 
     collection: str
     vector_name: str
     units: int
     chunks: int
-    """Of all parts."""
+    """Chunks of all parts."""
     points: int
-    """Of the collection with this vector; others may have written some of them."""
+    """Points of the collection with this vector; others may have written some of them."""
     right: int = 0
     missing: int = 0
     outdated: int = 0
@@ -211,7 +212,7 @@ class BulkVerification:
     """Points that others have edited or deleted since the plan, of a job over a collection."""
     compared_vectors: int = 0
     least_cosine: float | None = None
-    """Of the stored vectors to those of the parts, over all that were compared."""
+    """Least cosine of a stored vector to that of its part, over all that were compared."""
     recall: float | None = None
     """Share of the 10 nearest points that the search graph finds, mean over sampled vectors; None without a graph."""
     wrong_units: list[str] = field(default_factory=list)
@@ -239,25 +240,25 @@ def verify(
     if manifest.collection is not None:
         payloads = [record.payload or {} for record in target.sample(SEARCHED)]
         layout = guess_layout(payloads, text_field=manifest.text_field)
-    counts, cosines, drawn = Counter[str](), list[float](), list[Vectors]()
+    counts, agreements, drawn = Counter[str](), list[float](), list[Vectors]()
     with ThreadPoolExecutor(threads) as pool:
         found = pool.map(lambda each: _compare(job, manifest, target, layout, each), receipts)
-        for done, (receipt, (its_counts, its_cosines, its_drawn)) in enumerate(zip(receipts, found, strict=True), 1):
+        for done, (receipt, (its_counts, its_agreements, its_drawn)) in enumerate(zip(receipts, found, strict=True), 1):
             counts.update(its_counts)
-            cosines += its_cosines
+            agreements += its_agreements
             drawn += its_drawn
             report.wrong_units += [receipt.unit] if its_counts["missing"] or its_counts["outdated"] else []
             on_progress(done, len(receipts))
     report.right, report.missing = counts["right"], counts["missing"]
     report.outdated, report.changed = counts["outdated"], counts["changed"]
-    report.compared_vectors, report.least_cosine = len(cosines), min(cosines, default=None)
+    report.compared_vectors, report.least_cosine = len(agreements), min(agreements, default=None)
     report.recall = _recall(target, manifest.vector_name, random.Random(0).sample(drawn, min(SEARCHED, len(drawn))))
     if report.missing or report.outdated:
         report.problems.append(
             f"{report.missing:,} points are missing and {report.outdated:,} are of another text, in "
             f"{len(report.wrong_units):,} units; care bulk load {job.url} writes them"
         )
-    if report.least_cosine is not None and report.least_cosine < 0.99:
+    if report.least_cosine is not None and not report.least_cosine >= LEAST_STORED:
         report.problems.append(f"a stored vector has cosine {report.least_cosine:.3f} to that of its part")
     return report
 
@@ -266,7 +267,7 @@ def _compare(
     job: Job, manifest: Manifest, target: Collection, layout: Layout | None, receipt: Receipt
 ) -> tuple[Counter[str], list[float], list[Vectors]]:
     """Return what the points of a part are, the cosines of sampled vectors to theirs, and these vectors."""
-    counts, cosines, drawn, name = Counter[str](), list[float](), list[Vectors](), manifest.vector_name
+    counts, compared, drawn, name = Counter[str](), list[Vectors](), list[Vectors](), manifest.vector_name
     rows = random.Random(receipt.unit).sample(range(receipt.chunks), min(DRAWN_A_PART, receipt.chunks))
     first = 0
     for chunks in read_part(job, manifest, receipt):
@@ -291,11 +292,11 @@ def _compare(
             if (vector := vectors.get(ids[row])) is None:
                 counts["missing"] += layout is None  # of a point, its hash says that
                 continue
-            made = cast(Vectors, chunks[row].vector)
-            cosines.append(float(vector @ made / (np.linalg.norm(vector) * np.linalg.norm(made))))
-            drawn.append(made)
+            compared.append(vector)
+            drawn.append(cast(Vectors, chunks[row].vector))
         first += len(ids)
-    return counts, cosines, drawn
+    agreements = cosines(np.stack(compared), np.stack(drawn)).tolist() if drawn else []
+    return counts, agreements, drawn
 
 
 def _recall(target: Collection, name: str, vectors: Sequence[Vectors]) -> float | None:

@@ -31,11 +31,10 @@ from care_qdrant.encoders import TokenCounter
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import FingerprintMismatch, InputError
 from care_qdrant.ingestion.seen import Seen
-from care_qdrant.qdrant.schema import BYTES_PER_NUMBER
 from care_qdrant.types import Chunk, Document, embedded_text
 
 SAMPLE = 32
-"""Each so-many-th document is tokenised, for the estimates."""
+"""Distance of the documents that are tokenised for the estimates: each 32nd one is."""
 AVERAGED = 4_096
 """Documents of which the mean length of BM25 is taken, as in direct ingestion."""
 
@@ -76,16 +75,16 @@ def plan(
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """What a job is, for people."""
+    """A planned job, for people."""
 
     job: str
     units: int
     documents: int
     tokens: int
-    """Estimated from each 32nd document."""
+    """Tokens to encode, estimated from each 32nd document."""
     rejected: int
     vector_bytes: int
-    """Of the parts, for as many chunks as there are documents."""
+    """Bytes of the vectors in all parts, for as many chunks as there are documents."""
     model: str
     fingerprint: str
 
@@ -93,14 +92,13 @@ class PlanReport:
     def of(cls, manifest: Manifest, job: Job) -> "PlanReport":
         """Describe a job."""
         documents = sum(unit.documents for unit in manifest.units)
-        width = BYTES_PER_NUMBER[manifest.datatype]
         return cls(
             job=job.url,
             units=len(manifest.units),
             documents=documents,
             tokens=manifest.tokens,
             rejected=manifest.rejected,
-            vector_bytes=documents * manifest.dim * width,
+            vector_bytes=documents * manifest.vector_bytes,
             model=manifest.model_name,
             fingerprint=manifest.fingerprint,
         )
@@ -295,7 +293,7 @@ def _until(rows: Iterator[Row], last: int) -> Iterator[Row]:
 
 
 class _Offsets:
-    """Where lines begin, found by counting line ends ahead of the rows that are read."""
+    """The first bytes of lines, found by counting line ends ahead of the rows that are read."""
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -25,12 +25,12 @@ logger = logging.getLogger(__name__)
 ATTEMPTS = 3
 _COUNTED = ("documents", "chunks", "rejected", "tokens")
 LIST_SECONDS = 15.0
-"""How often a worker of several looks what the others have done, for its progress."""
+"""Pause between two looks at what other workers have done, for the progress of this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """What every worker is told."""
+    """The model, the engine and the job of every worker."""
 
     job: str
     model: str
@@ -41,7 +41,7 @@ class WorkerSettings:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of the units."""
+    """Result of a run over units: receipts, and the reasons of failures."""
 
     receipts: list[Receipt] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
@@ -213,10 +213,10 @@ def _run(unit: Unit) -> Receipt:
 
 @dataclass(frozen=True, slots=True)
 class EncodeReport:
-    """What a run of ``care bulk encode`` did."""
+    """Report of a run of ``care bulk encode``."""
 
     units: int
-    """Of this run's share of the job."""
+    """Units of this run's share of the job."""
     encoded: int
     """Units of which it wrote the part."""
     skipped: int

@@ -191,18 +191,17 @@ def reference_vectors(model: str, output: Path, as_json: bool) -> None:
           --endpoint http://localhost:8000/v1
     """
     from care_qdrant.encoders.engine import Engine
-    from care_qdrant.encoders.remote.server import make_reference
+    from care_qdrant.encoders.references import make_references, save_references
     from care_qdrant.model.pair import CareModel
 
     require_free(output, _REFERENCE_VECTORS)
     pair = CareModel.load(model, engine=Engine(dtype="float32"))
-    reference = make_reference(pair.fingerprint, pair.encode_document)
-    reference.save(output)
+    references = make_references(pair.encode_document)
+    save_references(output, pair.fingerprint, references)
     if as_json:
-        made = {"file": str(output), "vectors": len(reference.texts), "fingerprint": reference.fingerprint}
-        show_json(made)
+        show_json({"file": str(output), "vectors": len(references), "fingerprint": pair.fingerprint})
     else:
-        click.echo(f"{output}: {len(reference.texts)} vectors of {reference.fingerprint[:12]}")
+        click.echo(f"{output}: {len(references)} vectors of {pair.fingerprint[:12]}")
 
 
 @command.command()

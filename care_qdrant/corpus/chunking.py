@@ -10,10 +10,10 @@ from care_qdrant.encoders import TokenCounter
 from care_qdrant.types import Chunk, Document, embedded_text
 
 Overflow = Literal["split", "truncate", "reject"]
-"""What becomes of a document that is longer than the encoder reads."""
+"""Treatment of a document that is longer than the encoder reads."""
 
 OVERLAP_SHARE = 1 / 8
-"""Of the encoder's maximum: how much of a chunk the next one repeats, in whole sentences."""
+"""Part of a chunk that the next one repeats, in whole sentences, as a fraction of the encoder's maximum."""
 
 _SENTENCE_END = re.compile(r"(?:[。！？；!?;…]|\.(?=\s|$))+[”’」』）》)\]\"']*\s*|\n\s*")
 _CLAUSE_END = re.compile(r"[，、,：:）)\s]")

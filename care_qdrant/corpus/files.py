@@ -56,7 +56,7 @@ class CorpusFile:
 
     path: str
     name: str
-    """Relative to the folder that was given, or that has all text files; the id of a text file."""
+    """Path relative to the folder that was given, or that has all text files; the id of a text file."""
 
     @property
     def plain_name(self) -> str:
@@ -80,7 +80,7 @@ class Corpus:
         Args:
             path: One path or several. A name with ``*`` that is no file stands for the files that it matches.
             fields: Names of the parts of a row.
-            encoding: Of text files that are not UTF-8.
+            encoding: Encoding of text files that are not UTF-8.
 
         Raises:
             InputError: There is no such file.
@@ -90,7 +90,7 @@ class Corpus:
         self._paths = [path] if isinstance(path, str | Path) else list(path)
         self.fields, self.encoding = fields, encoding
         self.found: list[str] = []
-        """What each file was read as, for people; grows while the corpus is read."""
+        """Formats that the files were read as, for people; grows while the corpus is read."""
         self._stack = ExitStack()
         self._file: io.BufferedReader | None = None
         self._sizes = [_size(file.path) for file in self.files]

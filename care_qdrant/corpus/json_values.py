@@ -38,7 +38,7 @@ def read_values(file: io.BufferedReader, fields: Fields) -> Iterator[Document | 
 
 
 class _Text:
-    """What is not decoded yet of a text, and where it begins."""
+    """The part of a text that is not decoded yet, and its place in the whole."""
 
     def __init__(self, stream: io.TextIOWrapper) -> None:
         self._stream = stream
@@ -47,7 +47,7 @@ class _Text:
 
     @property
     def place(self) -> str:
-        """Where the next value begins, for people; an array of a program may be one line."""
+        """The place of the next value, for people; an array of a program may be one line."""
         return f"line {self._line:,}, character {self._characters + 1:,} of the file"
 
     @property

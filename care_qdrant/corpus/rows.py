@@ -11,7 +11,7 @@ from care_qdrant.corpus.column_types import ColumnType
 from care_qdrant.types import RESERVED_KEYS, Document, embedded_text, half_character
 
 HASH_ID = ":hash"
-"""As the name of the id field: the id is a hash of title and text."""
+"""Name of an id field that stands for a hash of title and text."""
 MAX_DEPTH = 32
 """Levels of nested metadata. Qdrant's own JSON reader stops at 128 and would refuse the whole request."""
 
@@ -43,7 +43,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedKey:
-    """What a JSON object is read as that has a key twice: which value counts is anybody's guess."""
+    """A JSON object that has a key twice: which of its values counts is anybody's guess."""
 
     key: str
 

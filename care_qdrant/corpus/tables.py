@@ -27,7 +27,7 @@ _ESCAPED_BYTE = re.compile("[\udc80-\udcff]")
 
 
 class Header(NamedTuple):
-    """What the start of a table says."""
+    """The columns and the dialect that the start of a table shows."""
 
     delimiter: str
     columns: list[str]

@@ -6,8 +6,8 @@ from typing import Protocol, runtime_checkable
 from care_qdrant.types import Vectors
 
 MAX_CHARACTERS_PER_TOKEN = 64
-"""Of a text that is longer than this times the limit in tokens, an online encoder reads no more characters: its
-tokenizer holds the interpreter's lock for 4 s a million of them."""
+"""Characters that an online encoder tokenises for each token of its limit; the rest of a longer text is not read: the
+tokenizer holds the interpreter's lock for 4 s a million characters."""
 
 
 class TokenCounter(Protocol):

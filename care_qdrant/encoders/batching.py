@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tokenizers import Encoding, Tokenizer
 
+from care_qdrant.encoders.side import Side
 from care_qdrant.encoders.usable import require_characters
 
 _ALIKE = 0.97
@@ -17,8 +18,8 @@ class TokenizerFile:
     Used by several threads: it does not change after ``__init__``.
     """
 
-    def __init__(self, path: Path, *, max_tokens: int, prompt: str = "", special_tokens: bool = True) -> None:
-        self.max_tokens, self._prompt, self._special_tokens = max_tokens, prompt, special_tokens
+    def __init__(self, path: Path, side: Side) -> None:
+        self.max_tokens, self._side = side.max_tokens, side
         self._tokenizer = Tokenizer.from_file(str(path))
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
@@ -26,8 +27,8 @@ class TokenizerFile:
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Return the uncut length of each text in tokens, special tokens and prompt included."""
         require_characters(texts)
-        texts = [self._prompt + text for text in texts]
-        return [len(self._tokenizer.encode(text, add_special_tokens=self._special_tokens).ids) for text in texts]
+        texts = [self._side.prompt + text for text in texts]
+        return [len(self._tokenizer.encode(text, add_special_tokens=self._side.special_tokens).ids) for text in texts]
 
 
 def uncut_length(encoding: Encoding, special_tokens: int) -> int:
@@ -66,7 +67,7 @@ class Budget:
     def __init__(self, tokens: int) -> None:
         self.tokens, self._most = tokens, tokens
         self.exceeded = 0
-        """How often memory ran out."""
+        """Number of times that memory ran out."""
 
     def halve(self, padded: int) -> None:
         """Take half of a batch that did not fit."""

@@ -1,4 +1,4 @@
-"""How documents are encoded: the settings that every command which encodes documents shares."""
+"""Settings of the document encoder, which every command that encodes documents shares."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,20 +12,20 @@ START_PATIENCE_SECONDS = 5.0
 said soon. In the middle of a run a server may be away for `PATIENCE_SECONDS`, and the run waits."""
 Kind = Literal["torch", "onnx", "server"]
 Dtype = Literal["auto", "float32", "bfloat16"]
-"""Of torch weights; ``auto`` is float32 on a CPU, else bfloat16."""
+"""Type of torch weights; ``auto`` is float32 on a CPU, else bfloat16."""
 Sent = Literal["tokens", "text", "text-without-prompt"]
-"""What a server gets: token ids; prompt and text; or the text alone, where the server adds its own prompt."""
+"""Input of a server: token ids; prompt and text; or the text alone, where the server adds its own prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What encodes documents, and where."""
+    """The program that encodes documents, and where it runs."""
 
     kind: Kind | None = None
-    """None takes ``onnx`` where the model has such a document encoder and no device is named, else ``torch``."""
+    """Program that encodes; None takes onnx where the model has such an encoder and no device is named, else torch."""
     dtype: Dtype = "auto"
     endpoints: tuple[str, ...] = ()
-    """Base URLs of servers, as ``http://localhost:8000/v1``, which have the route ``embeddings``."""
+    """Base URLs of servers, such as ``http://localhost:8000/v1``, which have the route ``embeddings``."""
     served_model: str | None = None
     """Name of the model on the servers; None takes the pair's name."""
     sent: Sent = "tokens"

@@ -44,7 +44,7 @@ class MicroBatcher:
             encode: Returns one row per text, ``(len(texts), dim)``. It must not refer to this object, which would then
                 never be collected.
             max_batch: Most texts of one call.
-            workers: How many batches may run side by side: one per core that is to encode queries.
+            workers: Number of batches that may run side by side: one per core that is to encode queries.
         """
         self._line = _Line(encode, max_batch, workers)
         self._finalizer = weakref.finalize(self, self._line.close)

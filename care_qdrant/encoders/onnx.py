@@ -1,6 +1,6 @@
 """An encoder on onnxruntime and tokenizers: no torch in the process, one thread a run.
 
-The graph holds pooling and normalisation (`model.export_onnx`), so a text is: tokenise, run, done. Queries take
+The graph holds pooling and normalisation (`model.export.onnx`), so a text is: tokenise, run, done. Queries take
 one thread a call; documents may run several batches at once.
 """
 
@@ -32,7 +32,8 @@ _LENGTH_STEP = 4
 """A text is always padded to the next multiple, alone or not, and shares a run only with texts of that length. Padding
 to a neighbour's length would move float sums by their last bit, and int8 can turn a last bit into a level."""
 _CHARACTERS_PER_TOKEN = (8, MAX_CHARACTERS_PER_TOKEN)
-"""How much of a long text is tokenised: the first is enough for ordinary text, the second bounds that of any other."""
+"""Characters of a long text that are tokenised for each token of the limit: the first number is enough for ordinary
+text, the second bounds any other."""
 
 # One MatMulInteger of eight times 255 with eight times 127, as an ONNX model; a test rebuilds it.
 _PROBE = base64.b64decode(
@@ -65,38 +66,35 @@ class OnnxEncoder:
         self,
         folder: Path,
         onnx_file: str,
-        *,
+        side: Side,
         dim: int,
-        max_tokens: int,
-        prompt: str = "",
-        special_tokens: bool = True,
+        *,
         threads: int = 1,
         batch_tokens: int = BATCH_TOKENS,
         workers: int = 1,
         geometry: Geometry = "unit",
     ) -> None:
-        self.dim, self.max_tokens, self.prompt, self.batch_tokens = dim, max_tokens, prompt, batch_tokens
-        self._workers, self._geometry = workers, geometry
-        self._tokenizer = _load_tokenizer(folder, max_tokens)
-        self._has_special_tokens = special_tokens
-        self._special_tokens = self._tokenizer.num_special_tokens_to_add(False) if special_tokens else 0
-        self._session = _load_session(folder / onnx_file, dim, threads)
+        """Load an encoder.
 
-    @classmethod
-    def of_side(
-        cls, folder: Path, onnx_file: str, side: Side, dim: int, *, workers: int = 1, geometry: Geometry = "unit"
-    ) -> "OnnxEncoder":
-        """Load an encoder as a CARE folder's card describes its side."""
-        return cls(
-            folder,
-            onnx_file,
-            dim=dim,
-            max_tokens=side.max_tokens,
-            prompt=side.prompt,
-            special_tokens=side.special_tokens,
-            workers=workers,
-            geometry=geometry,
-        )
+        Args:
+            folder: Folder of its side, with the ``tokenizer.json``.
+            onnx_file: Path of the graph, relative to the folder.
+            side: How it reads a text.
+            dim: Length of its vectors.
+            threads: Threads of one run.
+            batch_tokens: Padded tokens of one run.
+            workers: Runs side by side in one call of `encode`.
+            geometry: Whether its vectors have length 1.
+
+        Raises:
+            ModelError: A file is missing or cannot be read, or the graph gives vectors of another length.
+        """
+        self.dim, self.max_tokens, self.prompt, self.batch_tokens = dim, side.max_tokens, side.prompt, batch_tokens
+        self._workers, self._geometry = workers, geometry
+        self._tokenizer = _load_tokenizer(folder, side.max_tokens)
+        self._has_special_tokens = side.special_tokens
+        self._special_tokens = self._tokenizer.num_special_tokens_to_add(False) if side.special_tokens else 0
+        self._session = _load_session(folder / onnx_file, dim, threads)
 
     def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
         """Encode texts into unit vectors, in order: ``(len(texts), dim)`` float32. None is the model's own prompt."""

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 UNLIMITED = 2**31 - 1
-"""Tokens."""
+"""Limit in tokens of an encoder that reads texts of any length."""
 Geometry = Literal["unit", "cut"]
 """``unit``: both sides give vectors of length 1, compared by cosine. ``cut``: document vectors are normalised at the
 full width of their encoder, then cut to the query dimension and not normalised again, so they are shorter than 1; the
@@ -24,7 +24,7 @@ def static_limit(tokenizer: "Tokenizer") -> int:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What one encoder does with a text before and after its transformer."""
+    """The settings of one encoder: what it does with a text before and after its transformer."""
 
     pooling: str
     """``cls``, ``mean`` or ``lasttoken``; ``static`` for the plain mean of token vectors, without any layer;

@@ -11,7 +11,7 @@ from tokenizers import Encoding
 
 _RUN = re.compile(r"[^\W_]+")
 _LEAST_LETTERS = 3
-"""Shorter words of letters are single tokens, or letters, to every tokenizer."""
+"""Letters of the shortest word that counts: shorter ones are single tokens, or letters, to every tokenizer."""
 _LONGEST_ABBREVIATION = 6
 _SPELLED_OUT = 0.75
 """Tokens per letter from which on a word counts as spelled out; a tokenizer that knows a language needs 0.2 to 0.5."""

@@ -12,7 +12,7 @@ from care_qdrant.errors import EncodingError, UnusableText, require_packages
 from care_qdrant.types import Vectors, half_character
 
 LEAST_LENGTH = 1e-6
-"""Of a vector that counts as one."""
+"""Shortest length of a usable vector; a shorter one counts as zero."""
 
 
 def require_usable(vectors: Vectors, shape: tuple[int, int], name_of: Callable[[int], str]) -> None:

@@ -13,7 +13,7 @@ from care_qdrant.types import embedded_text
 
 
 class _Pair:
-    """What both components share: settings that Haystack writes to YAML, and the pair that they lead to."""
+    """Base of both components: settings that Haystack writes to YAML, and the pair that they lead to."""
 
     def __init__(self, model: str = BUILT_IN, device: str | None = None, fingerprint: str | None = None) -> None:
         """Keep the settings; nothing is read before `warm_up` or the first text."""

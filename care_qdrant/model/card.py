@@ -8,20 +8,21 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from care_qdrant.encoders.agreement import INT8_MARGIN, LEAST_FLOAT32
+from care_qdrant.encoders.references import Reference, references_digest
 from care_qdrant.encoders.side import Geometry, Side
 from care_qdrant.errors import AlteredModel, IncompleteModel, ModelError, NewerFormat
-from care_qdrant.model.references import COSINE_MARGIN, Reference, references_digest
 
 CARD_FILE = "care.json"
 FORMAT = 2
 """Format 2 adds an ONNX document encoder, reference vectors, the geometry and prompts by task; format 1 is read as it
 is."""
+# Not in a folder of its own: onnxruntime reads external weights only below the folder of a graph, and this one takes
+# its weights from document/model.safetensors.
 DOCUMENT_ONNX = "model.onnx"
-"""Relative to ``document/``: onnxruntime reads external weights only below the folder of a graph, and this one takes
-its weights from ``document/model.safetensors``."""
+"""Graph of the document encoder, relative to ``document/``."""
 TERM_WEIGHTS = "term_weights.npz"
-"""Relative to the folder."""
-_FP32_MIN_COSINE = 0.9999
+"""Weights of the terms of queries, relative to the folder."""
 STORED = "stored"
 """Pooling of a document side without weights: the documents are the vectors that a collection holds."""
 
@@ -44,9 +45,9 @@ class OnnxFiles:
     references: tuple[Reference, ...] = ()
     """Vectors of fixed texts by sentence-transformers, which each file has to reproduce."""
 
-    def min_cosine(self, file: str) -> float:
-        """Return the lowest cosine with a reference that an encoder of this file may have."""
-        return self.gate.get("min_cosine", 1.0) - COSINE_MARGIN if file == self.int8 else _FP32_MIN_COSINE
+    def least_cosine(self, file: str) -> float:
+        """Return the least cosine with a reference that an encoder of this file may have."""
+        return self.gate.get("min_cosine", 1.0) - INT8_MARGIN if file == self.int8 else LEAST_FLOAT32
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +85,9 @@ class Card:
     document_onnx: OnnxFiles | None = None
     references_sha256: str = ""
     """Digest of the fingerprint and of both sides' reference vectors; empty where there are none."""
+    # Not under the fingerprint: they change how stored terms are asked for, and no vector that is stored.
     term_weights: TermWeightsEntry | None = None
-    """Not under the fingerprint: they change how stored terms are asked for, and no vector that is stored."""
+    """Weights of the terms of queries; None where the pair has none."""
     geometry: Geometry = "unit"
     license: str = ""
     stages: tuple[Mapping[str, Any], ...] = ()
@@ -147,7 +149,7 @@ def fingerprint(
 
     ONNX files are left out: they are another rendering of the same query encoder into the same space, so a new export
     does not orphan the collections that exist. Their own hashes are in `Card.files` and are checked on load, and so is
-    that they give the reference vectors (`care_qdrant.model.references`).
+    that they give the reference vectors (`care_qdrant.encoders.references`).
     """
     sources = {path: entry.sha256 for path, entry in files.items() if not is_onnx(path)}
     # What format 1 did not know counts only where it is used: other models keep their fingerprint.
@@ -211,12 +213,10 @@ def verify_files(folder: Path, card: Card, paths: Iterable[str]) -> None:
         _verify_file(folder, path, card.files[path])
 
 
-def verified_term_weights(folder: Path, card: Card) -> Path | None:
-    """Return the checked file of the term weights; None where the pair has none."""
-    if card.term_weights is None:
-        return None
-    _verify_file(folder, TERM_WEIGHTS, card.term_weights.file)
-    return folder / TERM_WEIGHTS
+def verify_term_weights(folder: Path, card: Card) -> None:
+    """Check the file of the term weights against its card, where the pair has one."""
+    if card.term_weights is not None:
+        _verify_file(folder, TERM_WEIGHTS, card.term_weights.file)
 
 
 def _verify_file(folder: Path, path: str, expected: FileEntry) -> None:

@@ -34,8 +34,8 @@ from care_qdrant.model.card import (
     read_card,
     refuse_unlisted,
     sha256,
-    verified_term_weights,
     verify_files,
+    verify_term_weights,
 )
 from care_qdrant.model.rewrite import unwrap
 
@@ -94,12 +94,12 @@ def write_checkpoint(
 
     Args:
         folder: Destination; must not exist, or be a CARE folder (which is replaced).
-        name: Of the pair; the default name of its vectors in Qdrant.
+        name: Name of the pair; the default name of its vectors in Qdrant.
         query: Folder of the query encoder; an ``onnx/`` folder in it comes along.
         document: Folder of the document encoder; None where the documents are the vectors that a collection holds.
-        onnx: What the query encoder's ``onnx/`` folder holds.
-        document_onnx: What the document encoder's folder holds for onnxruntime.
-        temperature: Of the contrastive loss.
+        onnx: Content of the query encoder's ``onnx/`` folder.
+        document_onnx: Files of the document encoder's folder for onnxruntime.
+        temperature: Temperature of the contrastive loss.
         query_tasks: Prompts of the query side by task name.
         document_tasks: Prompts of the document side by task name.
         license: SPDX identifier of the weights.
@@ -170,12 +170,12 @@ def write_checkpoint(
 
 
 def add_term_weights(folder: Path, weights: "TermWeights", gate: Mapping[str, Any]) -> Card:
-    """Give a CARE folder weights of the terms of queries, or others; its fingerprint stays.
+    """Add weights of the terms of queries to a CARE folder, or replace them; its fingerprint stays.
 
     Args:
-        folder: Of the pair.
-        weights: Of the terms.
-        gate: What they gained, for the card.
+        folder: Folder of the pair.
+        weights: Weights of the terms.
+        gate: Gain in nDCG@10 by them, for the card.
     """
     building = folder / f".{TERM_WEIGHTS}"  # ends in .npz, or numpy would add that
     weights.save(building)
@@ -183,11 +183,12 @@ def add_term_weights(folder: Path, weights: "TermWeights", gate: Mapping[str, An
 
 
 def copy_term_weights(source: Path, folder: Path) -> Card | None:
-    """Give a CARE folder the weights of another one; None where that is no CARE folder, or has none."""
+    """Copy the weights of query terms from another CARE folder; None where that is no CARE folder, or has none."""
     card = read_card(source) if (source / CARD_FILE).is_file() else None
-    if card is None or card.term_weights is None or (file := verified_term_weights(source, card)) is None:
+    if card is None or card.term_weights is None:
         return None
-    building = Path(shutil.copyfile(file, folder / f".{TERM_WEIGHTS}"))
+    verify_term_weights(source, card)
+    building = Path(shutil.copyfile(source / TERM_WEIGHTS, folder / f".{TERM_WEIGHTS}"))
     return _enter_term_weights(folder, building, card.term_weights.gate)
 
 
@@ -214,7 +215,7 @@ def verify_checkpoint(folder: Path, sides: Iterable[str] | None = None) -> Card:
         verify_files(folder, card, [path for path in card.files if path.startswith(f"{side}/")])
         refuse_unlisted(folder, card, side)
         _check_side(folder / side, card.query if side == "query" else card.document, card.dim)
-    verified_term_weights(folder, card)
+    verify_term_weights(folder, card)
     if "document" in sides and geometry_of(folder / "document") != card.geometry:
         raise ModelError(f"{folder}: its document encoder has not the geometry {card.geometry!r} that care.json names")
     for required in ("modules.json", "router_config.json"):

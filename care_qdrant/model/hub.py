@@ -1,4 +1,4 @@
-"""Where a model comes from: a folder, the pair inside this package, or the Hugging Face hub."""
+"""Sources of a model: a folder, the pair inside this package, or the Hugging Face hub."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ def find_folder(source: str | Path, *, revision: str | None = None) -> Path:
     """Return the local folder of a model; from the hub, everything but the document encoder is downloaded.
 
     Args:
-        source: A folder, ``built-in``, or a hub name as ``organisation/model``.
+        source: A folder, ``built-in``, or a hub name, ``organisation/model``.
         revision: Branch, tag or commit on the hub.
 
     Raises:

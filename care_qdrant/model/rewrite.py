@@ -126,7 +126,7 @@ def rewrite_weights(
         source: A safetensors file.
         target: Another file.
         change: Returns what a tensor becomes, by its name without wrappers; the same shape, any dtype.
-        dtype: Of the floats that are written; None keeps that of each tensor.
+        dtype: Type of the floats that are written; None keeps that of each tensor.
     """
     import torch
     from safetensors import safe_open

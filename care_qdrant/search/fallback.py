@@ -15,6 +15,7 @@ import numpy as np
 from qdrant_client import models
 
 from care_qdrant.contracts.learned import probe_ids, probe_texts, probe_vectors
+from care_qdrant.encoders.agreement import LEAST_OLD_MODEL, cosines
 from care_qdrant.errors import InputError, ModelError
 from care_qdrant.forking import ForkLock
 from care_qdrant.search.query import Query
@@ -33,9 +34,6 @@ _FEW = 20
 _SAMPLE = 1_000
 """Number of stored vectors that show the mean and the deviation of a query's scores."""
 _PROBES = 8
-_LEAST_COSINE = 0.5
-"""Median over probes of the old model's vector of a text and the stored one: titles and chunking move it below 1, and
-another model's vectors are near 0."""
 _PAUSE_SECONDS = 30.0
 """Pause after a failure, before the old model is asked again."""
 
@@ -165,9 +163,8 @@ class Fallback:
         made = np.asarray(self._encode_document([texts[key] for key in both]), dtype=np.float32)
         there = np.stack([stored[key] for key in both])
         _require_shape(made, len(both), there.shape[1])
-        lengths = np.linalg.norm(made, axis=1) * np.linalg.norm(there, axis=1)
-        cosine = float(np.median((made * there).sum(axis=1) / np.maximum(lengths, 1e-12)))
-        if cosine < _LEAST_COSINE:
+        cosine = float(np.median(cosines(made, there)))
+        if not cosine >= LEAST_OLD_MODEL:
             raise ModelError(
                 f"the model to fall back to did not make vector {name!r} of collection {resolved.name!r}: its vectors "
                 f"of {len(both)} stored texts have a median cosine of {cosine:.2f} to the stored ones"

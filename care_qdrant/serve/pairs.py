@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from care_qdrant.encoders.agreement import LEAST_BATCHED, cosines
+from care_qdrant.encoders.references import REFERENCE_TEXTS, check_references
 from care_qdrant.errors import AlteredModel, InputError
 from care_qdrant.model.pair import CareModel
-from care_qdrant.model.references import REFERENCE_TEXTS, check_references
 from care_qdrant.serve.lines import DocumentSide, QuerySide, Side
 from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.settings import Limits
@@ -27,8 +28,6 @@ _INVISIBLE = ("Cc", "Cf", "Zl", "Zp", "Zs")
 _FINGERPRINT = re.compile(r"[0-9a-f]{4,64}")
 BESIDE = ("高血压", "患者，男，68 岁，反复胸闷、气促三年，加重一周，夜间不能平卧，双下肢水肿。" * 4)
 """A short and a long text: what a batch pads, and what an int8 encoder scales, depend on its longest and largest."""
-LEAST_COSINE = 0.99
-"""Of a text's vectors, alone and in a batch."""
 
 
 class ServedPair:
@@ -169,13 +168,12 @@ async def check_answers(pair: ServedPair, side: Side) -> None:
     batch = (await pair.encode([*texts, *BESIDE], side))[: len(texts)]
     where = Path(f"{pair.name}@{pair.fingerprint[:12]}/{side}")
     if files is not None:
-        least = min(files.min_cosine(file) for file in (files.fp32, files.int8) if file is not None)
+        least = min(files.least_cosine(file) for file in (files.fp32, files.int8) if file is not None)
         for found in (alone, batch):
             check_references(lambda _, found=found: found, references, where, least)  # type: ignore[misc]
-    lengths = np.linalg.norm(alone, axis=1) * np.linalg.norm(batch, axis=1)
-    lowest = float((np.einsum("td,td->t", alone, batch) / np.maximum(lengths, 1e-12)).min())
-    if not lowest >= LEAST_COSINE:
+    lowest = float(cosines(batch, alone).min())
+    if not lowest >= LEAST_BATCHED:
         raise AlteredModel(
             f"{where}: the vector of a text depends on the texts beside it (cosine {lowest:.3f}, expected at least "
-            f"{LEAST_COSINE}): this encoder cannot be served in batches. Check it with: care model verify"
+            f"{LEAST_BATCHED}): this encoder cannot be served in batches. Check it with: care model verify"
         )

@@ -13,6 +13,7 @@ from care_qdrant.contracts.contract import SparseContract, VectorContract
 from care_qdrant.contracts.layouts import Layout
 from care_qdrant.contracts.payload import stored_hash
 from care_qdrant.encoders import Encoder
+from care_qdrant.encoders.agreement import LEAST_HALF_PRECISION
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import ContractError, InputError, next_command
 from care_qdrant.ingestion.reservoir import Reservoir
@@ -63,7 +64,7 @@ class VerifySettings:
 
     sample: int = 64
     """Number of points to encode again."""
-    least_cosine: float = 0.999
+    least_cosine: float = LEAST_HALF_PRECISION
     """Least cosine between a stored vector and the one that is made anew; other hardware rounds differently."""
     least_known: float = 0.5
     """Least fraction of sampled documents that their own opening has to find among the first ten."""

@@ -25,6 +25,7 @@ from care_qdrant.encoders.side import Side
 from care_qdrant.errors import InputError
 from care_qdrant.model.card import Card
 from care_qdrant.model.pair import CareModel
+from care_qdrant.model.sides import GivenEncoder
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.types import Vectors
@@ -73,8 +74,8 @@ def hash_pair(dim: int = 24) -> CareModel:
         dim=dim,
         fingerprint="f" * 64,
         temperature=0.05,
-        load_query_encoder=lambda: query,
-        load_document_encoder=lambda: document,
+        query=GivenEncoder(query),
+        document=GivenEncoder(document),
     )
 
 
@@ -133,8 +134,8 @@ def test_tasks_have_their_prompts_and_cut_documents_the_dot_product(client: Qdra
         dim=24,
         fingerprint="c" * 64,
         temperature=0.05,
-        load_query_encoder=lambda: query,
-        load_document_encoder=lambda: document,
+        query=GivenEncoder(query),
+        document=GivenEncoder(document),
         geometry="cut",
         card=Card("cut-pair", 24, *sides, 0.05, {}, "c" * 64, geometry="cut"),
     )

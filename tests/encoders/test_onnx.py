@@ -15,6 +15,7 @@ from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer
 
 from care_qdrant.encoders.onnx import OnnxEncoder, int8_saturates, session_options
+from care_qdrant.encoders.side import Side
 from care_qdrant.errors import EncodingError, IncompleteModel, ModelError
 from care_qdrant.model.export.onnx import export_query_encoder
 from tests import tiny
@@ -26,7 +27,7 @@ QUERIES = ["", "痛", *tiny.medical_texts(14), "很长的问题" * 30]
 
 
 def open_encoder(folder: Path, onnx_file: str = FP32, **settings: int) -> OnnxEncoder:
-    return OnnxEncoder(folder, onnx_file, dim=32, max_tokens=48, prompt=PROMPT, **settings)
+    return OnnxEncoder(folder, onnx_file, Side("cls", 48, PROMPT), 32, **settings)
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
@@ -157,7 +158,8 @@ def test_torch_is_not_imported(exported: Exported) -> None:
     folder, _ = exported("cls")
     program = (
         "import sys; from pathlib import Path; from care_qdrant.encoders.onnx import OnnxEncoder\n"
-        f"OnnxEncoder(Path({str(folder)!r}), {INT8!r}, dim=32, max_tokens=48).encode(['咳嗽'])\n"
+        "from care_qdrant.encoders.side import Side\n"
+        f"OnnxEncoder(Path({str(folder)!r}), {INT8!r}, Side('cls', 48), 32).encode(['咳嗽'])\n"
         "sys.exit(bool({'torch', 'transformers', 'onnx'} & set(sys.modules)))"
     )
 
@@ -184,7 +186,7 @@ def test_a_broken_file_is_named(exported: Exported, tmp_path: Path, broken: str)
 
 def test_another_dimension_is_refused(exported: Exported) -> None:
     with pytest.raises(ModelError, match=r"gives 32 dimensions.* says 64"):
-        OnnxEncoder(exported("cls")[0], FP32, dim=64, max_tokens=48)
+        OnnxEncoder(exported("cls")[0], FP32, Side("cls", 48), 64)
 
 
 def test_a_vector_that_is_not_finite_is_refused(exported: Exported, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from care_qdrant.encoders.batching import TokenizerFile
 from care_qdrant.encoders.local.torch import TorchEncoder, load_sentence_transformer
+from care_qdrant.encoders.side import Side
 from care_qdrant.encoders.usable import require_characters
 from care_qdrant.errors import UnusableText
 from care_qdrant.model.pair import CareModel
@@ -32,7 +33,7 @@ def test_half_a_character_is_named_by_every_encoder(pair_folder: Path, tmp_path:
 
 
 def test_half_a_character_is_named_where_only_the_tokenizer_is_there(pair_folder: Path) -> None:
-    counter = TokenizerFile(pair_folder / "document" / "tokenizer.json", max_tokens=64)
+    counter = TokenizerFile(pair_folder / "document" / "tokenizer.json", Side("lasttoken", 64))
     with pytest.raises(UnusableText, match=r"text 0 .*half a surrogate pair"):
         counter.count_tokens(["\ud835"])
 

@@ -18,6 +18,7 @@ from care_qdrant.encoders import Encoder
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.model.pair import CareModel
+from care_qdrant.model.sides import GivenEncoder
 from care_qdrant.serve.app import Service
 from care_qdrant.serve.settings import Limits, ServeSettings
 from care_qdrant.types import Document
@@ -42,9 +43,9 @@ def pair(
         dim=32,
         fingerprint=fingerprint,
         temperature=0.02,
-        find_term_weights=lambda: terms,
-        load_query_encoder=lambda: query or HashEncoder(salt=f"{name}{salt}-query"),
-        load_document_encoder=lambda: document or HashEncoder(salt=f"{name}{salt}-document"),
+        query=GivenEncoder(query or HashEncoder(salt=f"{name}{salt}-query")),
+        document=GivenEncoder(document or HashEncoder(salt=f"{name}{salt}-document")),
+        term_weights=terms,
     )
 
 

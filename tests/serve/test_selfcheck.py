@@ -9,6 +9,7 @@ import pytest
 
 from care_qdrant.errors import AlteredModel
 from care_qdrant.model.pair import CareModel
+from care_qdrant.model.sides import GivenEncoder
 from tests.serve.conftest import pair
 from tests.serve.test_workers import start  # noqa: F401
 from tests.tiny import HashEncoder
@@ -36,7 +37,7 @@ async def test_vectors_that_depend_on_their_batch_are_not_served(make_service, c
 @pytest.mark.parametrize("side", ["query", "document"])
 async def test_an_encoder_that_gives_other_vectors_than_the_references_is_not_served(make_service, side: str) -> None:
     model = CareModel.load()
-    model._loaders[side] = lambda: HashEncoder(dim=model.dim)
+    setattr(model, side, GivenEncoder(HashEncoder(dim=model.dim)))
     with pytest.raises(AlteredModel, match=f"/{side}: gives other vectors"):
         await make_service(model).load()
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from sentence_transformers import SentenceTransformer
 
+from care_qdrant.encoders.references import keep_check_vectors
 from care_qdrant.errors import InputError, MissingExtra
 from care_qdrant.model.adopt.published import plain_vectors
-from care_qdrant.model.references import keep_check_vectors
 from care_qdrant.progress import duration
 from care_trainer import evaluation
 from care_trainer.config import Run, Stage, stage_name

@@ -40,12 +40,12 @@ logger = logging.getLogger(__name__)
 BATCH_TOKENS = 16_384
 """Padded tokens of one forward pass on a GPU; bounds memory whatever the lengths are."""
 CPU_BATCH_TOKENS = 2_048
-"""The same on a CPU, whose caches a larger pass leaves."""
+"""Padded tokens of one forward pass on a CPU, whose caches a larger pass leaves."""
 _LOCKS: "WeakKeyDictionary[SentenceTransformer, ForkLock]" = WeakKeyDictionary()
 """One for each model: the encoders of both sides may share it, and a batch without padding changes it while it runs."""
 _LOCKS_LOCK = ForkLock()
 _TOLERANCE = 1e-2
-"""Of a vector's length: bfloat16 has eight bits of precision."""
+"""Largest accepted distance of a vector's length from 1: bfloat16 has eight bits of precision."""
 
 
 class TorchEncoder:
@@ -90,7 +90,7 @@ class TorchEncoder:
 
     @property
     def device(self) -> str:
-        """Where the weights are, as torch names it."""
+        """The device of the weights, as torch names it."""
         return str(self._model.device)
 
     def report(self) -> dict[str, Any]:
@@ -278,9 +278,9 @@ def load_sentence_transformer(folder: Path, device: str | None = None, dtype: Dt
     Attention is flash-attention where that is installed and the model has it, else torch's own (SDPA).
 
     Args:
-        folder: Where it is.
-        device: As torch names it; None takes CUDA, then MPS, then the CPU.
-        dtype: Of the weights; ``auto`` is float32 on a CPU, else bfloat16.
+        folder: Folder of the model.
+        device: Device, as torch names it; None takes CUDA, then MPS, then the CPU.
+        dtype: Type of the weights; ``auto`` is float32 on a CPU, else bfloat16.
 
     Raises:
         MissingExtra: Torch or sentence-transformers are not installed.

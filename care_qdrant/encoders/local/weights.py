@@ -27,23 +27,23 @@ logger = logging.getLogger(__name__)
 INDEX = "model.safetensors.index.json"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 CHECK_FILE = "check_vectors.json"
-"""Beside an adapter: without them another base of the same shape cannot be told from its own."""
+"""File of reference vectors beside an adapter; without them another base of the same shape passes for its own."""
 _BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U8": 8, "BOOL": 8}
 _BITS |= {"F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "U16": 16, "U32": 32, "U64": 64, "F4": 4, "C64": 64}
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _WRAPPERS = (r"^(?:(?:module|_orig_mod|base_model\.model)\.)+", r"_(?:orig_mod|fsdp_wrapped_module)\.")
-"""What DistributedDataParallel, torch.compile, FSDP and peft put into the names of a model's tensors."""
+"""Prefixes that DistributedDataParallel, torch.compile, FSDP and peft put into the names of a model's tensors."""
 _PLAIN_STARTS = (True, False, "gaussian", "orthogonal")
 """Initialisations of LoRA that leave the base as it is; peft stores the changed base of the others nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """What the header of a file says of one tensor."""
+    """One tensor, as the header of its file describes it."""
 
     file: Path
     dtype: str
-    """As safetensors names it."""
+    """Type of its elements, as safetensors names it."""
     shape: tuple[int, ...]
 
 
@@ -197,8 +197,8 @@ def _check_files(folder: Path) -> None:
 def check_adapter(adapter: Path, base: Path) -> None:
     """Check that a LoRA adapter has every layer that it says, of its base's shapes, and left that base as it was.
 
-    That it was trained on this base only `care_qdrant.model.references.check_adapter_vectors` can tell: where there are
-    no vectors to check, a warning says so.
+    That it was trained on this base only `encoders.references.check_adapter_vectors` can tell: where there are no
+    vectors to check, a warning says so.
     """
     with needs_extra("ingest", "an adapter"):
         from peft import LoraConfig, PeftConfig, inject_adapter_in_model

@@ -9,8 +9,8 @@ from typing import Protocol
 import httpx
 import numpy as np
 
-from care_qdrant.encoders.remote.wire import embed
-from care_qdrant.errors import EncodingError, InputError, redact, remember_secret
+from care_qdrant.encoders.remote.wire import embed, embeddings_client
+from care_qdrant.errors import EncodingError, InputError, redact
 from care_qdrant.forking import ForkLock
 from care_qdrant.types import Vectors
 
@@ -32,10 +32,7 @@ class ServiceModel:
     """A model behind OpenAI's protocol, which has no sides."""
 
     def __init__(self, url: str, model: str, api_key: str | None) -> None:
-        remember_secret(api_key)
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._client = httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT_SECONDS)
-        self._model = model
+        self._client, self._model = embeddings_client(url, api_key, TIMEOUT_SECONDS), model
         weakref.finalize(self, self._client.close)
 
     def encode_query(self, texts: Sequence[str]) -> Vectors:

@@ -8,7 +8,6 @@ are sent to another server, and it is asked again later. A server without token 
 the pair's length; the reference vectors then also check its tokenizer.
 """
 
-import json
 import logging
 import random
 import sys
@@ -16,86 +15,46 @@ import threading
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
 from tokenizers import Encoding, Tokenizer
 
+from care_qdrant.encoders.agreement import LEAST_HALF_PRECISION, projections
 from care_qdrant.encoders.ahead import Meter, run_ahead
 from care_qdrant.encoders.batching import token_batches
-from care_qdrant.encoders.engine import PATIENCE_SECONDS, START_PATIENCE_SECONDS, Sent
-from care_qdrant.encoders.remote.wire import PERHAPS_TOO_MUCH, read_vectors, request_body
+from care_qdrant.encoders.engine import START_PATIENCE_SECONDS, Engine
+from care_qdrant.encoders.references import Reference
+from care_qdrant.encoders.remote.wire import PERHAPS_TOO_MUCH, embeddings_client, read_vectors, request_body
+from care_qdrant.encoders.side import Geometry, Side
 from care_qdrant.encoders.usable import require_characters
-from care_qdrant.errors import EncodingError, InputError, ModelError, Unreachable, redact, remember_secret
+from care_qdrant.errors import EncodingError, ModelError, Unreachable, redact
 from care_qdrant.types import Vectors
 
 logger = logging.getLogger(__name__)
 
-BATCH_TOKENS = 16_384
 REQUEST_TIMEOUT_SECONDS = 120.0
 MOST_REQUESTS = 16
-"""Of one endpoint at a time; fewer where its answers take longer for it, or where it answers 429."""
-LEAST_COSINE = 0.999
-"""Cosine between reference and server vectors: bfloat16 kernels stay above it, another model does not."""
-REFERENCE_TEXTS = (
-    "高血压患者饮食上要注意什么？",
-    "二甲双胍的常见不良反应是恶心和腹泻，饭后服用可以减轻。",
-    "糖化血红蛋白 HbA1c 6.5% 说明近两三个月的血糖偏高，需要复查并咨询内分泌科医生。",
-    "EGFR",
-)
+"""Most requests to one endpoint at a time; fewer where its answers take longer for it, or where it answers 429."""
 _ADVICE = ". None of its vectors was written; start it with the model's own weights, and run the same command again"
 _PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _COUNTS_TEXTS = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
-"""Of a server that answers the halves of a request: later requests have no more texts. 413 may be for the bytes."""
+"""Status codes with which a server that answers the halves of a request has refused the number of its texts: later
+requests have no more. 413 may be for the bytes."""
 _FAILURES_BEFORE_HALVES = 2
 """Times that a request gets the answer 500, which may pass, before it is sent in halves."""
 _UNUSABLE_ANSWERS = 3
-"""A batch whose answer was unusable that often fails."""
+"""Unusable answers after which a batch fails."""
 _SLOWER = 2.0
-"""Where an answer takes so many times the shortest time per token, the endpoint gets fewer requests at a time."""
+"""Time per token, as a multiple of the shortest one, from which on an endpoint gets fewer requests at a time."""
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 0.5, 20.0
-"""Of an endpoint that failed, before it is asked again."""
+"""Pause after the first failure of an endpoint, which doubles with each more, and the longest one."""
 PROBATION_SECONDS = 60.0
-"""Of an endpoint that gave other vectors, before it is asked again; the others go on meanwhile."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReferenceVectors:
-    """Vectors of known texts, made by the pair itself."""
-
-    fingerprint: str
-    texts: list[str]
-    vectors: list[list[float]]
-
-    def save(self, path: Path) -> None:
-        """Write a JSON file."""
-        path.write_bytes(_REFERENCE.dump_json(self, indent=1) + b"\n")
-
-
-_REFERENCE = TypeAdapter(ReferenceVectors)
-
-
-def make_reference(
-    fingerprint: str, encode: Callable[[Sequence[str]], Vectors], texts: Sequence[str] = REFERENCE_TEXTS
-) -> ReferenceVectors:
-    """Encode known texts with a pair's own document encoder."""
-    return ReferenceVectors(fingerprint, list(texts), encode(texts).tolist())
-
-
-def load_reference(path: Path) -> ReferenceVectors:
-    """Read reference vectors."""
-    try:
-        return _REFERENCE.validate_json(path.read_bytes())
-    except (OSError, ValidationError, json.JSONDecodeError) as error:
-        raise InputError(
-            f"{path}: holds no reference vectors; make them with care model reference-vectors ({error})"
-        ) from error
+"""Pause of an endpoint that gave other vectors, before it is asked again; the others go on meanwhile."""
 
 
 class ServerEncoder:
@@ -108,30 +67,34 @@ class ServerEncoder:
 
     def __init__(
         self,
-        endpoints: Sequence[str],
+        engine: Engine,
         model: str,
         tokenizer: Tokenizer,
-        reference: ReferenceVectors | None,
+        side: Side,
+        references: Sequence[Reference],
         *,
         dim: int,
-        max_tokens: int,
-        prompt: str = "",
-        special_tokens: bool = True,
-        is_cut: bool = False,
-        sent: Sent = "tokens",
-        batch_tokens: int = BATCH_TOKENS,
-        api_key: str | None = None,
-        patience_seconds: float = PATIENCE_SECONDS,
+        geometry: Geometry = "unit",
     ) -> None:
-        remember_secret(api_key)
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self.dim, self.max_tokens, self.prompt = dim, max_tokens, prompt
-        self.calls, self.meter = MOST_REQUESTS * len(endpoints), Meter()
+        """Open the connections; nothing is asked yet.
+
+        Args:
+            engine: The servers, what they get, and how long they may be silent.
+            model: Name of the model on the servers, unless the engine has one.
+            tokenizer: Tokenizer of the model.
+            side: How the model reads a text.
+            references: Vectors that the servers have to give; without them nothing is checked.
+            dim: Length of a vector; what a server gives beyond it is cut off.
+            geometry: Whether vectors have length 1 after they were cut, or before.
+        """
+        self.dim, self.max_tokens, self.prompt = dim, side.max_tokens, side.prompt
+        self.calls, self.meter = MOST_REQUESTS * len(engine.endpoints), Meter()
         self._lowest_cosine, self._most_texts = 1.0, sys.maxsize
-        self._model, self._reference, self._is_cut = model, reference, is_cut
-        self._sent, self._batch_tokens = sent, batch_tokens
-        clients = [httpx.Client(base_url=url, headers=headers, timeout=REQUEST_TIMEOUT_SECONDS) for url in endpoints]
-        self._endpoints = _Endpoints(clients, patience_seconds)
+        self._model, self._geometry = engine.served_model or model, geometry
+        self._references, self._expected = references, [reference.numbers for reference in references]
+        self._sent, self._batch_tokens = engine.sent, engine.request_tokens
+        clients = [embeddings_client(url, engine.api_key, REQUEST_TIMEOUT_SECONDS) for url in engine.endpoints]
+        self._endpoints = _Endpoints(clients, engine.patience_seconds)
         self.close = weakref.finalize(self, _close, clients)
         """Closes the connections; called at the latest when the encoder is not used any more."""
         self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
@@ -139,8 +102,8 @@ class ServerEncoder:
         self._tokenizer.no_truncation()
         # A tokenizer's truncation leaves room for the markers that it appends: a long text keeps its last one.
         self._cutter = Tokenizer.from_str(self._tokenizer.to_str())
-        self._cutter.enable_truncation(max_tokens)
-        self._markers = special_tokens
+        self._cutter.enable_truncation(side.max_tokens)
+        self._markers = side.special_tokens
 
     def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
         """Encode texts into unit vectors, in order: ``(len(texts), dim)`` float32. None is the model's own prompt."""
@@ -171,7 +134,7 @@ class ServerEncoder:
         Then with one text several times in a request: text-embeddings-inference 1.9.3 without flash-attention gives a
         Qwen3 no causal mask where a batch needs no padding (its issue 882), and lengths that differ would not show it.
         """
-        texts = self._reference.texts if self._reference else []
+        texts = [reference.text for reference in self._references]
         every = range(len(texts))
         longest = sorted(every, key=lambda number: len(texts[number]))[-1:]
         return min(self._embed([], 0, asked)[1] for asked in (every, longest * len(texts)))
@@ -202,8 +165,7 @@ class ServerEncoder:
         return (prompt + text)[len(prompt) if self._sent == "text-without-prompt" else 0 : end]
 
     def _reference_input(self, number: int) -> list[int] | str:
-        assert self._reference is not None
-        text = self._reference.texts[number]
+        text = self._references[number].text
         return self._input(self.prompt, text, self._cut(self.prompt + text))
 
     def _embed(
@@ -211,7 +173,7 @@ class ServerEncoder:
     ) -> tuple[Vectors, float]:
         """Return the vectors of one batch, and the least cosine of the reference texts that went with it."""
         if references is None:
-            references = [random.randrange(len(self._reference.texts))] if self._reference else []
+            references = [random.randrange(len(self._references))] if self._references else []
         if len(inputs) + len(references) > self._most_texts:
             return self._embed_halves(inputs, tokens, references)
         sent = [*inputs, *map(self._reference_input, references)]
@@ -258,22 +220,19 @@ class ServerEncoder:
         return np.concatenate([rows for rows, _ in parts]), min(cosine for _, cosine in parts)
 
     def _cosine(self, row: Vectors, number: int) -> float:
-        """Return the cosine of a vector with a reference; of vectors that were cut the length counts, too."""
-        assert self._reference is not None
-        expected = np.asarray(self._reference.vectors[number], dtype=np.float32)
-        return float(row @ expected / (expected @ expected))
+        """Return the cosine of a vector with a reference; of vectors that were cut the length counts as well."""
+        return float(projections(row[None], self._expected[number][None])[0])
 
     def _agrees(self, endpoint: "_Endpoint", row: Vectors, number: int, texts: int) -> bool:
         """Return whether a server gave a reference vector; one that did not is left alone for a while."""
         cosine = self._cosine(row, number)
-        if abs(1 - cosine) <= 1 - LEAST_COSINE:
+        if abs(1 - cosine) <= 1 - LEAST_HALF_PRECISION:
             return True
-        assert self._reference is not None
         self._endpoints.refuse(
             endpoint,
-            f"{endpoint.name}: the server's vector of {self._reference.texts[number]!r} has a cosine of {cosine:.4f} "
-            f"to the reference, expected {LEAST_COSINE} or more: it serves other weights, pools otherwise, or changes "
-            "the tokens",
+            f"{endpoint.name}: the server's vector of {self._references[number].text!r} has a cosine of {cosine:.4f} "
+            f"to the reference, expected {LEAST_HALF_PRECISION} or more: it serves other weights, pools otherwise, or "
+            "changes the tokens",
             texts,
         )
         return False
@@ -283,7 +242,7 @@ class ServerEncoder:
         raw = read_vectors(answer, count)
         if raw.shape[1] < self.dim:
             raise EncodingError(f"{name}: gave vectors of shape {raw.shape}; expected ({count}, {self.dim} or more)")
-        lengths = np.linalg.norm(raw if self._is_cut else raw[:, : self.dim], axis=1, keepdims=True)
+        lengths = np.linalg.norm(raw if self._geometry == "cut" else raw[:, : self.dim], axis=1, keepdims=True)
         if not np.isfinite(lengths).all() or (lengths == 0).any():
             raise EncodingError(f"{name}: gave a vector that is not finite or has no length")
         return np.asarray(raw[:, : self.dim] / lengths, dtype=np.float32)
@@ -298,7 +257,7 @@ class _Endpoint:
     limit: float = 1.0
     """Requests at a time."""
     failures: int = 0
-    """Since the last answer."""
+    """Failures since the last answer."""
     resumes_at: float = 0.0
     shortest: float = float("inf")
     """Seconds per token."""

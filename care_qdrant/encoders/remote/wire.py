@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from care_qdrant.errors import EncodingError, redact
+from care_qdrant.errors import EncodingError, redact, remember_secret
 from care_qdrant.types import Vectors
 
 PERHAPS_TOO_MUCH = frozenset(
@@ -28,6 +28,13 @@ PERHAPS_TOO_MUCH = frozenset(
 """Status codes with which servers refuse a request that they would answer in parts."""
 MOST_TEXTS = 64
 """Texts of the first request of `embed`."""
+
+
+def embeddings_client(url: str, api_key: str | None, timeout_seconds: float) -> httpx.Client:
+    """Return a client of a server; its API key is hidden from now on in all that is printed."""
+    remember_secret(api_key)
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    return httpx.Client(base_url=url, headers=headers, timeout=timeout_seconds)
 
 
 def request_body(model: str, inputs: Sequence[Any]) -> dict[str, Any]:

@@ -81,10 +81,10 @@ def document_vector(
     """Return a document's saturated term frequencies; empty for a text without terms.
 
     Args:
-        text: What the document says, title included.
+        text: Text of the document, title included.
         average_length: Mean number of terms of a document, fixed for the collection in its contract.
-        k1: How late repeated terms stop to count.
-        b: How much long documents are held back, from 0 to 1.
+        k1: Saturation of repeated terms: the larger, the longer further occurrences count.
+        b: Penalty of long documents, from 0 to 1.
     """
     return weighted(term_counts(text), average_length=average_length, k1=k1, b=b)
 

@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from care_qdrant.encoders.local.weights import read_json, write_json
+from care_qdrant.encoders.references import REFERENCE_TEXTS
 from care_qdrant.errors import InputError, ModelError
 from care_qdrant.model.adopt import published
 from care_qdrant.model.card import Card
 from care_qdrant.model.folder import write_checkpoint
 from care_qdrant.model.hub import fetch_document_side
-from care_qdrant.model.references import REFERENCE_TEXTS
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ def join_encoders(
         query: Folder of the query encoder; it stays as it is.
         document: Folder of the document encoder; it may be the same.
         folder: Destination.
-        name: Of the pair.
+        name: Name of the pair.
         probe_texts: Real queries. With them the query encoder is exported for onnxruntime, and its int8 form has to
             pass its gate on them; without them the query side needs torch.
 

@@ -14,9 +14,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from care_qdrant.encoders.local.weights import ADAPTER_CONFIG, CHECK_FILE, read_json, readable_model, write_json
+from care_qdrant.encoders.references import check_adapter_vectors
 from care_qdrant.errors import IncompleteModel, ModelError, needs_extra
 from care_qdrant.model.hub import fetch_document_side
-from care_qdrant.model.references import check_adapter_vectors
 from care_qdrant.model.rewrite import merge_adapter, write_weights
 from care_qdrant.types import Vectors
 

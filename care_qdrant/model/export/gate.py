@@ -5,41 +5,42 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from care_qdrant.encoders.agreement import LEAST_INT8, LEAST_MEAN_INT8, cosines
 from care_qdrant.measures import TOP, ndcg_at_10
 from care_qdrant.types import Vectors
 
-MIN_COSINE = 0.995
-MEAN_COSINE = 0.999
-MIN_OVERLAP = 0.95
-MAX_NDCG_DROP = 0.005
+LEAST_OVERLAP = 0.95
+"""Share of the ten best documents that both agree on, at least."""
+MOST_NDCG_DROP = 0.005
+"""nDCG@10 of the float32 vectors, less that of the int8 ones, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What int8 costs, over the probe queries."""
+    """The loss by int8, measured over the probe queries."""
 
     probes: int
     min_cosine: float
-    """Lowest cosine of an int8 query vector with its float32 one; at least 0.995 passes."""
+    """Lowest cosine of an int8 query vector with its float32 one; passes from 0.995."""
     mean_cosine: float
-    """Passes from 0.999."""
+    """Mean cosine of an int8 query vector with its float32 one; passes from 0.999."""
     overlap_at_10: float | None = None
     """Mean share of the ten best documents that both agree on; passes from 0.95. None without documents."""
     ndcg_at_10_fp32: float | None = None
     ndcg_at_10_int8: float | None = None
-    """May be 0.005 below the float32 one. None without judgements."""
+    """nDCG@10 with int8 query vectors, which may be 0.005 below the float32 one. None without judgements."""
 
     @property
     def passed(self) -> bool:
         """Whether int8 may be the default."""
         return (
-            self.min_cosine >= MIN_COSINE
-            and self.mean_cosine >= MEAN_COSINE
-            and (self.overlap_at_10 is None or self.overlap_at_10 >= MIN_OVERLAP)
+            self.min_cosine >= LEAST_INT8
+            and self.mean_cosine >= LEAST_MEAN_INT8
+            and (self.overlap_at_10 is None or self.overlap_at_10 >= LEAST_OVERLAP)
             and (
                 self.ndcg_at_10_fp32 is None
                 or self.ndcg_at_10_int8 is None
-                or self.ndcg_at_10_int8 >= self.ndcg_at_10_fp32 - MAX_NDCG_DROP
+                or self.ndcg_at_10_int8 >= self.ndcg_at_10_fp32 - MOST_NDCG_DROP
             )
         )
 
@@ -51,7 +52,7 @@ def compare(
     relevant: Sequence[Collection[int]] | None = None,
 ) -> Gate:
     """Measure the int8 vectors of some queries against their float32 ones."""
-    cosines = np.einsum("qd,qd->q", fp32.astype(np.float64), int8.astype(np.float64))
+    found = cosines(int8.astype(np.float64), fp32.astype(np.float64))
     overlap = ndcg_fp32 = ndcg_int8 = None
     if document_vectors is not None:
         best_fp32, best_int8 = _best(fp32, document_vectors), _best(int8, document_vectors)
@@ -60,8 +61,8 @@ def compare(
             ndcg_fp32, ndcg_int8 = _ndcg(best_fp32, relevant), _ndcg(best_int8, relevant)
     return Gate(
         probes=len(fp32),
-        min_cosine=round(float(cosines.min()), 6),
-        mean_cosine=round(float(cosines.mean()), 6),
+        min_cosine=round(float(found.min()), 6),
+        mean_cosine=round(float(found.mean()), 6),
         overlap_at_10=overlap,
         ndcg_at_10_fp32=ndcg_fp32,
         ndcg_at_10_int8=ndcg_int8,

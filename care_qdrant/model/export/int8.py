@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 _LEVELS = 127
 _MIN_TABLE_ROWS = 1_024
-"""Smaller tables (positions, token types) are not worth the precision, unless there is nothing else."""
+"""Rows of the smallest table that becomes int8. Smaller ones (positions, token types) save too little for what they
+lose, unless there is nothing else."""
 
 # Activations are unsigned with the zero at 128: onnxruntime has fast kernels for unsigned × signed on every x86, while
 # signed × signed is ten times slower.
@@ -67,7 +68,7 @@ class _Rewrite:
             self._add_tensor(name, value)
 
     def apply(self) -> int:
-        """Replace the graph's nodes and tensors, and give how many products and tables now are int8."""
+        """Replace the graph's nodes and tensors, and return how many products and tables now are int8."""
         changed = 0
         for node in self._graph.node:
             if self._is_product(node):

@@ -17,13 +17,13 @@ import numpy as np
 from care_qdrant.encoders.local.torch import cuts_unit_vectors
 from care_qdrant.encoders.local.weights import no_progress_bars, read_tensors, readable_model, weight_files
 from care_qdrant.encoders.onnx import OnnxEncoder
+from care_qdrant.encoders.references import REFERENCE_TEXTS, Reference, make_references
 from care_qdrant.errors import InputError, ModelError, needs_extra
 from care_qdrant.model.card import DOCUMENT_ONNX, FORMAT, Card, FileEntry, OnnxFiles, bind_references, read_card, sha256
 from care_qdrant.model.export.gate import compare
 from care_qdrant.model.export.int8 import quantize
 from care_qdrant.model.export.shared_weights import share_weights
 from care_qdrant.model.folder import describe_side, geometry_of, verify_checkpoint
-from care_qdrant.model.references import REFERENCE_TEXTS, Reference, make_references
 from care_qdrant.types import Vectors
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def _encode_stock(tower: "SentenceTransformer", side: str, texts: Sequence[str])
 def _encode(folder: Path, side: str, onnx_file: Path, texts: Sequence[str]) -> Vectors:
     settings, dim = describe_side(folder, side)
     geometry = geometry_of(folder)
-    return OnnxEncoder.of_side(folder, str(onnx_file.resolve()), settings, dim, geometry=geometry).encode(texts)
+    return OnnxEncoder(folder, str(onnx_file.resolve()), settings, dim, geometry=geometry).encode(texts)
 
 
 def _check_equal(folder: Path, found: Vectors, tower: "SentenceTransformer", side: str, texts: Sequence[str]) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto
 
 _MIN_SHARED = 1_024
-"""Elements; smaller tensors stay in the graph."""
+"""Elements of the smallest tensor that is shared; smaller ones stay in the graph."""
 _NUMPY_TYPES = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
@@ -38,9 +38,10 @@ _NUMPY_TYPES = {
 }
 
 BERT_OPSET = 23
-"""The first with an attention operator."""
+"""Version of ONNX's operators for a BERT: the first with an attention operator."""
+# From 23 on the exporter writes rotary embeddings that onnxruntime 1.31 refuses.
 OPSET = 21
-"""Of other architectures. From 23 on the exporter writes rotary embeddings that onnxruntime 1.31 refuses."""
+"""Version of ONNX's operators for other architectures."""
 
 
 class QueryGraph(torch.nn.Module):
@@ -77,7 +78,7 @@ def is_static(tower: SentenceTransformer) -> bool:
 
 
 class TokenMean(torch.nn.Module):
-    """What a static encoder computes, over padded tokens: the mean of the vectors of those that count."""
+    """A static encoder over padded tokens: the mean of the vectors of those that count."""
 
     def __init__(self, table: torch.nn.Parameter) -> None:
         super().__init__()
@@ -127,10 +128,11 @@ class _Stored:
     """A tensor of a safetensors file."""
 
     file: str
-    """Relative to the folder."""
+    """Path relative to the folder."""
     offset: int
+    """First byte in the file."""
     length: int
-    """Bytes, both."""
+    """Length in bytes."""
     shape: tuple[int, ...]
     kind: str
     is_transposed: bool

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModel
 from care_qdrant.encoders.batching import Budget
 from care_qdrant.encoders.engine import Engine
 from care_qdrant.encoders.local.torch import TorchEncoder, load_sentence_transformer
-from care_qdrant.encoders.remote.server import ReferenceVectors, make_reference
+from care_qdrant.encoders.references import Reference, make_references, save_references
 from care_qdrant.errors import ModelError
 from care_qdrant.model.pair import CareModel
 from tests import tiny
@@ -68,10 +68,10 @@ def test_bfloat16_that_changes_the_vectors_is_refused_where_those_of_float32_are
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
     whole = CareModel.load(folders["qwen3"])
-    known = make_reference(whole.fingerprint, whole.encode_document, TEXTS[:4])
-    known.save(tmp_path / "right.json")
-    turned = np.roll(np.array(known.vectors), 1, axis=1).tolist()
-    ReferenceVectors(known.fingerprint, known.texts, turned).save(tmp_path / "wrong.json")
+    known = make_references(whole.encode_document, TEXTS[:4])
+    save_references(tmp_path / "right.json", whole.fingerprint, known)
+    turned = [Reference.of(each.text, np.roll(each.numbers, 1)) for each in known]
+    save_references(tmp_path / "wrong.json", whole.fingerprint, turned)
 
     def encode(reference: str) -> None:
         engine = Engine(dtype="bfloat16", reference=tmp_path / reference)

@@ -17,9 +17,11 @@ from tokenizers import Tokenizer
 
 from care_qdrant.encoders.engine import Engine, Sent
 from care_qdrant.encoders.local.torch import load_sentence_transformer
+from care_qdrant.encoders.references import load_references, make_references, save_references
 from care_qdrant.encoders.remote import server as server_module
 from care_qdrant.encoders.remote import wire
-from care_qdrant.encoders.remote.server import ReferenceVectors, ServerEncoder, load_reference, make_reference
+from care_qdrant.encoders.remote.server import ServerEncoder
+from care_qdrant.encoders.side import Side
 from care_qdrant.errors import EncodingError, InputError, ModelError, Unreachable
 from care_qdrant.model.pair import CareModel
 from tests.tiny import TEXTS, medical_texts
@@ -116,7 +118,7 @@ def model(pair_folder: Path) -> CareModel:
 @pytest.fixture(scope="module")
 def reference(model: CareModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("reference") / "reference.json"
-    make_reference(model.fingerprint, model.encode_document).save(file)
+    save_references(file, model.fingerprint, make_references(model.encode_document))
     return file
 
 
@@ -175,7 +177,9 @@ def test_a_server_gets_what_it_can_take(server: EmbeddingServer, model: CareMode
     read = Tokenizer.from_file(str(tokenizer))
     read.no_truncation()
     own, limit = model.document_encoder, model.document_encoder.max_tokens
-    encoder = ServerEncoder([server.url], "tower", read, None, dim=own.dim, max_tokens=limit, prompt="咳嗽", sent=sent)
+    encoder = ServerEncoder(
+        Engine("server", endpoints=(server.url,), sent=sent), "tower", read, Side("cls", limit, "咳嗽"), (), dim=own.dim
+    )
     served = encoder.encode(["耳鸣", LONG])
     given = server.requests[0]["input"]
     if sent == "tokens":
@@ -383,8 +387,8 @@ def test_a_slow_server_gets_fewer_requests_at_a_time(
 
 
 def test_reference_vectors_of_another_pair_are_refused(reference: Path, pair_folder: Path, tmp_path: Path) -> None:
-    mine = load_reference(reference)
-    ReferenceVectors("0" * 64, mine.texts, mine.vectors).save(tmp_path / "other.json")
+    mine = json.loads(reference.read_text(encoding="utf-8"))
+    (tmp_path / "other.json").write_text(json.dumps({**mine, "fingerprint": "0" * 64}))
     with (
         pytest.raises(ModelError, match="make them again"),
         served_documents(pair_folder, ["x"], tmp_path / "other.json"),
@@ -392,7 +396,7 @@ def test_reference_vectors_of_another_pair_are_refused(reference: Path, pair_fol
         pass
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(InputError, match="holds no reference vectors"):
-        load_reference(tmp_path / "other.json")
+        load_references(tmp_path / "other.json", mine["fingerprint"])
 
 
 def test_without_a_file_the_pair_makes_its_own_reference_vectors(server: EmbeddingServer, pair_folder: Path) -> None:

@@ -18,11 +18,11 @@ from transformers import AutoModel
 
 from care_qdrant.cli import model as model_cli
 from care_qdrant.encoders.local.torch import load_sentence_transformer
+from care_qdrant.encoders.references import keep_check_vectors
 from care_qdrant.errors import AlteredModel, IncompleteModel, InputError, ModelError
 from care_qdrant.model.adopt.importing import join_encoders
 from care_qdrant.model.adopt.published import plain_vectors, write_document_side, write_query_side
 from care_qdrant.model.pair import CareModel
-from care_qdrant.model.references import keep_check_vectors
 from tests.trainer import bases
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks

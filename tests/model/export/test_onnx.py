@@ -12,6 +12,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import GteConfig, GteModel, set_seed
 
 from care_qdrant.encoders.onnx import OnnxEncoder
+from care_qdrant.encoders.side import Side
 from care_qdrant.errors import InputError, ModelError
 from care_qdrant.model.card import read_card
 from care_qdrant.model.export.onnx import add_onnx, export_document_encoder, export_query_encoder
@@ -36,7 +37,7 @@ def test_the_record_says_what_is_in_the_folder(exported: Exported) -> None:
 
 def test_documents_and_judgements_bring_the_ranking_figures(exported: Exported, tmp_path: Path) -> None:
     folder = shutil.copytree(exported("mean")[0], tmp_path / "query")
-    documents = OnnxEncoder(folder, "onnx/model.onnx", dim=32, max_tokens=48).encode(tiny.medical_texts(50))
+    documents = OnnxEncoder(folder, "onnx/model.onnx", Side("cls", 48), 32).encode(tiny.medical_texts(50))
 
     files = export_query_encoder(
         folder,
@@ -88,7 +89,7 @@ def test_an_encoder_with_rotary_positions_and_a_projection(tmp_path: Path) -> No
     stock.save_pretrained(str(tmp_path / "query"), create_model_card=False)
 
     export_query_encoder(tmp_path / "query", tiny.TEXTS)
-    encoder = OnnxEncoder(tmp_path / "query", "onnx/model.onnx", dim=16, max_tokens=48)
+    encoder = OnnxEncoder(tmp_path / "query", "onnx/model.onnx", Side("cls", 48), 16)
 
     texts = tiny.medical_texts(12)
     np.testing.assert_allclose(encoder.encode(texts), stock.encode_query(texts), atol=1e-5, rtol=0)
@@ -100,7 +101,7 @@ def test_a_weighted_mean_is_exported_with_its_weights(tmp_path: Path) -> None:
 
     export_query_encoder(folder, tiny.TEXTS)
 
-    vectors = OnnxEncoder(folder, "onnx/model.onnx", dim=32, max_tokens=48).encode(tiny.TEXTS)
+    vectors = OnnxEncoder(folder, "onnx/model.onnx", Side("cls", 48), 32).encode(tiny.TEXTS)
     np.testing.assert_allclose(vectors, model.encode(tiny.TEXTS), atol=1e-5)
 
 
@@ -117,7 +118,7 @@ def test_a_document_encoder_is_exported_without_a_second_copy_of_its_weights(tmp
     assert (folder / "model.onnx").stat().st_size < (folder / "model.safetensors").stat().st_size
     stock = SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": torch.float32})
     texts = tiny.medical_texts(12)
-    vectors = OnnxEncoder(folder, "model.onnx", dim=32, max_tokens=96, workers=2).encode(texts)
+    vectors = OnnxEncoder(folder, "model.onnx", Side("cls", 96), 32, workers=2).encode(texts)
     np.testing.assert_allclose(vectors, stock.encode_document(texts), atol=1e-5, rtol=0)
     assert not list(folder.glob(".model.onnx*"))
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 
+from care_qdrant.encoders.agreement import LEAST_HALF_PRECISION, cosines
 from care_qdrant.errors import InputError, TrainingError
 from care_qdrant.model.card import Card, OnnxFiles
 from care_qdrant.model.export.onnx import export_query_encoder
@@ -38,8 +39,6 @@ logger = logging.getLogger(__name__)
 
 TOLERANCE = 1e-4
 """Largest accepted difference of a coordinate between trained and merged vectors, both float32; it is about 1e-6."""
-LEAST_COSINE = 0.999
-"""Least accepted cosine between trained and exported vectors where the weights are stored in half precision."""
 
 _HISTORY = ("stage", "kind", "seed", "trainable", "temperature", "evaluation", "seconds", "settings")
 """Keys of a stage's record that the CARE folder keeps."""
@@ -294,10 +293,9 @@ def _require_same(
         is_same = difference <= TOLERANCE
         measured = f"largest difference {difference:.1e}, allowed {TOLERANCE:.0e}"
     else:
-        lengths = np.linalg.norm(trained, axis=1) * np.linalg.norm(found, axis=1)
-        lowest = float(((trained * found).sum(axis=1) / lengths).min())
-        is_same = lowest >= LEAST_COSINE
-        measured = f"least cosine {lowest:.5f}, at least {LEAST_COSINE} expected of weights in {dtype}"
+        lowest = float(cosines(found, trained).min())
+        is_same = lowest >= LEAST_HALF_PRECISION
+        measured = f"least cosine {lowest:.5f}, at least {LEAST_HALF_PRECISION} expected of weights in {dtype}"
     if not is_same:  # also where a value is not a number
         raise TrainingError(
             f"{source}: the exported {side} encoder gives other vectors than the trained one ({measured}); nothing was "

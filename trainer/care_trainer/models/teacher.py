@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from sentence_transformers import SentenceTransformer
 
+from care_qdrant.encoders.agreement import LEAST_HALF_PRECISION, cosines
 from care_qdrant.encoders.local.torch import TorchEncoder
 from care_qdrant.errors import EncodingError, InputError, needs_extra
 from care_qdrant.types import Vectors
@@ -28,8 +29,6 @@ PIECE_ROWS = 4096
 """Vectors that a process asks for at once."""
 SAMPLED_TEXTS = 8
 """Texts of each part of a bulk job that are encoded again, to know whose vectors it holds."""
-LEAST_COSINE = 0.999
-"""Least cosine between the encoder's own vector and one in float16 that another device computed."""
 
 
 def teacher_vectors(
@@ -78,20 +77,19 @@ def _read_job(url: str, cache: VectorCache, encode: Encode, dim: int) -> None:
     with needs_extra("bulk", "teacher_jobs"):
         from care_qdrant.bulk.encode import read_part
         from care_qdrant.bulk.job import Job
-    work = Job(url)
-    manifest, noted = work.manifest(), cache.folder / "jobs.txt"
+    job = Job(url)
+    manifest, noted = job.manifest(), cache.folder / "jobs.txt"
     if manifest.dim != dim:
         raise InputError(f"teacher_jobs: {url} has {manifest.dim} dimensions, and the run has {dim}")
     read = set(noted.read_text(encoding="utf-8").split()) if noted.exists() else set[str]()
-    for receipt in (each for each in work.receipts().values() if each.sha256 not in read):
-        for number, chunks in enumerate(read_part(work, manifest, receipt)):
+    for receipt in (each for each in job.receipts().values() if each.sha256 not in read):
+        for number, chunks in enumerate(read_part(job, manifest, receipt)):
             vectors = {chunk.embedded_text: cast(Vectors, chunk.vector) for chunk in chunks}
             if number == 0:
                 sample = list(vectors)[:SAMPLED_TEXTS]
                 own = np.asarray(encode(sample), np.float32)
                 theirs = np.stack([vectors[text] for text in sample])
-                norms = np.linalg.norm(own, axis=1) * np.linalg.norm(theirs, axis=1)
-                if (cosine := float(((own * theirs).sum(axis=1) / norms).min())) < LEAST_COSINE:
+                if not (cosine := float(cosines(theirs, own).min())) >= LEAST_HALF_PRECISION:
                     logger.warning(
                         "%s: not used, since unit %s has other vectors than the encoder of this stage gives "
                         "(cosine %.3f): another model, prompt or pooling",

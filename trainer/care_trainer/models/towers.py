@@ -26,11 +26,11 @@ from transformers import AutoConfig, BitsAndBytesConfig, PreTrainedTokenizerFast
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from care_qdrant.encoders.local.weights import readable_model
+from care_qdrant.encoders.references import check_adapter_vectors
 from care_qdrant.errors import InputError, MissingExtra, ModelError
 from care_qdrant.model.adopt.published import plain_vectors
 from care_qdrant.model.card import CARD_FILE
 from care_qdrant.model.hub import fetch_document_side
-from care_qdrant.model.references import check_adapter_vectors
 from care_trainer.config import Geometry, Lora, Side, Tower
 
 logger = logging.getLogger(__name__)

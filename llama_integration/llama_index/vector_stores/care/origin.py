@@ -13,12 +13,9 @@ from llama_index.core.schema import BaseNode, MetadataMode
 from llama_index.embeddings.care.base import TITLE_KEY
 
 from care_qdrant.contracts.contract import VectorContract
+from care_qdrant.encoders.agreement import LEAST_MADE_AGAIN, cosines
 from care_qdrant.errors import FingerprintMismatch, IncompleteModel, MissingExtra, SchemaMismatch
 from care_qdrant.types import Vectors, embedded_text
-
-LEAST_COSINE = 0.98
-"""Between a vector and the one that is made again. An export accepts int8 encoders from 0.995 on its probes, and other
-processors round differently; vectors of another model are far below."""
 
 
 @runtime_checkable
@@ -38,11 +35,11 @@ def check_query(collection: str, contract: VectorContract, embedding: object, te
     if not text or not isinstance(embedding, TextEncoder):
         return
     cosine = _cosine(vector, embedding.encode_query([text])[0])
-    if not cosine >= LEAST_COSINE:
+    if not cosine >= LEAST_MADE_AGAIN:
         raise FingerprintMismatch(
             f"the query vector for collection {collection!r} was not made of query {text[:40]!r} by model "
             f"{contract.model!r} ({contract.fingerprint[:12]}): its cosine to the one that this model makes is "
-            f"{cosine:.3f}, expected at least {LEAST_COSINE}. Give the index the embedding of the store "
+            f"{cosine:.3f}, expected at least {LEAST_MADE_AGAIN}. Give the index the embedding of the store "
             "(embed_model=embedding, or Settings.embed_model = embedding); where the vector is of another text on "
             "purpose, as with HyDE, open the store with check_vectors=False"
         )
@@ -65,11 +62,11 @@ def check_nodes(collection: str, contract: VectorContract, embedding: object, no
         except (MissingExtra, IncompleteModel):
             return
         cosine = max((_cosine(node.get_embedding(), row) for row in made), default=1.0)
-        if not cosine >= LEAST_COSINE:
+        if not cosine >= LEAST_MADE_AGAIN:
             raise FingerprintMismatch(
                 f"the vector of node {node.node_id} for collection {collection!r} was not made by the document encoder "
                 f"of model {contract.model!r} ({contract.fingerprint[:12]}): its cosine to the one that this model "
-                f"makes of the node's text is {cosine:.3f}, expected at least {LEAST_COSINE}. Nothing was written. "
+                f"makes of the node's text is {cosine:.3f}, expected at least {LEAST_MADE_AGAIN}. Nothing was written. "
                 "Embed the nodes with the embedding of the store (embed_model=embedding); where another text was "
                 "embedded on purpose, open the store with check_vectors=False"
             )
@@ -101,7 +98,6 @@ def _check_dim(what: str, contract: VectorContract, vector: Sequence[float]) -> 
 
 
 def _cosine(one: Sequence[float], other: Any) -> float:
-    """Return the cosine of two vectors; nan where one has no length."""
+    """Return the cosine of two vectors; 0 where one has no length."""
     this, that = np.asarray(one, dtype=np.float32), np.asarray(other, dtype=np.float32)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return float(this @ that / (np.linalg.norm(this) * np.linalg.norm(that)))
+    return float(cosines(this[None], that[None])[0])
