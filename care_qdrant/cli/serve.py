@@ -138,7 +138,7 @@ def command(
     if mcp is not None:
         require_packages("mcp", "care serve --mcp", "mcp", "uvicorn", "starlette")
     if mcp == "stdio":
-        from care_qdrant.serve.mcp import serve_stdio
+        from care_qdrant.serve.stdio import serve_stdio
 
         serve_stdio(settings)
         return

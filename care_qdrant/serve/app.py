@@ -137,11 +137,11 @@ class Service:
                 errors=_SEARCH_ERRORS,
             ),
             Post(
-                "/floor",
+                "/good-match",
                 "The score below which a best hit is no good match.",
-                schemas.FloorRequest,
-                schemas.FloorAnswer,
-                self._floor,
+                schemas.GoodMatchRequest,
+                schemas.GoodMatchAnswer,
+                self._good_match,
                 limits,
                 errors=_SEARCH_ERRORS,
             ),
@@ -200,10 +200,10 @@ class Service:
             exchange.key.require(scope, collection)
             self._quotas.take(exchange.key, texts)
 
-    async def _floor(self, request: schemas.FloorRequest, exchange: Exchange) -> schemas.FloorAnswer:
+    async def _good_match(self, request: schemas.GoodMatchRequest, exchange: Exchange) -> schemas.GoodMatchAnswer:
         collection = await self._searching.served(request.collection)
         self._enter(exchange, "search", 1, collection, mode=request.mode)
-        return schemas.FloorAnswer(floor=await self._searching.floor(request))
+        return schemas.GoodMatchAnswer(good_match_score=await self._searching.good_match_score(request))
 
     async def _collections(self, exchange: Exchange) -> schemas.Collections:
         names = await self._searching.names()

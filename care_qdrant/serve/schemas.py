@@ -201,7 +201,7 @@ class SearchHit(BaseModel):
     title_marks: list[tuple[int, int]] = Field(description="The same in the title.")
 
 
-class FloorRequest(_Request):
+class GoodMatchRequest(_Request):
     """A way to search, whose scores are to be judged."""
 
     collection: StrictStr | None = None
@@ -209,10 +209,10 @@ class FloorRequest(_Request):
     mode: Literal["auto", "dense", "hybrid"] = "auto"
 
 
-class FloorAnswer(BaseModel):
+class GoodMatchAnswer(BaseModel):
     """What a score means."""
 
-    floor: float | None = Field(
+    good_match_score: float | None = Field(
         description="Four in five questions of the collection's own find another document with at least this score; a "
         "best hit below it is no good match. It is measured once and kept in the metadata of the collection, until "
         "that has changed by a quarter. Null where the collection is too small to tell."
@@ -247,11 +247,13 @@ class SearchAnswer(BaseModel):
     mode: str
     hits: list[SearchHit]
     good_match: bool | None = Field(
-        description="Whether the best hit seems to answer the query: false for one below `floor`, and where the pair "
-        "does not read the query. Null where nothing tells: in a sparse search, with a fusion or weight of your own, "
-        "and before the floor of a collection was measured."
+        description="Whether the best hit seems to answer the query: false for a score below `good_match_score`, and "
+        "where the pair does not read the query. Null where nothing tells: in a sparse search, with a fusion or weight "
+        "of your own, and before the good-match score of a collection was measured."
     )
-    floor: float | None = Field(description="What `/floor` answers for this search; null where it is not known.")
+    good_match_score: float | None = Field(
+        description="What `/good-match` answers for this search; null where it is not known."
+    )
     unread: list[str] = Field(
         description="Words of the query that the tokenizer of the pair does not know, where they are most of it: its "
         "scores mean nothing then. Empty for a query that it reads."
