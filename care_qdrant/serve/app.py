@@ -17,12 +17,13 @@ from care_qdrant.serve.embeddings import SIDES, infer, openai_embeddings, openai
 from care_qdrant.serve.endpoint import Get, Post
 from care_qdrant.serve.gateway import METRICS_PATH, Exchange, Gateway, unknown_key, unknown_path
 from care_qdrant.serve.keys import Keys, KeyScope, Quotas
+from care_qdrant.serve.metrics import CONTENT_TYPE, Metrics
 from care_qdrant.serve.pages import PATHS, PageFile
 from care_qdrant.serve.pairs import Pairs, ServedPair, check_answers
 from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.searching import Searching
 from care_qdrant.serve.settings import ServeSettings
-from care_qdrant.serve.tracing import CONTENT_TYPE, Metrics, Tracing
+from care_qdrant.serve.tracing import Tracing
 from care_qdrant.version import __version__
 
 if TYPE_CHECKING:
@@ -47,7 +48,9 @@ class Service:
                 for model in models
             ]
         )
-        self._searching = Searching(settings, self.pairs)
+        for pair in self.pairs:
+            self._metrics.build_info.labels(__version__, pair.name, pair.fingerprint).set(1)
+        self._searching = Searching(settings, self.pairs, self._metrics)
         self.mcp = self._make_mcp() if settings.mcp else None
         self.app = Gateway(
             self._routes(),
@@ -199,6 +202,8 @@ class Service:
         if exchange.key is not None:
             exchange.key.require(scope, collection)
             self._quotas.take(exchange.key, texts)
+        key = "" if exchange.key is None else exchange.key.id
+        self._metrics.asked_texts.labels(key, scope, collection or "").inc(texts)
 
     async def _good_match(self, request: schemas.GoodMatchRequest, exchange: Exchange) -> schemas.GoodMatchAnswer:
         collection = await self._searching.served(request.collection)

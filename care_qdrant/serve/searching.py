@@ -32,6 +32,7 @@ from care_qdrant.search.good_match import GoodMatch, Match, fixed_questions, jud
 from care_qdrant.search.overview import Question, overview
 from care_qdrant.search.retriever import Mode, Retriever
 from care_qdrant.serve import tracing
+from care_qdrant.serve.metrics import Metrics
 from care_qdrant.serve.pairs import Pairs, ServedPair, check_texts
 from care_qdrant.serve.refusal import Refusal, invalid_body
 from care_qdrant.serve.schemas import (
@@ -125,9 +126,9 @@ class _Found:
 class Searching:
     """Searches in threads, at most so many at a time; Qdrant is opened by the first one."""
 
-    def __init__(self, settings: ServeSettings, pairs: Pairs) -> None:
+    def __init__(self, settings: ServeSettings, pairs: Pairs, metrics: Metrics) -> None:
         """Set up; nothing is opened, since the Qdrant may start after a service that it asks itself."""
-        self._settings, self._pairs = settings, pairs
+        self._settings, self._pairs, self._metrics = settings, pairs, metrics
         self._limits = settings.limits
         self._threads = ThreadPoolExecutor(settings.limits.search_threads, thread_name_prefix="care-search")
         self._room = threading.BoundedSemaphore(settings.limits.searches)
@@ -160,6 +161,7 @@ class Searching:
             if good_match is None and _has_scale(request):
                 good_match = await self._wait_for_good_match(collection, pair, request.mode, good_match_seconds)
             match = judge(found.hits, good_match, found.unread)
+        self._metrics.searched(collection, found.mode, is_good=match.is_good)
         waited, took = found.started - encoded, found.ended - found.started
         seconds = {"wait": waited, "encode": encoded - accepted, "search": took}
         return SearchAnswer(
@@ -265,7 +267,8 @@ class Searching:
         keys = retriever.keys if request.conditions else None
         filter_ = _filter(request, keys)
         trace = tracing.current()
-        with trace.part("search", **{"db.collection.name": collection}) if trace is not None else nullcontext():
+        part = trace.part("search", **{"db.collection.name": collection}) if trace is not None else nullcontext()
+        with part, self._metrics.qdrant_seconds.labels(collection).time():
             [hits] = retriever.search([request.query], request.top_k, filter_, encode=encode)
         good_match = note = None
         if pair is not None and _has_scale(request):
