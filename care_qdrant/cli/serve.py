@@ -43,7 +43,7 @@ if TYPE_CHECKING:
             "workers",
             "keys",
         ],
-        "Operation": ["metrics_port"],
+        "Operation": ["labels", "metrics_port"],
     },
 )
 @model_option(
@@ -75,6 +75,12 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, dir_okay=False),
     help="File of API keys, one a line, with scopes and quota; read again when it changes.  [default: everybody is "
     "served]",
+)
+@click.option(
+    "--labels",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for judgements of hits, which the search page then asks for: labelled questions for care learn "
+    "--queries and a benchmark.  [default: none are kept]",
 )
 @click.option(
     "--metrics-port", type=click.IntRange(1, 65535), help="Port of /metrics, without keys.  [default: that of --port]"

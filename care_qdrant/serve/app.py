@@ -148,6 +148,15 @@ class Service:
                 limits,
                 errors=_SEARCH_ERRORS,
             ),
+            Post(
+                "/labels",
+                "A judgement of a hit, kept as a labelled question (--labels).",
+                schemas.LabelRequest,
+                schemas.LabelAnswer,
+                self._label,
+                limits,
+                errors=_SEARCH_ERRORS,
+            ),
             Get(
                 "/collections",
                 "What each served collection holds and can be asked.",
@@ -209,6 +218,11 @@ class Service:
         collection = await self._searching.served(request.collection)
         self._enter(exchange, "search", 1, collection, mode=request.mode)
         return schemas.GoodMatchAnswer(good_match_score=await self._searching.good_match_score(request))
+
+    async def _label(self, request: schemas.LabelRequest, exchange: Exchange) -> schemas.LabelAnswer:
+        collection = await self._searching.served(request.collection)
+        self._enter(exchange, "search", 1, collection)
+        return await self._searching.label(request)
 
     async def _collections(self, exchange: Exchange) -> schemas.Collections:
         names = await self._searching.names()

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, StrictStr, model_validator
 
 Texts = Annotated[list[StrictStr], Field(min_length=1)]
 Tokens = Annotated[list[StrictInt], Field(min_length=1)]
@@ -219,6 +219,21 @@ class GoodMatchAnswer(BaseModel):
     )
 
 
+class LabelRequest(_Request):
+    """What a person says of a hit."""
+
+    query: StrictStr
+    document_id: StrictStr
+    collection: StrictStr | None = None
+    relevant: StrictBool | None = Field(description="Whether the document answers the query; null takes it back.")
+
+
+class LabelAnswer(BaseModel):
+    """What has been labelled."""
+
+    questions: int = Field(description="Questions of this collection that have a relevant document.")
+
+
 class WholeDocument(BaseModel):
     """A document as it is stored."""
 
@@ -276,7 +291,10 @@ class CollectionState(BaseModel):
         default=None, description="What writes to it, or was interrupted: documents may be missing."
     )
     points: int = Field(default=0, description="Points that it has.")
-    questions: list[str] = Field(default=[], description="Questions of its own, from a sample of its points.")
+    questions: list[str] = Field(
+        default=[], description="Example questions: those of the service, else from a sample of the points."
+    )
+    glosses: dict[str, str] = Field(default={}, description="English glosses of these questions, where there are any.")
     keys: dict[str, list[str | int | float | bool]] = Field(
         default={},
         description="Metadata keys, as conditions write them, with the values in that sample; none for a key with too "
@@ -288,6 +306,7 @@ class Collections(BaseModel):
     """All served collections."""
 
     collections: list[CollectionState]
+    labels: bool = Field(default=False, description="Whether the service keeps judgements (`POST /labels`).")
 
 
 class PairState(BaseModel):

@@ -32,6 +32,7 @@ from care_qdrant.search.good_match import GoodMatch, Match, fixed_questions, jud
 from care_qdrant.search.overview import Question, overview
 from care_qdrant.search.retriever import Mode, Retriever
 from care_qdrant.serve import tracing
+from care_qdrant.serve.labels import keep_label
 from care_qdrant.serve.metrics import Metrics
 from care_qdrant.serve.pairs import Pairs, ServedPair, check_texts
 from care_qdrant.serve.refusal import Refusal, invalid_body
@@ -39,6 +40,8 @@ from care_qdrant.serve.schemas import (
     Collections,
     CollectionState,
     GoodMatchRequest,
+    LabelAnswer,
+    LabelRequest,
     SearchAnswer,
     SearchHit,
     SearchRequest,
@@ -232,6 +235,18 @@ class Searching:
         with self._place():
             return await self._in_thread(partial(self._document, collection, document_id))
 
+    async def label(self, request: LabelRequest) -> LabelAnswer:
+        """Keep a judgement of a document that the collection has."""
+        folder, collection = self._settings.labels, await self.served(request.collection)
+        if folder is None:
+            raise Refusal(404, "no_labels", "this service keeps no judgements; start it with --labels FOLDER")
+        check_texts([request.query], "query", self._limits)
+        await self.document(request.document_id, collection)
+        keep = partial(
+            keep_label, folder / collection, request.query, request.document_id, is_relevant=request.relevant
+        )
+        return LabelAnswer(questions=await self._in_thread(keep))
+
     async def names(self) -> Sequence[str]:
         """Return the collections that are served: those that were configured, or the only one that is there."""
         if self._settings.collections or self._settings.open_qdrant is None:
@@ -247,7 +262,8 @@ class Searching:
         """Return what each of these collections can be asked."""
         with self._place():
             states = [self._in_thread(partial(self._state, name)) for name in names]
-            return Collections(collections=await asyncio.gather(*states))
+            labels = self._settings.labels is not None
+            return Collections(collections=await asyncio.gather(*states), labels=labels)
 
     def close(self) -> None:
         """Finish what runs, then let go of Qdrant."""
@@ -287,6 +303,7 @@ class Searching:
             contracts, holds = collection.schema.contracts.values(), overview(collection)
         except CareError as error:
             return CollectionState(name=name, models=[], sparse=False, problem=str(error))
+        examples = self._settings.examples
         made_by = {contract.fingerprint for contract in contracts}
         pairs = [f"{pair.name}@{pair.fingerprint[:12]}" for pair in self._pairs if pair.fingerprint in made_by]
         sparse = any(isinstance(each, SparseContract) and each.fingerprint == bm25.ANALYSER for each in contracts)
@@ -296,7 +313,8 @@ class Searching:
             sparse=sparse,
             unfinished=collection.schema.unfinished,
             points=holds.points,
-            questions=[question.text for question in holds.questions[:_EXAMPLES]],
+            questions=list(examples) or [question.text for question in holds.questions[:_EXAMPLES]],
+            glosses=dict(examples),
             keys={key: list(values) for key, values in holds.keys.items()},
         )
 
