@@ -1,4 +1,4 @@
-"""How well the floor of a collection (`care_qdrant.search.good_match`) tells queries of its field from others.
+"""How well a collection's good-match score (`care_qdrant.search.good_match`) tells queries of its field from others.
 
 Shares of queries whose best hit is no good match: of the judged queries of each task (false alarms), and of queries
 of other subjects in Chinese and English (which should all be below).
@@ -16,7 +16,7 @@ from benchmarks.perf.measured import output_option, save_measured
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.model.pair import CareModel
-from care_qdrant.search.good_match import find_floor, fixed_questions, judge
+from care_qdrant.search.good_match import fixed_questions, judge, measure_good_match
 from care_qdrant.search.retriever import Retriever
 
 ELSEWHERE = {
@@ -55,7 +55,7 @@ def measure(task: str, corpus: Path, questions: list[str], model: CareModel) -> 
     rows = []
     for mode in ("dense", "hybrid"):
         retriever = Retriever(client, task, model, mode=mode)  # type: ignore[arg-type]
-        least = find_floor(retriever, fixed_questions(retriever))
+        least = measure_good_match(retriever, fixed_questions(retriever))
 
         def below(queries: list[str]) -> float:
             hits = retriever.search(queries, 1)  # noqa: B023  # called at once

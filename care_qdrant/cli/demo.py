@@ -13,13 +13,28 @@ SAMPLES = (
     Path(__file__).parents[2] / "examples" / "sample" / "corpus.jsonl",  # in a clone
 )
 
+EXAMPLES = {
+    "我爸突然胸口压得喘不上气满头大汗，怀疑是心肌梗塞，救护车来之前我们家里人能做点啥，阿司匹林能不能先给他嚼": (
+        "My father has crushing chest pain. What can we do before the ambulance comes? May he chew an aspirin?"
+    ),
+    "怀孕了感冒发烧能不能吃扑热息痛": "Is paracetamol safe for a cold with fever in pregnancy?",
+    "今年世界杯谁赢了": "Who won the World Cup this year? (No text here answers this.)",
+}
+"""Questions that the page offers, with an English gloss.
+
+The first one is the only judged question of the sample that shows hybrid search at its best: a good match, the best
+document first, and more relevant documents among the first three hits than dense search or BM25 has
+(tests/test_demo.py). The last one has no answer in the sample.
+"""
+
 
 @click.command(cls=Command, name="demo", context_settings=CONTEXT)
 def command() -> None:
     """Put the 339 sample documents into a collection, and open the search page on it.
 
     It needs no server and no GPU. The database is in ./care-demo; the second start encodes nothing. The page is at
-    port 8080, or at another free port. Ctrl-C ends it.
+    port 8080, or at another free port. Documents that you mark as relevant there are kept in ./care-demo/labels; nothing
+    is written before you mark one. Ctrl-C ends it.
 
     \b
     Example:
@@ -49,6 +64,8 @@ def command() -> None:
         load_models=lambda: [CareModel.load()],
         open_qdrant=lambda: open_client(path=path),
         collections=("sample",),
+        examples=EXAMPLES,
+        labels=path / "labels",
         port=free_port(8080),
     )
     logging.getLogger("care_qdrant.serve.access").setLevel(logging.WARNING)

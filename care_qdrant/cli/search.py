@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from care_qdrant.qdrant.collection import Collection
     from care_qdrant.search.conditions import Keys
     from care_qdrant.search.fallback import Fallback
-    from care_qdrant.search.good_match import Floor, Match
+    from care_qdrant.search.good_match import GoodMatch, Match
     from care_qdrant.search.retriever import Mode, Retriever
     from care_qdrant.types import Hit
 
 _EXAMPLES = 3
-_FLOOR_SECONDS = 10.0
+_GOOD_MATCH_SECONDS = 10.0
 """How long a person waits, once for a collection, to be told whether the hits are a good match."""
 
 
@@ -114,7 +114,7 @@ def command(
         _tell(retriever.unfinished)
         keys = retriever.keys if conditions else None
         conditions_filter = _parsed(conditions, keys)
-        floor = cache(lambda: _floor(retriever))
+        good_match = cache(lambda: _good_match(retriever))
         is_for_people = not as_json and open_fallback is None
         for each in _prompted(Collection(client, collection)) if query is None else [query]:
             [hits] = retriever.search([each], top_k, conditions_filter)
@@ -124,7 +124,7 @@ def command(
             _show(each, collection, retriever.mode, hits, as_json)
             _tell(script_note(each, (embedded_text(hit.title, hit.text) for hit in hits)))
             if hits and is_for_people and model is not None:
-                _tell(_note(judge(hits, floor(), model.unread(each)), hits[0]))
+                _tell(_note(judge(hits, good_match(), model.unread(each)), hits[0]))
 
 
 def _asked_collection(client: "QdrantClient", where: str) -> str:
@@ -169,13 +169,15 @@ def _parsed(conditions: Sequence[str], keys: "Keys | None" = None) -> "models.Fi
         raise InputError(f"--filter: {error}{hint}") from error
 
 
-def _floor(retriever: "Retriever") -> "Floor | None":
+def _good_match(retriever: "Retriever") -> "GoodMatch | None":
     """Return the lowest score of a good match; None where it cannot be had in time: the hits are shown already."""
     from care_qdrant.errors import QdrantError
-    from care_qdrant.search.good_match import find_floor, fixed_questions, known_floor
+    from care_qdrant.search.good_match import fixed_questions, known_good_match, measure_good_match
 
     try:
-        return known_floor(retriever) or find_floor(retriever, fixed_questions(retriever), seconds=_FLOOR_SECONDS)
+        return known_good_match(retriever) or measure_good_match(
+            retriever, fixed_questions(retriever), seconds=_GOOD_MATCH_SECONDS
+        )
     except QdrantError:
         return None
 
@@ -189,7 +191,7 @@ def _note(match: "Match", best: "Hit") -> str | None:
         )
     if match.is_good is not False:
         return None
-    return f"No good match (best {best.score:.2f}, typical {match.floor:.2f})"
+    return f"No good match (best {best.score:.2f}, typical {match.good_match_score:.2f})"
 
 
 def _prompted(collection: "Collection") -> Iterator[str]:

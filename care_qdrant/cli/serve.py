@@ -41,7 +41,7 @@ if TYPE_CHECKING:
             "mcp",
         ],
         "Documents": ["documents", "device", "engine", "endpoints"],
-        "Operation": ["fallback", "metrics_port"],
+        "Operation": ["fallback", "labels", "metrics_port"],
     },
 )
 @model_option(
@@ -73,6 +73,12 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, dir_okay=False),
     help="File of API keys, one a line, with scopes and quota. It is read again when it changes.  [default: no key is "
     "needed]",
+)
+@click.option(
+    "--labels",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for judgements of hits, which the search page then asks for: labelled questions for care learn "
+    "--queries and a benchmark.  [default: none are kept]",
 )
 @click.option(
     "--metrics-port", type=click.IntRange(1, 65535), help="Port of /metrics, which needs no key.  [default: --port]"
@@ -139,7 +145,7 @@ def command(
     if mcp is not None:
         require_packages("mcp", "care serve --mcp", "mcp", "uvicorn", "starlette")
     if mcp == "stdio":
-        from care_qdrant.serve.mcp import serve_stdio
+        from care_qdrant.serve.stdio import serve_stdio
 
         serve_stdio(settings)
         return

@@ -18,7 +18,7 @@ IDENTITY_KEY = "care_id"
 """Metadata key of a random identifier of this very collection; one made anew under the same name has another."""
 RUN_PREFIX = "care_run:"
 """Prefix of metadata keys: one for each ingestion that has begun to write and has not finished."""
-FLOOR_PREFIX = "care_floor:"
+GOOD_MATCH_PREFIX = "care_good_match:"
 """Metadata keys: one for each pair and mode, the lowest score of a good match."""
 ATTACH_PREFIX = "care_attach:"
 """Prefix of metadata keys: one for each vector that ``care attach`` has begun to write and has not finished."""
@@ -129,13 +129,13 @@ class CollectionSchema:
         own, runs = (IDENTITY_KEY, PUBLISH_KEY, COPY_KEY), (RUN_PREFIX, ATTACH_PREFIX)
         return {key: value for key, value in self.metadata.items() if key not in own and not key.startswith(runs)}
 
-    def floors_of(self, vector_name: str) -> list[str]:
-        """Return the metadata keys of what a good score of a vector is; by BM25 it is a score of all that are there."""
-        floors = {key: entry for key, entry in self.metadata.items() if key.startswith(FLOOR_PREFIX)}
-        of_terms = f"{FLOOR_PREFIX}hybrid:" if vector_name in self.sparse else "\0"
+    def good_match_keys(self, vector_name: str) -> list[str]:
+        """Return the metadata keys of the good-match scores of a vector; hybrid ones belong to every BM25 vector."""
+        entries = {key: entry for key, entry in self.metadata.items() if key.startswith(GOOD_MATCH_PREFIX)}
+        of_terms = f"{GOOD_MATCH_PREFIX}hybrid:" if vector_name in self.sparse else "\0"
         return [
             key
-            for key, entry in floors.items()
+            for key, entry in entries.items()
             if key.startswith(of_terms) or (isinstance(entry, Mapping) and entry.get("vector") == vector_name)
         ]
 

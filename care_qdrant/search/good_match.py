@@ -1,9 +1,10 @@
-"""Which hits are a good match: the floor of a collection, and the queries that a pair does not read.
+"""Which hits are a good match: the good-match score of a collection, and the queries that a pair does not read.
 
-Scores of two encoders, or of two collections, have no common scale, and the nearest text is always found. The floor is
-what most questions of the collection's own find in *another* document: what a question of this field finds there, a
-query from elsewhere does not. It is measured once, with questions of the points whose ids come first, and kept in the
-collection's metadata, so that every program says the same of a hit until the collection has changed markedly.
+Scores of two encoders, or of two collections, have no common scale, and the nearest text is always found. The
+good-match score is what most questions of the collection's own find in *another* document: what a question of this
+field finds there, a query from elsewhere does not. It is measured once, with questions of the points whose ids come
+first, and kept in the collection's metadata, so that every program says the same of a hit until the collection has
+changed markedly.
 """
 
 import logging
@@ -18,7 +19,7 @@ import numpy as np
 from care_qdrant.contracts.layouts import read_hit
 from care_qdrant.errors import QdrantError
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.schema import FLOOR_PREFIX
+from care_qdrant.qdrant.schema import GOOD_MATCH_PREFIX
 from care_qdrant.search.overview import SAMPLE_POINTS, Question, own_questions
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Hit, Vectors
@@ -32,13 +33,13 @@ MIN_QUESTIONS = 16
 QUANTILE = 0.2
 """Chosen on the sample corpus, tried on another one: benchmarks/results/good-match.json."""
 MARKED_CHANGE = 1.25
-"""Ratio of a collection's numbers of points, now and when its floor was measured, from which on it is another one."""
+"""Ratio of a collection's numbers of points, now and at the measurement, from which on the measurement is outdated."""
 _BATCH = 8
 """Questions of one request: searches of others get their turn at the embedded database in between."""
 
 
 @dataclass(frozen=True, slots=True)
-class Floor:
+class GoodMatch:
     """The lowest score of a good match in one collection, by one pair and mode."""
 
     score: float | None
@@ -58,21 +59,21 @@ class Match:
 
     is_good: bool | None
     """None where nothing tells."""
-    floor: float | None
+    good_match_score: float | None
     """The score that it is compared with."""
     unread: tuple[str, ...] = ()
     """Words of the query that the pair does not read, where they are most of it: its scores mean nothing then."""
 
 
-def judge(hits: Sequence[Hit], floor: Floor | None, unread: Sequence[str]) -> Match:
+def judge(hits: Sequence[Hit], good_match: GoodMatch | None, unread: Sequence[str]) -> Match:
     """Return whether the best hit is a good match.
 
     Args:
         hits: Of one query, best first.
-        floor: Of the collection, by the same pair and mode; None where it is not known.
+        good_match: Good-match score of the collection, by the same pair and mode; None where it is not known.
         unread: Words of the query that the pair does not read (`CareModel.unread`).
     """
-    score = None if floor is None else floor.score
+    score = None if good_match is None else good_match.score
     if not hits:
         return Match(False, score, tuple(unread))
     # Terms are compared letter by letter: a text that holds the words themselves was found by them.
@@ -82,8 +83,8 @@ def judge(hits: Sequence[Hit], floor: Floor | None, unread: Sequence[str]) -> Ma
     return Match(None if score is None else hits[0].score >= score, score)
 
 
-def known_floor(retriever: Retriever) -> Floor | None:
-    """Return the floor that a collection keeps; None where it has none, or has changed markedly since.
+def known_good_match(retriever: Retriever) -> GoodMatch | None:
+    """Return the good-match score that a collection keeps; None where it has none, or has changed markedly since.
 
     It costs no request beyond the check of the contract, where that is due.
     """
@@ -92,7 +93,7 @@ def known_floor(retriever: Retriever) -> Floor | None:
     schema = retriever.schema
     entry: Any = schema.metadata.get(_key(retriever), {})
     try:
-        kept = Floor(None if entry["score"] is None else float(entry["score"]), int(entry["points"]))
+        kept = GoodMatch(None if entry["score"] is None else float(entry["score"]), int(entry["points"]))
     except (KeyError, TypeError, ValueError):  # none is there, or another version wrote it
         return None
     is_same = bool(entry.get("vector") == retriever.resolved.vector_name)
@@ -100,20 +101,20 @@ def known_floor(retriever: Retriever) -> Floor | None:
 
 
 def fixed_questions(retriever: Retriever) -> list[Question]:
-    """Return the questions that a floor is measured with, the same ones each time."""
+    """Return the questions that a good-match score is measured with, the same ones each time."""
     # In the order of ids: those of ingestion, and of most tools, are hashes or random. Where they count up, these are
     # the oldest points.
     pages = retriever.resolved.collection.scroll("reading a sample", limit=SAMPLE_POINTS)
     return own_questions(map(read_hit, chain.from_iterable(pages)))[:QUESTIONS]
 
 
-def find_floor(
+def measure_good_match(
     retriever: Retriever,
     questions: Sequence[Question],
     encode: Callable[[Sequence[str]], Vectors] | None = None,
     seconds: float = 60.0,
-) -> Floor | None:
-    """Measure the floor of a collection, and keep it in its metadata; None where the time was not enough.
+) -> GoodMatch | None:
+    """Measure the good-match score of a collection, and keep it in its metadata; None where the time was not enough.
 
     Each question is searched, and its best hit without its own document counts.
 
@@ -133,20 +134,20 @@ def find_floor(
             others = (hit.score for hit in hits if hit.document_id != question.document_id)
             scores += list(others)[:1]
     enough = len(scores) >= MIN_QUESTIONS
-    floor = Floor(float(np.quantile(scores, QUANTILE)) if enough else None, retriever.schema.points)
+    good_match = GoodMatch(float(np.quantile(scores, QUANTILE)) if enough else None, retriever.schema.points)
     if retriever.is_plain:
-        _keep(retriever, floor)
-    return floor
+        _keep(retriever, good_match)
+    return good_match
 
 
-def _keep(retriever: Retriever, floor: Floor) -> None:
-    """Write a floor into the collection's metadata, where this program may; never into one that is being written."""
+def _keep(retriever: Retriever, good_match: GoodMatch) -> None:
+    """Write a good-match score into the metadata, where this program may and no other is writing to the collection."""
     resolved = retriever.resolved
     if resolved.schema.unfinished is not None:
         return
     # As text: a server may return a number of its metadata with another last bit.
-    score = None if floor.score is None else repr(floor.score)
-    entry: dict[str, Any] = {"vector": resolved.vector_name, "score": score, "points": floor.points}
+    score = None if good_match.score is None else repr(good_match.score)
+    entry: dict[str, Any] = {"vector": resolved.vector_name, "score": score, "points": good_match.points}
     collection: Collection = resolved.collection.sibling(resolved.name)
     try:
         collection.update("keeping which score is a good one", metadata={_key(retriever): entry})
@@ -156,4 +157,4 @@ def _keep(retriever: Retriever, floor: Floor) -> None:
 
 def _key(retriever: Retriever) -> str:
     """Return the metadata key: at the top level, where those of other pairs and modes are merged beside it."""
-    return f"{FLOOR_PREFIX}{retriever.mode}:{(retriever.fingerprint or '')[:16]}"
+    return f"{GOOD_MATCH_PREFIX}{retriever.mode}:{(retriever.fingerprint or '')[:16]}"

@@ -17,12 +17,13 @@ from care_qdrant.serve.embeddings import SIDES, infer, openai_embeddings, openai
 from care_qdrant.serve.endpoint import Get, Post
 from care_qdrant.serve.gateway import METRICS_PATH, Exchange, Gateway, unknown_key, unknown_path
 from care_qdrant.serve.keys import Keys, KeyScope, Quotas
+from care_qdrant.serve.metrics import CONTENT_TYPE, Metrics
 from care_qdrant.serve.pages import PATHS, PageFile
 from care_qdrant.serve.pairs import Pairs, ServedPair, check_answers
 from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.searching import Searching
 from care_qdrant.serve.settings import ServeSettings
-from care_qdrant.serve.tracing import CONTENT_TYPE, Metrics, Tracing
+from care_qdrant.serve.tracing import Tracing
 from care_qdrant.version import __version__
 
 if TYPE_CHECKING:
@@ -47,7 +48,9 @@ class Service:
                 for model in models
             ]
         )
-        self._searching = Searching(settings, self.pairs)
+        for pair in self.pairs:
+            self._metrics.build_info.labels(__version__, pair.name, pair.fingerprint).set(1)
+        self._searching = Searching(settings, self.pairs, self._metrics)
         self.mcp = self._make_mcp() if settings.mcp else None
         self.app = Gateway(
             self._routes(),
@@ -137,11 +140,20 @@ class Service:
                 errors=_SEARCH_ERRORS,
             ),
             Post(
-                "/floor",
+                "/good-match",
                 "The score below which a best hit is no good match.",
-                schemas.FloorRequest,
-                schemas.FloorAnswer,
-                self._floor,
+                schemas.GoodMatchRequest,
+                schemas.GoodMatchAnswer,
+                self._good_match,
+                limits,
+                errors=_SEARCH_ERRORS,
+            ),
+            Post(
+                "/labels",
+                "A judgement of a hit, kept as a labelled question (--labels).",
+                schemas.LabelRequest,
+                schemas.LabelAnswer,
+                self._label,
                 limits,
                 errors=_SEARCH_ERRORS,
             ),
@@ -199,11 +211,18 @@ class Service:
         if exchange.key is not None:
             exchange.key.require(scope, collection)
             self._quotas.take(exchange.key, texts)
+        key = "" if exchange.key is None else exchange.key.id
+        self._metrics.asked_texts.labels(key, scope, collection or "").inc(texts)
 
-    async def _floor(self, request: schemas.FloorRequest, exchange: Exchange) -> schemas.FloorAnswer:
+    async def _good_match(self, request: schemas.GoodMatchRequest, exchange: Exchange) -> schemas.GoodMatchAnswer:
         collection = await self._searching.served(request.collection)
         self._enter(exchange, "search", 1, collection, mode=request.mode)
-        return schemas.FloorAnswer(floor=await self._searching.floor(request))
+        return schemas.GoodMatchAnswer(good_match_score=await self._searching.good_match_score(request))
+
+    async def _label(self, request: schemas.LabelRequest, exchange: Exchange) -> schemas.LabelAnswer:
+        collection = await self._searching.served(request.collection)
+        self._enter(exchange, "search", 1, collection)
+        return await self._searching.label(request)
 
     async def _collections(self, exchange: Exchange) -> schemas.Collections:
         names = [*await self._searching.names(), *self._searching.unserved]

@@ -18,9 +18,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from care_qdrant.errors import CareError
 from care_qdrant.qdrant.calls import DEADLINE
 from care_qdrant.serve.keys import Key, Keys, presented_key
+from care_qdrant.serve.metrics import Metrics
 from care_qdrant.serve.refusal import Refusal, refusal_of
 from care_qdrant.serve.settings import LOOPBACK
-from care_qdrant.serve.tracing import Metrics, Tracing
+from care_qdrant.serve.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 access_log = logging.getLogger("care_qdrant.serve.access")

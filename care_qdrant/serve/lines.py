@@ -14,8 +14,8 @@ from care_qdrant.encoders import Encoder
 from care_qdrant.encoders.microbatch import MicroBatcher
 from care_qdrant.errors import EncodingError
 from care_qdrant.serve import tracing
+from care_qdrant.serve.metrics import Metrics
 from care_qdrant.serve.refusal import Refusal
-from care_qdrant.serve.tracing import Metrics
 from care_qdrant.types import Vectors
 
 Side = Literal["query", "document"]

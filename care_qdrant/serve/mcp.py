@@ -7,7 +7,7 @@ text, and the pair of the collection answers, behind the same checks, keys and q
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from functools import wraps
 from typing import Annotated, Literal, ParamSpec, TypeVar
@@ -21,13 +21,12 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from care_qdrant.errors import CareError
-from care_qdrant.serve.app import Service
 from care_qdrant.serve.endpoint import enter, in_time, read_body, while_connected
 from care_qdrant.serve.gateway import Exchange
 from care_qdrant.serve.refusal import refusal_of
 from care_qdrant.serve.schemas import Collections, SearchRequest, WholeDocument
 from care_qdrant.serve.searching import Searching
-from care_qdrant.serve.settings import Limits, ServeSettings
+from care_qdrant.serve.settings import Limits
 from care_qdrant.version import __version__
 
 P = ParamSpec("P")
@@ -35,7 +34,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 MAX_HITS = 50
-_FLOOR_SECONDS = 10.0
+_GOOD_MATCH_SECONDS = 10.0
 """How long the first search of a collection waits until it is known which score is a good one."""
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 _INSTRUCTIONS = (
@@ -46,12 +45,6 @@ _EXCHANGE: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
 """The HTTP request that a tool is called by; None over stdio."""
 
 Collection = Annotated[str | None, Field(description="Name, as list_collections says; null where there is one.")]
-
-
-async def _serve(service: Service) -> None:
-    await service.load()
-    assert service.mcp is not None  # set by `ServeSettings.mcp`
-    await service.mcp.server.run_stdio_async()
 
 
 class Found(BaseModel):
@@ -164,7 +157,7 @@ class McpPath:
         """Find the documents that answer a question, best first."""
         request = SearchRequest(query=query, collection=collection, top_k=top_k, mode=mode, conditions=conditions or [])
         await self._enter(request.collection)
-        answer = await self._searching.search(request, _FLOOR_SECONDS)
+        answer = await self._searching.search(request, _GOOD_MATCH_SECONDS)
         note = answer.note
         if note is None and answer.unread:
             note = (
@@ -200,10 +193,3 @@ class McpPath:
         exchange = _EXCHANGE.get()
         if exchange is not None:
             self._admit(exchange, await self._searching.served(collection))
-
-
-def serve_stdio(settings: ServeSettings) -> None:
-    """Answer the assistant until it closes stdin. Logs go to stderr; stdout belongs to the protocol."""
-    models = settings.load_models()
-    with closing(Service(settings, models)) as service:
-        asyncio.run(_serve(service))

@@ -17,9 +17,9 @@ from care_qdrant.encoders.references import REFERENCE_TEXTS, check_references
 from care_qdrant.errors import AlteredModel, InputError
 from care_qdrant.model.pair import CareModel
 from care_qdrant.serve.lines import DocumentSide, QuerySide, Side
+from care_qdrant.serve.metrics import Metrics
 from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.settings import Limits
-from care_qdrant.serve.tracing import Metrics
 from care_qdrant.types import Vectors
 
 BM25_SUFFIX = "/bm25"

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, StrictStr, model_validator
 
 Texts = Annotated[list[StrictStr], Field(min_length=1)]
 Tokens = Annotated[list[StrictInt], Field(min_length=1)]
@@ -201,7 +201,7 @@ class SearchHit(BaseModel):
     title_marks: list[tuple[int, int]] = Field(description="The same in the title.")
 
 
-class FloorRequest(_Request):
+class GoodMatchRequest(_Request):
     """A way to search, whose scores are to be judged."""
 
     collection: StrictStr | None = None
@@ -209,14 +209,29 @@ class FloorRequest(_Request):
     mode: Literal["auto", "dense", "hybrid"] = "auto"
 
 
-class FloorAnswer(BaseModel):
+class GoodMatchAnswer(BaseModel):
     """What a score means."""
 
-    floor: float | None = Field(
+    good_match_score: float | None = Field(
         description="Four in five questions of the collection's own find another document with at least this score; a "
         "best hit below it is no good match. It is measured once and kept in the metadata of the collection, until "
         "that has changed by a quarter. Null where the collection is too small to tell."
     )
+
+
+class LabelRequest(_Request):
+    """What a person says of a hit."""
+
+    query: StrictStr
+    document_id: StrictStr
+    collection: StrictStr | None = None
+    relevant: StrictBool | None = Field(description="Whether the document answers the query; null takes it back.")
+
+
+class LabelAnswer(BaseModel):
+    """What has been labelled."""
+
+    questions: int = Field(description="Questions of this collection that have a relevant document.")
 
 
 class WholeDocument(BaseModel):
@@ -247,11 +262,13 @@ class SearchAnswer(BaseModel):
     mode: str
     hits: list[SearchHit]
     good_match: bool | None = Field(
-        description="Whether the best hit seems to answer the query: false for one below `floor`, and where the pair "
-        "does not read the query. Null where nothing tells: in a sparse search, with a fusion or weight of your own, "
-        "and before the floor of a collection was measured."
+        description="Whether the best hit seems to answer the query: false for a score below `good_match_score`, and "
+        "where the pair does not read the query. Null where nothing tells: in a sparse search, with a fusion or weight "
+        "of your own, and before the good-match score of a collection was measured."
     )
-    floor: float | None = Field(description="What `/floor` answers for this search; null where it is not known.")
+    good_match_score: float | None = Field(
+        description="What `/good-match` answers for this search; null where it is not known."
+    )
     unread: list[str] = Field(
         description="Words of the query that the tokenizer of the pair does not know, where they are most of it: its "
         "scores mean nothing then. Empty for a query that it reads."
@@ -274,7 +291,10 @@ class CollectionState(BaseModel):
         default=None, description="What writes to it, or was interrupted: documents may be missing."
     )
     points: int = Field(default=0, description="Points that it has.")
-    questions: list[str] = Field(default=[], description="Questions of its own, from a sample of its points.")
+    questions: list[str] = Field(
+        default=[], description="Example questions: those of the service, else from a sample of the points."
+    )
+    glosses: dict[str, str] = Field(default={}, description="English glosses of these questions, where there are any.")
     keys: dict[str, list[str | int | float | bool]] = Field(
         default={},
         description="Metadata keys, as conditions write them, with the values in that sample; none for a key with too "
@@ -286,6 +306,7 @@ class Collections(BaseModel):
     """All served collections."""
 
     collections: list[CollectionState]
+    labels: bool = Field(default=False, description="Whether the service keeps judgements (`POST /labels`).")
 
 
 class PairState(BaseModel):

@@ -1,4 +1,4 @@
-"""``POST /search``, ``POST /floor``, ``GET /collections``: the served collections, behind the checks of `Retriever`."""
+"""The served collections, behind the checks of `Retriever`: search, good-match score, documents, overview."""
 
 import asyncio
 import logging
@@ -28,16 +28,20 @@ from care_qdrant.qdrant.calls import DEADLINE
 from care_qdrant.qdrant.collection import Collection, only_collection
 from care_qdrant.search.conditions import Keys, notice, parse_filter
 from care_qdrant.search.fallback import Fallback
-from care_qdrant.search.good_match import Floor, Match, find_floor, fixed_questions, judge, known_floor
+from care_qdrant.search.good_match import GoodMatch, Match, fixed_questions, judge, known_good_match, measure_good_match
 from care_qdrant.search.overview import Question, overview
 from care_qdrant.search.retriever import Mode, Retriever
 from care_qdrant.serve import tracing
+from care_qdrant.serve.labels import keep_label
+from care_qdrant.serve.metrics import Metrics
 from care_qdrant.serve.pairs import Pairs, ServedPair, check_texts
 from care_qdrant.serve.refusal import Refusal, invalid_body
 from care_qdrant.serve.schemas import (
     Collections,
     CollectionState,
-    FloorRequest,
+    GoodMatchRequest,
+    LabelAnswer,
+    LabelRequest,
     SearchAnswer,
     SearchHit,
     SearchRequest,
@@ -52,10 +56,10 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _RETRIEVERS = 64
 """Kept with their checked contracts; one for each collection, pair and way to search."""
-_FLOOR_SECONDS = 30.0
-"""Longest time that a floor may take: a worker that ends waits for it."""
-_FLOOR_PAUSE_SECONDS = 300
-"""After a floor could not be measured, before that is tried again: it costs some sixty searches."""
+_GOOD_MATCH_SECONDS = 30.0
+"""Longest time to measure a good-match score: a worker that ends waits for it."""
+_GOOD_MATCH_PAUSE_SECONDS = 300
+"""Pause after a measurement of good matches that failed: one costs some sixty searches."""
 _LOOK_SECONDS = 30.0
 """Time after which a service without --collection may look again which collections there are."""
 _LONGEST_NUMBER = 18
@@ -114,7 +118,7 @@ class _Found:
 
     mode: Mode
     hits: list[Hit]
-    floor: Floor | None
+    good_match: GoodMatch | None
     unfinished: str | None
     """What writes to the searched vectors, or was interrupted."""
     note: str | None
@@ -127,9 +131,9 @@ class _Found:
 class Searching:
     """Searches in threads, at most so many at a time; Qdrant is opened by the first one."""
 
-    def __init__(self, settings: ServeSettings, pairs: Pairs) -> None:
+    def __init__(self, settings: ServeSettings, pairs: Pairs, metrics: Metrics) -> None:
         """Set up; nothing is opened, since the Qdrant may start after a service that it asks itself."""
-        self._settings, self._pairs = settings, pairs
+        self._settings, self._pairs, self._metrics = settings, pairs, metrics
         self._limits = settings.limits
         self._threads = ThreadPoolExecutor(settings.limits.search_threads, thread_name_prefix="care-search")
         self._room = threading.BoundedSemaphore(settings.limits.searches)
@@ -143,10 +147,10 @@ class Searching:
         self._looked = -math.inf
         self.unserved: Mapping[str, str] = {}
         """Found collections that no pair can search, with the reason."""
-        self._floors: dict[tuple[str, str, Mode], tuple[float, asyncio.Task[Floor | None]]] = {}
+        self._good_matches: dict[tuple[str, str, Mode], tuple[float, asyncio.Task[GoodMatch | None]]] = {}
 
-    async def search(self, request: SearchRequest, floor_seconds: float = 0.0) -> SearchAnswer:
-        """Answer one search; wait at most so long, and half of the time left, for a floor that is being measured."""
+    async def search(self, request: SearchRequest, good_match_seconds: float = 0.0) -> SearchAnswer:
+        """Answer one search; wait at most so long, and half of the time left, for a measurement of good matches."""
         collection = await self.served(request.collection)
         check_texts([request.query], "query", self._limits)
         if request.top_k > self._limits.top_k:
@@ -162,10 +166,11 @@ class Searching:
             found = await self._in_thread(run)
         match = Match(None if found.hits else False, None)
         if pair is not None:
-            floor = found.floor
-            if floor is None and _has_scale(request):
-                floor = await self._wait_for_floor(collection, pair, request.mode, floor_seconds)
-            match = judge(found.hits, floor, found.unread)
+            good_match = found.good_match
+            if good_match is None and _has_scale(request):
+                good_match = await self._wait_for_good_match(collection, pair, request.mode, good_match_seconds)
+            match = judge(found.hits, good_match, found.unread)
+        self._metrics.searched(collection, found.mode, is_good=match.is_good)
         waited, took = found.started - encoded, found.ended - found.started
         seconds = {"wait": waited, "encode": encoded - accepted, "search": took}
         return SearchAnswer(
@@ -175,7 +180,7 @@ class Searching:
             mode=found.mode,
             hits=_marked(request.query, found.hits, request.marks),
             good_match=match.is_good,
-            floor=match.floor,
+            good_match_score=match.good_match_score,
             unread=list(match.unread),
             unfinished=found.unfinished,
             note=found.note,
@@ -185,7 +190,7 @@ class Searching:
             ),
         )
 
-    async def floor(self, request: FloorRequest) -> float | None:
+    async def good_match_score(self, request: GoodMatchRequest) -> float | None:
         """Return the score from which on a best hit is a good match, by the collection's own questions.
 
         Where the collection does not keep it, it is measured: once for all requests that wait, with the deadline of
@@ -193,36 +198,40 @@ class Searching:
         """
         collection, pair = await self.served(request.collection), self._pair(request.model)
         retriever = await self._in_thread(lambda: self._retriever(collection, pair, request.mode))
-        floor = await self._in_thread(lambda: self._known_floor(retriever, collection, pair, request.mode))
-        if floor is None:
-            floor = await asyncio.shield(self._measuring(collection, pair, request.mode))
-        return None if floor is None else floor.score
+        good_match = await self._in_thread(lambda: self._known_good_match(retriever, collection, pair, request.mode))
+        if good_match is None:
+            good_match = await asyncio.shield(self._measuring(collection, pair, request.mode))
+        return None if good_match is None else good_match.score
 
-    async def _wait_for_floor(self, collection: str, pair: ServedPair, mode: Mode, seconds: float) -> Floor | None:
-        """Let a floor be measured, and return it if that is done in time: a search does not depend on it."""
+    async def _wait_for_good_match(
+        self, collection: str, pair: ServedPair, mode: Mode, seconds: float
+    ) -> GoodMatch | None:
+        """Let a good-match score be measured, and return it if that is done in time: a search does not depend on it."""
         task, deadline = self._measuring(collection, pair, mode), DEADLINE.get()
         left = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
         await asyncio.wait((task,), timeout=min(seconds, left / 2))
         return task.result() if task.done() and not task.cancelled() and task.exception() is None else None
 
-    def _known_floor(self, retriever: Retriever, collection: str, pair: ServedPair, mode: Mode) -> Floor | None:
-        """Return the floor that the collection keeps, or the one that this worker has measured."""
-        if (kept := known_floor(retriever)) is not None:
+    def _known_good_match(
+        self, retriever: Retriever, collection: str, pair: ServedPair, mode: Mode
+    ) -> GoodMatch | None:
+        """Return the good-match score that the collection keeps, or the one that this worker has measured."""
+        if (kept := known_good_match(retriever)) is not None:
             return kept
-        _, task = self._floors.get((collection, pair.fingerprint, mode), (0.0, None))
+        _, task = self._good_matches.get((collection, pair.fingerprint, mode), (0.0, None))
         if task is None or not task.done() or task.cancelled() or task.exception() is not None:
             return None
         measured = task.result()
         return measured if measured is not None and measured.holds(retriever.schema.points) else None
 
-    def _measuring(self, collection: str, pair: ServedPair, mode: Mode) -> "asyncio.Task[Floor | None]":
-        """Return the task that measures a floor: the one that runs, or that failed a moment ago, or a new one."""
+    def _measuring(self, collection: str, pair: ServedPair, mode: Mode) -> "asyncio.Task[GoodMatch | None]":
+        """Return the task that measures good matches: the one that runs, or that failed a moment ago, or a new one."""
         key = (collection, pair.fingerprint, mode)
-        made, task = self._floors.get(key, (0.0, None))
-        if task is None or (task.done() and time.monotonic() - made > _FLOOR_PAUSE_SECONDS):
+        made, task = self._good_matches.get(key, (0.0, None))
+        if task is None or (task.done() and time.monotonic() - made > _GOOD_MATCH_PAUSE_SECONDS):
             # In a context of its own: that of the request that comes first holds its deadline and its trace.
             task = asyncio.create_task(self._measure(collection, pair, mode), context=Context())
-            self._floors[key] = (time.monotonic(), task)
+            self._good_matches[key] = (time.monotonic(), task)
             task.add_done_callback(_note_failure)
         return task
 
@@ -231,6 +240,18 @@ class Searching:
         collection = await self.served(wanted)
         with self._place():
             return await self._in_thread(partial(self._document, collection, document_id))
+
+    async def label(self, request: LabelRequest) -> LabelAnswer:
+        """Keep a judgement of a document that the collection has."""
+        folder, collection = self._settings.labels, await self.served(request.collection)
+        if folder is None:
+            raise Refusal(404, "no_labels", "this service keeps no judgements; start it with --labels FOLDER")
+        check_texts([request.query], "query", self._limits)
+        await self.document(request.document_id, collection)
+        keep = partial(
+            keep_label, folder / collection, request.query, request.document_id, is_relevant=request.relevant
+        )
+        return LabelAnswer(questions=await self._in_thread(keep))
 
     async def names(self, *, is_new_look: bool = True) -> Sequence[str]:
         """Return the collections that are served: those that were configured, or all that a pair can search.
@@ -276,7 +297,8 @@ class Searching:
         """Return what each of these collections can be asked."""
         with self._place():
             states = [self._in_thread(partial(self._state, name)) for name in names]
-            return Collections(collections=await asyncio.gather(*states))
+            labels = self._settings.labels is not None
+            return Collections(collections=await asyncio.gather(*states), labels=labels)
 
     def close(self) -> None:
         """Finish what runs, then let go of Qdrant."""
@@ -296,16 +318,19 @@ class Searching:
         keys = retriever.keys if request.conditions else None
         filter_ = _filter(request, keys)
         trace = tracing.current()
-        with trace.part("search", **{"db.collection.name": collection}) if trace is not None else nullcontext():
+        part = trace.part("search", **{"db.collection.name": collection}) if trace is not None else nullcontext()
+        with part, self._metrics.qdrant_seconds.labels(collection).time():
             [hits] = retriever.search([request.query], request.top_k, filter_, encode=encode)
-        floor = note = None
+        good_match = note = None
         if pair is not None and _has_scale(request):
-            floor = self._known_floor(retriever, collection, pair, request.mode)
+            good_match = self._known_good_match(retriever, collection, pair, request.mode)
         if keys is not None:
             there = Collection(self._qdrant(), collection).resolve()
             note = notice(there, request.conditions, keys, found=bool(hits))
         unread = [] if pair is None else pair.model.unread(request.query)
-        return _Found(retriever.mode, hits, floor, retriever.unfinished, note, unread, started, time.perf_counter())
+        return _Found(
+            retriever.mode, hits, good_match, retriever.unfinished, note, unread, started, time.perf_counter()
+        )
 
     def _state(self, name: str) -> CollectionState:
         if (reason := self.unserved.get(name)) is not None:
@@ -315,6 +340,7 @@ class Searching:
             contracts, holds = collection.schema.contracts.values(), overview(collection)
         except CareError as error:
             return CollectionState(name=name, models=[], sparse=False, problem=str(error))
+        examples = self._settings.examples
         made_by = {contract.fingerprint for contract in contracts}
         pairs = [f"{pair.name}@{pair.fingerprint[:12]}" for pair in self._pairs if pair.fingerprint in made_by]
         sparse = any(isinstance(each, SparseContract) and each.fingerprint == bm25.ANALYSER for each in contracts)
@@ -324,11 +350,12 @@ class Searching:
             sparse=sparse,
             unfinished=collection.schema.unfinished,
             points=holds.points,
-            questions=[question.text for question in holds.questions[:_EXAMPLES]],
+            questions=list(examples) or [question.text for question in holds.questions[:_EXAMPLES]],
+            glosses=dict(examples),
             keys={key: list(values) for key, values in holds.keys.items()},
         )
 
-    async def _measure(self, name: str, pair: ServedPair, mode: Mode) -> Floor | None:
+    async def _measure(self, name: str, pair: ServedPair, mode: Mode) -> GoodMatch | None:
         def draw() -> tuple[Retriever, list[Question]]:
             retriever = self._retriever(name, pair, mode)
             return retriever, fixed_questions(retriever)
@@ -340,7 +367,7 @@ class Searching:
         def encode(asked: Sequence[str]) -> Vectors:
             return np.stack([vectors[text] for text in asked])
 
-        return await self._in_thread(lambda: find_floor(retriever, questions, encode, _FLOOR_SECONDS))
+        return await self._in_thread(lambda: measure_good_match(retriever, questions, encode, _GOOD_MATCH_SECONDS))
 
     def _document(self, name: str, document_id: str) -> WholeDocument:
         collection = Collection(self._qdrant(), name).resolve()
@@ -432,7 +459,7 @@ def _document_paths(payload: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _has_scale(request: SearchRequest) -> bool:
-    """Return whether the scores of a search can be compared with a floor: it fuses as all do by default."""
+    """Return whether the scores of a search can be compared with a good-match score: it fuses as all do by default."""
     return request.fusion == "linear" and request.alpha is None
 
 
@@ -450,8 +477,8 @@ def _point_ids(document_id: str) -> list[int | str]:
         return []
 
 
-def _note_failure(task: "asyncio.Task[Floor | None]") -> None:
-    """Log why a floor was not measured; where nobody waits for it, nobody else would say so."""
+def _note_failure(task: "asyncio.Task[GoodMatch | None]") -> None:
+    """Log why a good-match score was not measured; where nobody waits for it, nobody else would say so."""
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.warning("which score is a good one was not measured (%s)", error)
 

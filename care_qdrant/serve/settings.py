@@ -1,6 +1,6 @@
 """What one service is told at its start, and the limits that it keeps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +50,10 @@ class ServeSettings:
     """Opens the Qdrant that holds the collections; None for a service that only encodes."""
     collections: tuple[str, ...] = ()
     """Names or aliases that may be searched; empty for all that the pairs can search."""
+    examples: Mapping[str, str] = field(default_factory=dict)
+    """Questions that the page offers, with an English gloss each; empty for questions of the collection's own."""
+    labels: Path | None = None
+    """Folder for the judgements of people who use the page; None asks for none and writes nothing."""
     open_fallback: "Callable[[], Fallback] | None" = None
     """Opens the model that made the vectors, for unsure queries; called by the first search of each worker."""
     mcp: bool = False

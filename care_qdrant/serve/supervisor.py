@@ -87,6 +87,9 @@ class _Supervisor:
         self._postponed: list[int] = []
         self._life = os.pipe()
         """Nothing is written to it. Its writing end closes with this process, and the workers notice."""
+        from care_qdrant.serve.metrics import Metrics  # not before the folder of the counters is there: see `serve`
+
+        self._metrics = Metrics()
 
     def run(self, announce: Callable[[str], None]) -> None:
         try:
@@ -121,9 +124,11 @@ class _Supervisor:
             self._replace_generation(models)
         except (CareError, OSError) as error:
             logger.error("not reloaded, what was served before is still served: %s", error)
+            self._metrics.reloaded(is_done=False)
             return
         for pid in before:
             _send(pid, signal.SIGTERM)
+        self._metrics.reloaded(is_done=True)
         logger.info("reloaded: %s", ", ".join(f"{model.name}@{model.fingerprint[:12]}" for model in models))
 
     def _replace_generation(self, models: "Sequence[CareModel]") -> None:
@@ -214,6 +219,7 @@ class _Supervisor:
             if worker.verdict is not None:
                 self._hear(worker)
             logger.error("worker %d died; another one takes its place", pid)
+            self._metrics.died.inc()
             pause |= time.monotonic() - worker.started < _SHORT_LIFE_SECONDS
         if pause:
             time.sleep(_PAUSE_SECONDS)

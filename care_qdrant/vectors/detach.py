@@ -53,12 +53,12 @@ def detach_vector(collection: Collection, vector_name: str | None = None) -> Det
             return DetachReport(target.name, record.adds, points, 0, deleted_copy=True)
     _require_removal(target, record)
     name, points = _checked_name(target.schema, vector_name), target.count()
-    floors = dict.fromkeys(target.schema.floors_of(name))
+    good_matches = dict.fromkeys(target.schema.good_match_keys(name))
     tune_embedded(target.client, target.name)
     cleaned = sum(_clean_payloads(part, name) for part in target.parts())
     if target.schema.has_vector(name):
         target.remove_vector(name)
-    measured = rescoring_removal(name) | floors
+    measured = rescoring_removal(name) | good_matches
     if measured.keys() & target.schema.metadata.keys():
         target.update("removing what was measured", metadata=measured)
     end_attach(target, name)

@@ -15,7 +15,7 @@ import yaml
 from care_qdrant.cli.serve import command
 from care_qdrant.serve.gateway import OPEN_PATHS
 from care_qdrant.serve.lines import SLICE_TEXTS
-from care_qdrant.serve.tracing import Metrics
+from care_qdrant.serve.metrics import Metrics
 from care_qdrant.serve.worker import DRAIN_SECONDS, GRACE_SECONDS
 
 FOLDER = Path(__file__).parents[2] / "examples" / "deploy"

@@ -257,14 +257,3 @@ async def test_the_log_holds_neither_texts_nor_keys(
     assert len(lines[0]["key"]) == 8
     said = caplog.text + (await http.get("/metrics", headers={"x-api-key": KEY})).text
     assert not any(secret in said for secret in ("秘密", KEY, "a-wrong-key", "%E7%A7%98"))
-
-
-async def test_counters_count(make_service, connect) -> None:
-    http = connect(make_service())
-    await http.post("/inference", json=asked("发烧", "咳嗽"))
-    await http.post("/inference", json=asked(" "))
-    said = (await http.get("/metrics")).text.splitlines()
-    assert 'care_requests_total{route="/inference",status="200"} 1.0' in said
-    assert 'care_refusals_total{code="blank_text"} 1.0' in said
-    assert 'care_texts_total{model="pair",side="query"} 2.0' in said
-    assert 'care_waiting_texts{side="query"} 0.0' in said

@@ -94,7 +94,7 @@ async def test_a_good_match_is_told_from_a_poor_one(make_service, listen, client
     address = listen(service)
     async with httpx2.AsyncClient(timeout=120) as http:  # a busy machine may take longer than a search waits
         for mode in ("hybrid", "dense"):
-            assert (await http.post(f"{address}/floor", json={"mode": mode})).json()["floor"] > 0
+            assert (await http.post(f"{address}/good-match", json={"mode": mode})).json()["good_match_score"] > 0
     async with AsyncExitStack() as stack:
         asked = await session(stack, address)
         for query, good in (

@@ -166,7 +166,7 @@ def test_terms_are_found_in_the_spelling_of_the_text(query: str, text: str, mark
 TITLED = [Document(f"t{n}", text, title=f"第 {n} 问怎么办") for n, text in enumerate(medical_texts(64))]
 
 
-async def test_a_floor_has_the_deadline_of_none_of_its_callers(
+async def test_a_good_match_score_has_the_deadline_of_none_of_its_callers(
     make_service, connect, client: QdrantClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first caller leaves, and Qdrant fails once after that: who asks later gets the answer."""
@@ -182,36 +182,36 @@ async def test_a_floor_has_the_deadline_of_none_of_its_callers(
 
     monkeypatch.setattr(client, "scroll", late)
     http = connect(make_service(aligned(), over=client))
-    left = await http.post("/floor", json={}, headers={"X-Request-Timeout": "0.3"})
+    left = await http.post("/good-match", json={}, headers={"X-Request-Timeout": "0.3"})
     assert (left.status_code, left.json()["code"]) == (504, "deadline_exceeded")
-    asked = asyncio.create_task(http.post("/floor", json={}))
+    asked = asyncio.create_task(http.post("/good-match", json={}))
     gone.set()
     answer = await asked
     assert answer.status_code == 200, answer.text
     assert failed
     found = (await http.post("/search", json={"query": "发烧"})).json()
-    assert found["floor"] == answer.json()["floor"] > 0
+    assert found["good_match_score"] == answer.json()["good_match_score"] > 0
 
 
-async def test_a_search_does_not_wait_for_the_floor_and_has_it_later(
+async def test_a_search_does_not_wait_for_the_good_match_score_and_has_it_later(
     make_service, connect, client: QdrantClient
 ) -> None:
     ingest(TITLED, aligned(), client, "corpus")
     http = connect(make_service(aligned(), over=client))
     first = (await http.post("/search", json={"query": TITLED[3].text})).json()
-    assert (len(first["hits"]), first["floor"], first["good_match"]) == (10, None, None)
-    floor = (await http.post("/floor", json={})).json()["floor"]
+    assert (len(first["hits"]), first["good_match_score"], first["good_match"]) == (10, None, None)
+    score = (await http.post("/good-match", json={})).json()["good_match_score"]
     later = (await http.post("/search", json={"query": f"{TITLED[3].title} {TITLED[3].text}"})).json()
-    assert (later["floor"], later["good_match"]) == (floor, later["hits"][0]["score"] >= floor)
+    assert (later["good_match_score"], later["good_match"]) == (score, later["hits"][0]["score"] >= score)
     weighted = (await http.post("/search", json={"query": TITLED[3].text, "fusion": "rrf"})).json()
-    assert (weighted["floor"], weighted["good_match"]) == (None, None), "scores of another scale"
+    assert (weighted["good_match_score"], weighted["good_match"]) == (None, None), "scores of another scale"
 
 
 async def test_weights_of_callers_cost_no_check_of_the_contract(
     make_service, connect, filled: QdrantClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     http = connect(make_service(aligned(), over=filled))
-    assert (await http.post("/floor", json={})).status_code == 200
+    assert (await http.post("/good-match", json={})).status_code == 200
     reads, read = [], filled.get_collection
     monkeypatch.setattr(filled, "get_collection", lambda name: reads.append(name) or read(name))
     scores = set()
@@ -262,7 +262,7 @@ async def test_the_only_collection_is_served_and_says_what_it_holds(make_service
     assert state["keys"] == {"dept": ["内科", "外科"], "n": list(range(len(TEXTS)))}
     assert len(state["questions"]) == 3
     assert (await http.post("/search", json={"query": TEXTS[0]})).json()["collection"] == "corpus"
-    assert (await http.post("/floor", json={})).json() == {"floor": None}, "too few questions to tell"
+    assert (await http.post("/good-match", json={})).json() == {"good_match_score": None}, "too few questions to tell"
 
 
 async def test_of_several_collections_none_is_served_unasked(make_service, connect, filled) -> None:

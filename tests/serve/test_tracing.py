@@ -169,11 +169,13 @@ async def test_qdrant_gets_the_request_id_and_the_trace(
     with StandIn() as server:
         qdrant = connect_qdrant(server)
         ingest([Document(f"d{n}", text) for n, text in enumerate(TEXTS)], aligned(), qdrant, "corpus")
+        service = make_service(aligned(), collections=("corpus",), over=qdrant)
+        # Else it is measured beside the search, in requests of the service's own.
+        assert (await connect(service).post("/good-match", json={})).status_code == 200
         send = qdrant._client.openapi_client.client._client.send
         monkeypatch.setattr(
             qdrant._client.openapi_client.client._client, "send", lambda sent: heard.append(sent.headers) or send(sent)
         )
-        service = make_service(aligned(), collections=("corpus",), over=qdrant)
         headers = {"traceparent": SAMPLED, "x-request-id": "mine"}
         assert (await connect(service).post("/search", json={"query": TEXTS[1]}, headers=headers)).status_code == 200
         service.close()

@@ -256,6 +256,10 @@ def test_a_reload_serves_the_new_pair_and_loses_nothing(start, pair_folder: Path
     [model] = httpx.get(f"{service.url}/health").json()["models"]
     assert model["fingerprint"] == new.fingerprint
     assert not service.workers() & first
+    said = httpx.get(f"{service.url}/metrics").text
+    assert [f'care_reloads_total{{outcome="{each}"}} 1.0' in said for each in ("done", "failed")] == [True, True]
+    assert f'care_build_info{{fingerprint="{new.fingerprint}"' in said
+    wait_until(lambda: old.fingerprint not in httpx.get(f"{service.url}/metrics").text)
 
 
 def test_a_service_that_is_stopped_answers_what_it_accepted(start, pair_folder: Path) -> None:

@@ -3,53 +3,59 @@
 const TEXTS = {
   en: {
     skip: "Skip to the results", copyLink: "Copy link", copyCurl: "Copy as curl", keys: "Keys", query: "Query",
-    search: "Search", collection: "Collection", topK: "Hits", conditions: "Conditions", compare: "Side by side",
+    search: "Search", collection: "Collection", topK: "Hits", conditions: "Conditions", compare: "Compare ways to search", sideBySide: "Side by side", tools: "Tools",
+    wrongModel: "Ask with the wrong model", relevant: "Relevant", notRelevant: "Not relevant", labelled: (n) => `Kept: ${n} ${n === 1 ? "question has" : "questions have"} a relevant document.`,
+    refusedTitle: (status, code) => `Refused: HTTP ${status}, ${code}`, wrongAsked: (model) => `The same question, by a client that believes in the model ${model}:`,
+    wrongMeans: "Vectors of two models are of two spaces. Their distances mean nothing, but a search by them returns hits all the same. Here it returns an error.", notRefused: "The service answered all the same.",
     keySlash: "to the search box", keyJk: "next, previous hit", keyHl: "column to the left, to the right",
     keyEnter: "open or close the details of a hit", keyHelp: "this list", close: "Close",
     dense: "dense", sparse: "BM25", hybrid: "hybrid", searching: "Searching…", copied: "Copied",
     copyFailed: "The browser does not allow copying; the link is in the address bar.",
     nothing: "No hits.", none: "This service has no collection to search; start it with --collection.",
     pick: "Choose at least one way to search.", details: "Details", score: "score",
-    summary: (hits, columns) => `${hits} hits in ${columns} ${columns === 1 ? "column" : "columns"}`,
+    summary: (hits, columns) => columns === 1 ? `${hits} hits` : `${hits} hits in ${columns} columns`,
     shared: (common) => `${common} in common with the first column`, first: "the other columns are compared with this one",
     encode: "encode", qdrant: "Qdrant", wait: "wait", milliseconds: "ms",
     up: (n) => `up ${n}`, down: (n) => `down ${n}`, same: "same rank", fresh: "not in the first column", unreachable: "The service does not answer.",
-    more: "Conditions and ways to search", tryOne: "Try:", any: "any", moreKeys: (keys) => `Also: ${keys}`, refused: "The request was refused", away: "Qdrant does not answer", unsearchable: "The collection cannot be searched now", busy: "The service is busy; try again in a moment",
-    about: (points, name, pair) => `Searches ${points.toLocaleString("en")} texts of “${name}”${pair ? ` with the pair ${pair}` : ""}.`,
+    more: "Conditions and number of hits", tryOne: "Try:", any: "any", moreKeys: (keys) => `Also: ${keys}`, refused: "The request was refused", away: "Qdrant does not answer", unsearchable: "The collection cannot be searched now", busy: "The service is busy; try again in a moment",
+    about: (points, pair) => `${points.toLocaleString("en")} texts${pair ? `, searched with the model ${pair}` : ""}.`,
     meansDense: "Score: cosine of the query and the text, from −1 to 1.",
     meansSparse: "Score: BM25, a sum over shared terms; it compares texts of one query only.",
     meansHybrid: "Score: weighted sum of cosine and scaled BM25; it may pass 1.",
-    meansFloor: (score) => ` Most questions of this collection reach ${score}.`,
+    meansGood: (score) => ` Most questions of this collection reach ${score}.`,
     poor: (score) => `No good match: the best score is below ${score}, which most questions of this collection reach. The collection may have no answer.`,
-    unread: (words) => `No good match: this pair does not read ${words}, so the scores mean nothing. Ask in the language of the documents.`,
+    unread: (words) => `No good match: this model does not read ${words}, so the scores mean nothing. Ask in the language of the documents.`,
   },
   zh: {
     skip: "跳到结果", copyLink: "复制链接", copyCurl: "复制为 curl", keys: "快捷键", query: "问题",
-    search: "搜索", collection: "集合", topK: "条数", conditions: "条件", compare: "并排比较",
+    search: "搜索", collection: "集合", topK: "条数", conditions: "条件", compare: "比较各种搜索方式", sideBySide: "并排比较", tools: "工具",
+    wrongModel: "用错误的模型提问", relevant: "相关", notRelevant: "不相关", labelled: (n) => `已保存：${n} 个问题有相关文档。`,
+    refusedTitle: (status, code) => `已拒绝：HTTP ${status}，${code}`, wrongAsked: (model) => `同一个问题，由以为模型是 ${model} 的客户端提出：`,
+    wrongMeans: "两个模型的向量属于两个空间，它们之间的距离没有意义，但搜索照样会返回结果。在这里返回的是错误。", notRefused: "服务仍然作了回答。",
     keySlash: "回到搜索框", keyJk: "下一条、上一条", keyHl: "左边一列、右边一列",
     keyEnter: "展开或收起一条的详情", keyHelp: "显示本表", close: "关闭",
     dense: "稠密", sparse: "BM25", hybrid: "混合", searching: "正在搜索……", copied: "已复制",
     copyFailed: "浏览器不允许复制；链接就在地址栏里。",
     nothing: "没有结果。", none: "本服务没有可搜索的集合；请用 --collection 启动。",
     pick: "请至少选择一种搜索方式。", details: "详情", score: "得分",
-    summary: (hits, columns) => `${columns} 列，共 ${hits} 条`,
+    summary: (hits, columns) => columns === 1 ? `${hits} 条` : `${columns} 列，共 ${hits} 条`,
     shared: (common) => `与第一列有 ${common} 条相同`, first: "其他列都与这一列比较",
     encode: "编码", qdrant: "Qdrant", wait: "等待", milliseconds: "毫秒",
     up: (n) => `上升 ${n}`, down: (n) => `下降 ${n}`, same: "名次相同", fresh: "第一列中没有", unreachable: "服务没有回应。",
-    more: "条件与搜索方式", tryOne: "试试：", any: "不限", moreKeys: (keys) => `还可用：${keys}`, refused: "请求被拒绝", away: "Qdrant 没有回应", unsearchable: "这个集合现在不能搜索", busy: "服务繁忙，请稍后再试",
-    about: (points, name, pair) => `在“${name}”的 ${points.toLocaleString("zh")} 段文本中搜索${pair ? `，使用模型 ${pair}` : ""}。`,
+    more: "条件与条数", tryOne: "试试：", any: "不限", moreKeys: (keys) => `还可用：${keys}`, refused: "请求被拒绝", away: "Qdrant 没有回应", unsearchable: "这个集合现在不能搜索", busy: "服务繁忙，请稍后再试",
+    about: (points, pair) => `在 ${points.toLocaleString("zh")} 段文本中搜索${pair ? `，使用模型 ${pair}` : ""}。`,
     meansDense: "得分：问题与文本的余弦相似度，从 −1 到 1。",
     meansSparse: "得分：BM25，即共有词的权重之和；只能在同一个问题内比较。",
     meansHybrid: "得分：余弦与缩放后的 BM25 的加权和，可以超过 1。",
-    meansFloor: (score) => `这个集合里的问题一般能达到 ${score}。`,
+    meansGood: (score) => `这个集合里的问题一般能达到 ${score}。`,
     poor: (score) => `没有好的匹配：最高得分低于 ${score}，而这个集合里的问题一般都能达到。集合里可能没有答案。`,
     unread: (words) => `没有好的匹配：这个模型读不懂 ${words}，得分没有意义。请用文档的语言提问。`,
   },
 };
-const MAX_COLUMNS_BY_DEFAULT = 3;
+const MAX_COLUMNS = 3; // of a comparison that nobody chose
 const $ = (id) => document.getElementById(id);
 const LEAD = 40; // characters shown before the first marked term of a long text
-const state = { language: "en", collections: [], round: 0, last: [], open: null, floors: new Map(), problem: "" };
+const state = { language: "en", collections: [], last: [], open: null, goodMatches: new Map(), labels: new Map(), keepsLabels: false, problem: "", isTyping: false, isComposing: false, asking: new AbortController() };
 const t = (name, ...values) => {
   const text = TEXTS[state.language][name];
   return typeof text === "function" ? text(...values) : text;
@@ -62,15 +68,19 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-async function ask(path, body) {
-  const options = body && { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) };
+async function send(path, body, signal) {
+  const options = body && { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body), signal };
   let response;
   try {
     response = await fetch(path, options);
-  } catch {
-    throw new Error(t("unreachable"));
+  } catch (error) {
+    throw error.name === "AbortError" ? error : new Error(t("unreachable"));
   }
-  const answer = await response.json();
+  return [response, await response.json()];
+}
+
+async function ask(path, body, signal) {
+  const [response, answer] = await send(path, body, signal);
   if (!response.ok) throw new Error(reasonOf(answer));
   return answer;
 }
@@ -83,15 +93,15 @@ function reasonOf({ error, code }) {
 }
 
 // Asked once for each way to search, where the collection does not keep it yet: it costs some sixty searches.
-function fetchFloors() {
+function fetchGoodMatches() {
   for (const { column, answer } of state.last) {
     const [mode, pair] = split(column);
     const key = `${$("collection").value} ${column}`;
-    if (!pair || !answer || answer.floor !== null || state.floors.has(key)) continue;
-    state.floors.set(key, null);
-    ask("floor", { collection: $("collection").value, model: pair, mode }).then(
-      ({ floor }) => { state.floors.set(key, floor); if (floor !== null) render(); },
-      () => state.floors.delete(key),
+    if (!pair || !answer || answer.good_match_score !== null || state.goodMatches.has(key)) continue;
+    state.goodMatches.set(key, null);
+    ask("good-match", { collection: $("collection").value, model: pair, mode }).then(
+      ({ good_match_score: score }) => { state.goodMatches.set(key, score); if (score !== null) render(); },
+      () => state.goodMatches.delete(key),
     );
   }
 }
@@ -103,17 +113,23 @@ function written(value) {
   return isOther ? JSON.stringify(value) : value;
 }
 
-const floorOf = (column, answer) => answer.floor ?? state.floors.get(`${$("collection").value} ${column}`) ?? null;
+const goodMatchOf = (column, answer) => answer.good_match_score ?? state.goodMatches.get(`${$("collection").value} ${column}`) ?? null;
 
 function showCollection() {
   const here = current();
   const pairs = (here?.models ?? []).map((pair) => pair.slice(0, pair.lastIndexOf("@"))).join(", ");
-  $("about").textContent = here && !here.problem ? t("about", here.points, here.name, pairs) : "";
+  $("about").textContent = here && !here.problem ? t("about", here.points, pairs) : "";
+  $("title").textContent = here?.name ?? "care search";
+  document.title = here ? `${here.name} – care search` : "care search";
+  $("wrong-model").hidden = !here?.models.length;
   const questions = here?.questions ?? [];
   $("examples").hidden = !questions.length;
   $("examples").replaceChildren($("examples").firstElementChild, ...questions.map((text) => {
-    const button = element("button", { type: "button" }, text);
-    button.addEventListener("click", () => { $("query").value = text; search(); });
+    const button = element("button", { type: "button" }, element("span", { lang: "zh-CN" }, text));
+    const gloss = here.glosses[text];
+    if (gloss && state.language === "en") button.append(element("small", {}, gloss));
+    if (!gloss) button.firstElementChild.removeAttribute("lang");
+    button.addEventListener("click", () => { $("query").value = text; searchNow(); });
     return button;
   }));
   const keys = Object.entries(here?.keys ?? {});
@@ -129,19 +145,21 @@ function showCollection() {
     choice.addEventListener("change", () => {
       const others = conditions().filter((part) => !part.startsWith(`${key}=`));
       $("conditions").value = [...others, ...(choice.value ? [`${key}=${choice.value}`] : [])].join("; ");
-      search();
+      searchNow();
     });
     return element("label", {}, element("span", {}, key), " ", choice);
   }));
   $("collection").parentElement.hidden = state.collections.length < 2;
 }
 
-// A column is "dense:pair", "hybrid:pair" or "sparse:".
+// A column is "dense:pair", "hybrid:pair" or "sparse:"; the last one is shown where nothing is compared.
 function columnsOf(collection) {
   const pairs = collection?.models ?? [];
   const lexical = collection?.sparse ? ["sparse:"] : [];
   const mixed = collection?.sparse ? pairs.map((pair) => `hybrid:${pair}`) : [];
-  return [...pairs.map((pair) => `dense:${pair}`), ...lexical, ...mixed];
+  const all = [...pairs.map((pair) => `dense:${pair}`), ...lexical, ...mixed];
+  const best = [mixed, all].find((columns) => columns.length)?.[0];
+  return best ? [...all.filter((column) => column !== best), best] : [];
 }
 
 // A pair is shown with its fingerprint only where another one has the same name.
@@ -156,7 +174,7 @@ function columnName(column) {
 
 const split = (column) => [column.slice(0, column.indexOf(":")), column.slice(column.indexOf(":") + 1)];
 const current = () => state.collections.find((collection) => collection.name === $("collection").value);
-const chosen = () => [...$("columns").querySelectorAll("input:checked")].map((box) => box.value);
+const chosen = () => $("compare").checked ? [...$("columns").querySelectorAll("input:checked")].map((box) => box.value) : columnsOf(current()).slice(-1);
 // Apart at semicolons, but not inside double quotes.
 const conditions = () => ($("conditions").value.match(/(?:"(?:[^"\\]|\\.)*"|[^;；])+/g) ?? []).map((part) => part.trim()).filter(Boolean);
 
@@ -165,13 +183,17 @@ function showColumns(wanted) {
   const pairs = current()?.models ?? [];
   const byDefault = there.filter((column) => !split(column)[1] || split(column)[1] === pairs[0]);
   const picked = new Set((wanted ?? []).filter((column) => there.includes(column)));
-  const initial = picked.size ? picked : new Set(byDefault.slice(0, MAX_COLUMNS_BY_DEFAULT));
+  const initial = picked.size ? picked : new Set(byDefault.slice(-MAX_COLUMNS));
   $("columns").replaceChildren(...there.map((column) => {
     const box = element("input", { type: "checkbox", value: column });
     box.checked = initial.has(column);
     return element("label", {}, box, ` ${columnName(column)}`);
   }));
+  $("choice").hidden = !$("compare").checked;
+  $("compare").disabled = there.length < 2;
 }
+
+const ticked = () => [...$("columns").querySelectorAll("input:checked")].map((box) => box.value);
 
 function say(text, bad = false) {
   $("status").textContent = text;
@@ -182,19 +204,28 @@ function applyLanguage(language) {
   state.language = language;
   document.documentElement.lang = language === "zh" ? "zh-CN" : "en";
   for (const node of document.querySelectorAll("[data-text]")) node.textContent = t(node.dataset.text);
+  for (const node of document.querySelectorAll("[data-label]")) node.setAttribute("aria-label", t(node.dataset.label));
   const other = language === "zh" ? "en" : "zh";
   $("language").textContent = other === "zh" ? "中文" : "English";
   $("language").lang = other;
   showCollection();
-  showColumns(chosen());
+  showColumns(ticked());
   render();
 }
 
+// A question is one entry of the history, however many letters were typed for it.
 function remember() {
   const address = new URLSearchParams({ q: $("query").value, collection: $("collection").value, k: $("top-k").value, lang: state.language });
   if (conditions().length) address.set("where", conditions().join(";"));
-  for (const column of chosen()) address.append("column", column);
-  history.replaceState(null, "", `?${address}`);
+  if ($("compare").checked) for (const column of chosen()) address.append("column", column);
+  const goesOn = history.state?.isTyping && (state.isTyping || `?${address}` === location.search);
+  if (!goesOn && `?${address}` === location.search) return;
+  history[goesOn ? "replaceState" : "pushState"]({ isTyping: state.isTyping }, "", `?${address}`);
+}
+
+function searchNow() {
+  state.isTyping = false;
+  return search();
 }
 
 function bodyOf(column) {
@@ -215,7 +246,7 @@ function problem() {
 async function loadCollections(wanted) {
   state.problem = "";
   try {
-    state.collections = (await ask("collections")).collections;
+    ({ collections: state.collections, labels: state.keepsLabels } = await ask("collections"));
   } catch (error) {
     state.problem = error.message;
   }
@@ -223,8 +254,17 @@ async function loadCollections(wanted) {
   if (state.collections.some(({ name }) => name === wanted)) $("collection").value = wanted;
 }
 
-async function search() {
-  if (!$("query").value.trim()) return;
+function clear() {
+  state.asking.abort();
+  state.last = [];
+  $("results").replaceChildren();
+  $("tabs").replaceChildren();
+  $("results").removeAttribute("aria-busy");
+  say("");
+}
+
+async function search(isNew = true) {
+  if (!$("query").value.trim()) return clear();
   if (problem()) { // what was away may be back
     const address = new URLSearchParams(location.search);
     await loadCollections($("collection").value || address.get("collection"));
@@ -233,33 +273,48 @@ async function search() {
   }
   const columns = chosen();
   if (!columns.length) return say(problem() || t("pick"), true);
-  remember();
-  const round = ++state.round;
-  say(t("searching"));
+  if (isNew) remember();
+  state.asking.abort(); // whose answers nobody waits for any more
+  const asking = state.asking = new AbortController();
+  if (!state.isTyping) say(t("searching"));
   $("results").setAttribute("aria-busy", "true");
   const answers = await Promise.all(columns.map(async (column) => {
     try {
-      return { column, answer: await ask("search", { ...bodyOf(column), marks: true }) };
+      return { column, answer: await ask("search", { ...bodyOf(column), marks: true }, asking.signal) };
     } catch (error) {
       return { column, error: error.message };
     }
   }));
-  if (round !== state.round) return; // a later search has begun
+  if (asking.signal.aborted) return; // a later search has begun
   state.last = answers;
   $("results").removeAttribute("aria-busy");
   render();
-  fetchFloors();
+  if (!state.isTyping) fetchGoodMatches();
+}
+
+// What a client is answered that asks by another model than the one that made the vectors.
+async function askWrongly() {
+  if (!$("query").value.trim()) $("query").value = current().questions[0] ?? "?";
+  clear();
+  const [pair] = current().models;
+  const name = pair.slice(0, pair.lastIndexOf("@"));
+  const wrong = `${name}@${[...pair.slice(name.length + 1)].reverse().join("")}`;
+  const [response, answer] = await send("search", { query: $("query").value, collection: $("collection").value, model: wrong });
+  const title = response.ok ? t("notRefused") : t("refusedTitle", response.status, answer.code);
+  $("results").replaceChildren(element("section", { class: "column refusal", "aria-label": title },
+    element("h2", {}, title), element("p", {}, t("wrongAsked", wrong)), element("blockquote", {}, answer.error ?? ""), element("p", {}, t("wrongMeans"))));
+  $("results").focus();
 }
 
 // On a narrow screen one column is open at a time; on a wide one the tabs are not shown.
 function showTabs() {
-  const hybrid = state.last.findIndex(({ column }) => column.startsWith("hybrid:"));
-  state.open = Math.min(state.open ?? Math.max(hybrid, 0), state.last.length - 1);
+  const wanted = (test) => state.last.findIndex(({ column }) => test(column));
+  const open = [wanted((column) => column === state.open), wanted((column) => column.startsWith("hybrid:")), 0].find((number) => number >= 0);
   const columns = [...$("results").querySelectorAll(".column")];
-  columns.forEach((column, number) => column.toggleAttribute("data-open", number === state.open));
+  columns.forEach((column, number) => column.toggleAttribute("data-open", number === open));
   $("tabs").replaceChildren(...(columns.length < 2 ? [] : state.last.map(({ column }, number) => {
-    const tab = element("button", { type: "button", "aria-pressed": String(number === state.open) }, columnName(column));
-    tab.addEventListener("click", () => { state.open = number; showTabs(); });
+    const tab = element("button", { type: "button", "aria-pressed": String(number === open) }, columnName(column));
+    tab.addEventListener("click", () => { state.open = column; showTabs(); });
     return tab;
   })));
 }
@@ -287,12 +342,12 @@ function renderColumn({ column, answer, error }, number, ranks) {
     return section;
   }
   section.append(...renderTime(answer.timing_ms));
-  const floor = floorOf(column, answer);
+  const good = goodMatchOf(column, answer);
   const means = { dense: "meansDense", sparse: "meansSparse", hybrid: "meansHybrid" }[answer.mode];
-  section.append(element("p", { class: "meaning" }, t(means) + (floor === null ? "" : t("meansFloor", floor.toFixed(2)))));
-  const isPoor = floor !== null && answer.hits.length && answer.hits[0].score < floor;
+  section.append(element("p", { class: "meaning" }, t(means) + (good === null ? "" : t("meansGood", good.toFixed(2)))));
+  const isPoor = good !== null && answer.hits.length && answer.hits[0].score < good;
   if (answer.unread.length || isPoor)
-    section.append(element("p", { class: "poor" }, answer.unread.length ? t("unread", answer.unread.join(", ")) : t("poor", floor.toFixed(2))));
+    section.append(element("p", { class: "poor" }, answer.unread.length ? t("unread", answer.unread.join(", ")) : t("poor", good.toFixed(2))));
   if (state.last.length > 1) {
     const common = answer.hits.filter((hit) => ranks[0].has(hit.document_id)).length;
     section.append(element("p", { class: "facts" }, number ? t("shared", common) : t("first")));
@@ -300,7 +355,7 @@ function renderColumn({ column, answer, error }, number, ranks) {
   if (!answer.hits.length) section.append(element("p", {}, t("nothing")));
   if (answer.note) section.append(element("p", { class: "poor" }, answer.note));
   const list = element("ol");
-  answer.hits.forEach((hit, rank) => list.append(renderHit(hit, rank, number ? ranks[0] : null, floor)));
+  answer.hits.forEach((hit, rank) => list.append(renderHit(hit, rank, number ? ranks[0] : null, good)));
   section.append(list);
   return section;
 }
@@ -318,11 +373,11 @@ function renderTime(time) {
   return [facts, bar];
 }
 
-function renderHit(hit, rank, first, floor) {
+function renderHit(hit, rank, first, good) {
   const top = element("div", { class: "top" }, element("span", { class: "rank" }, `${rank + 1}`));
   if (first) top.append(movement(rank, first.get(hit.document_id)));
   top.append(element("span", { class: "score" }, `${t("score")} ${hit.score.toFixed(4)}`));
-  const item = element("li", { class: floor !== null && hit.score < floor ? "hit below" : "hit", tabindex: "-1" }, top);
+  const item = element("li", { class: good !== null && hit.score < good ? "hit below" : "hit", tabindex: "-1" }, top);
   if (hit.title) item.append(element("h3", {}, ...marked(hit.title, hit.title_marks)));
   const text = element("p", { class: "short" }, ...marked(...excerpt(hit)));
   const rows = [["document", hit.document_id], ["chunk", hit.chunk], ["point", hit.point_id], ...Object.entries(hit.metadata)];
@@ -334,7 +389,34 @@ function renderHit(hit, rank, first, floor) {
     text.replaceChildren(...(details.open ? marked(hit.text, hit.marks) : marked(...excerpt(hit))));
   });
   item.append(text, details);
+  if (state.keepsLabels) item.append(renderThumbs(hit.document_id));
   return item;
+}
+
+function renderThumbs(document_id) {
+  const query = $("query").value;
+  const key = JSON.stringify([$("collection").value, query, document_id]);
+  const group = element("div", { class: "thumbs", "data-key": key });
+  for (const [relevant, sign, name] of [[true, "✓", "relevant"], [false, "✗", "notRelevant"]]) {
+    const thumb = element("button", { type: "button", "aria-pressed": String(state.labels.get(key) === relevant) }, `${sign} ${t(name)}`);
+    thumb.addEventListener("click", () => label(group, { query, document_id, relevant: state.labels.get(key) === relevant ? null : relevant }));
+    group.append(thumb);
+  }
+  return group;
+}
+
+async function label(group, said) {
+  const { key } = group.dataset;
+  try {
+    const { questions } = await ask("labels", { collection: $("collection").value, ...said });
+    state.labels.set(key, said.relevant);
+    for (const shown of $("results").querySelectorAll(".thumbs")) // a document may stand in several columns
+      if (shown.dataset.key === key)
+        [true, false].forEach((relevant, number) => shown.children[number].setAttribute("aria-pressed", String(said.relevant === relevant)));
+    say(t("labelled", questions));
+  } catch (error) {
+    say(error.message, true);
+  }
 }
 
 function movement(rank, before) {
@@ -412,29 +494,48 @@ document.addEventListener("keydown", (event) => {
   } else return;
   event.preventDefault();
 });
-$("form").addEventListener("submit", (event) => { event.preventDefault(); search(); });
-$("collection").addEventListener("change", () => { showCollection(); showColumns(); });
-$("conditions").addEventListener("change", showCollection);
-$("columns").addEventListener("change", search);
+$("form").addEventListener("submit", (event) => { event.preventDefault(); searchNow(); });
+// While an input method composes, the box holds Latin letters that nobody means.
+$("query").addEventListener("compositionstart", () => { state.isComposing = true; });
+$("query").addEventListener("compositionend", () => { state.isComposing = false; type(); });
+$("query").addEventListener("input", () => { if (!state.isComposing) type(); });
+$("query").addEventListener("change", () => { state.isTyping = false; if ($("query").value.trim()) remember(); fetchGoodMatches(); });
+$("collection").addEventListener("change", () => { showCollection(); showColumns(); searchNow(); });
+$("conditions").addEventListener("change", () => { showCollection(); searchNow(); });
+$("top-k").addEventListener("change", searchNow);
+$("columns").addEventListener("change", searchNow);
+$("compare").addEventListener("change", () => { showColumns(ticked()); searchNow(); });
+$("wrong-model").addEventListener("click", askWrongly);
 $("copy-link").addEventListener("click", () => { remember(); copy(location.href); });
 $("copy-curl").addEventListener("click", curl);
 $("help-open").addEventListener("click", () => $("help").showModal());
-$("language").addEventListener("click", () => { applyLanguage(state.language === "zh" ? "en" : "zh"); remember(); });
+$("language").addEventListener("click", () => { applyLanguage(state.language === "zh" ? "en" : "zh"); state.isTyping = false; remember(); });
 
-async function start() {
+function type() {
+  state.isTyping = true;
+  search();
+}
+
+// Shows what the address says; a step back or forward comes here as well.
+async function show() {
   const address = new URLSearchParams(location.search);
   const asked = address.get("lang") ?? navigator.language;
   state.language = asked.startsWith("zh") ? "zh" : "en";
+  state.isTyping = false;
   $("query").value = address.get("q") ?? "";
   $("top-k").value = address.get("k") ?? "10";
   $("conditions").value = address.get("where") ?? "";
-  await loadCollections(address.get("collection"));
+  if (!state.collections.length) await loadCollections(address.get("collection"));
+  else if (state.collections.some(({ name }) => name === address.get("collection"))) $("collection").value = address.get("collection");
+  $("compare").checked = address.has("column");
   showColumns(address.getAll("column"));
   applyLanguage(state.language);
-  const trouble = problem() ?? current()?.unfinished;
+  const trouble = problem() || current()?.unfinished;
   if (trouble) say(trouble, state.problem || state.collections.length);
-  if (matchMedia("(max-width: 44rem)").matches) $("more").open = false;
-  if ($("query").value) await search();
+  if (conditions().length) $("more").open = true;
+  if ($("query").value) await search(false);
+  else if (!trouble) clear();
 }
 
-start();
+addEventListener("popstate", show);
+show();
