@@ -31,6 +31,7 @@ from care_qdrant.search.fallback import Fallback
 from care_qdrant.search.good_match import Floor, Match, find_floor, fixed_questions, judge, known_floor
 from care_qdrant.search.overview import Question, overview
 from care_qdrant.search.retriever import Mode, Retriever
+from care_qdrant.search.script import script_note
 from care_qdrant.serve import tracing
 from care_qdrant.serve.pairs import Pairs, ServedPair, check_texts
 from care_qdrant.serve.refusal import Refusal, invalid_body
@@ -116,7 +117,7 @@ class _Found:
     unfinished: str | None
     """What writes to the searched vectors, or was interrupted."""
     note: str | None
-    """Why a condition lets nothing pass, or rules nothing out."""
+    """Why a condition lets nothing pass or rules nothing out, or that the texts are in another script."""
     unread: list[str]
     started: float
     ended: float
@@ -263,12 +264,14 @@ class Searching:
         trace = tracing.current()
         with trace.part("search", **{"db.collection.name": collection}) if trace is not None else nullcontext():
             [hits] = retriever.search([request.query], request.top_k, filter_, encode=encode)
-        floor = note = None
+        floor = None
         if pair is not None and _has_scale(request):
             floor = self._known_floor(retriever, collection, pair, request.mode)
+        notes = [script_note(request.query, hits)]
         if keys is not None:
             there = Collection(self._qdrant(), collection).resolve()
-            note = notice(there, request.conditions, keys, found=bool(hits))
+            notes.append(notice(there, request.conditions, keys, found=bool(hits)))
+        note = "; ".join(filter(None, notes)) or None
         unread = [] if pair is None else pair.model.unread(request.query)
         return _Found(retriever.mode, hits, floor, retriever.unfinished, note, unread, started, time.perf_counter())
 
