@@ -323,6 +323,7 @@ def verify(job: str, collection: str, target: Target) -> None:
     from care_qdrant.errors import NotVerified
     from care_qdrant.progress import points_bar
 
+    opened.manifest()  # a folder that is no job is said before a server is asked
     with target.open() as client, points_bar("units", "compared") as show:
         report = compare(opened, client, collection, retries=retries(), on_progress=show)
     show_report(report)
