@@ -10,11 +10,22 @@ from care_data.cli import care_data
 from care_trainer.cli import care_train
 from click.testing import CliRunner
 
+from care_qdrant.cli.bulk import command as care_bulk
 from care_qdrant.cli.model import command as care_model
 from care_qdrant.console.outputs import require_free
 from care_qdrant.encoders.references import Reference, save_references
 from care_qdrant.errors import InputError
 
+_PLAN = """
+name = "clinic"
+folder = "clinic"
+[source]
+collection = "clinic"
+path = "qdrant"
+queries = "questions.jsonl"
+license = "apache-2.0"
+origin = "written for this test"
+"""
 NOTES = '{"query": "my own", "label": "S"}\n'
 
 
@@ -27,7 +38,11 @@ NOTES = '{"query": "my own", "label": "S"}\n'
         (care_bench, "compare", "folder", "folder", "--output", "notes.txt"),
         (care_model, "reference-vectors", "built-in", "--output", "notes.txt"),
         (care_data, "anonymise", "pairs.jsonl", "--output", "pairs.jsonl"),
+        (care_data, "anonymise", "pairs.jsonl", "--output", "notes.txt"),
         (care_data, "diversify", "pairs.jsonl", "--side", "query", "--output", "./pairs.jsonl"),
+        (care_data, "diversify", "pairs.jsonl", "--side", "query", "--output", "notes.txt"),
+        (care_data, "export", "plan.toml", "--output", "notes.txt"),
+        (care_data, "pairs", "plan.toml", "--output", "pairs.jsonl"),
     ],
     ids=lambda command: " ".join(command[1:]),
 )
@@ -38,6 +53,7 @@ def test_a_file_of_the_user_is_refused_before_any_work(
     Path("folder").mkdir()
     for name in ("notes.txt", "pairs.jsonl"):
         Path(name).write_text(NOTES)
+    Path("plan.toml").write_text(_PLAN)
     program, *arguments = command
     result = CliRunner().invoke(program, arguments)  # type: ignore[arg-type]
     assert isinstance(result.exception, InputError), result.output
@@ -57,3 +73,39 @@ def test_what_a_command_wrote_it_replaces(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in ("empty", "pipe", "new"):
         require_free(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["result.json", "per_query.json", "report.md", "report.html"])
+def test_a_result_is_not_written_over_files_of_the_user(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(NOTES)
+    result = CliRunner().invoke(care_bench, ["run", "examples/sample", "--output", str(tmp_path)])
+    assert isinstance(result.exception, InputError) and f"{tmp_path / name}: is there" in str(result.exception)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("name", ["start.toml", "data/train.jsonl", "data/held-out/queries.jsonl", "result.json"])
+def test_a_training_is_not_started_over_files_of_the_user(tmp_path: Path, name: str) -> None:
+    rows = [{"query": f"question {number}", "positive": f"answer {number}"} for number in range(40)]
+    (tmp_path / "faq.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    notes = tmp_path / "faq" / name
+    notes.parent.mkdir(parents=True)
+    notes.write_text(NOTES)
+    arguments = ["start", str(tmp_path / "faq.jsonl"), "--output", str(tmp_path / "faq")]
+    result = CliRunner().invoke(care_train, arguments)
+    assert isinstance(result.exception, InputError) and f"{notes}: is there" in str(result.exception)
+    assert [path for path in (tmp_path / "faq").rglob("*") if path.is_file()] == [notes]
+    assert notes.read_text() == NOTES
+
+
+@pytest.mark.parametrize("content", ['{"name": "web page", "icons": []}', "[1, 2]", "not JSON", '{"format": "x"}'])
+@pytest.mark.parametrize("command", ["plan", "encode", "load", "verify"])
+def test_a_manifest_of_another_program_is_no_job(tmp_path: Path, command: str, content: str) -> None:
+    (tmp_path / "corpus.jsonl").write_text('{"id": "a", "text": "some text"}\n')
+    (tmp_path / "manifest.json").write_text(content)
+    corpus = [str(tmp_path / "corpus.jsonl")] if command == "plan" else []
+    into = ["--collection", "corpus", "--url", "http://127.0.0.1:1"] if command in ("load", "verify") else []
+    result = CliRunner().invoke(care_bulk, [command, *corpus, str(tmp_path), *into])
+    assert isinstance(result.exception, InputError), result.output
+    assert "is not of a bulk job" in str(result.exception)
+    assert (tmp_path / "manifest.json").read_text() == content
+    assert {path.name for path in tmp_path.iterdir()} == {"corpus.jsonl", "manifest.json"}

@@ -16,7 +16,7 @@ from care_qdrant.console import run as run_program
 from care_qdrant.console.groups import CONTEXT, GroupedCommand, Program
 from care_qdrant.console.logs import log_options
 from care_qdrant.console.options import engine_options, json_option, model_option, precision, target_of, url_option
-from care_qdrant.console.outputs import require_free
+from care_qdrant.console.outputs import require_free, require_own
 from care_qdrant.console.reports import show_json
 from care_qdrant.errors import InputError, needs_extra, redact
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from care_benchmarks.tasks import LoadedTask
 
 _COMPARISON = re.compile(rb"<!doctype html>.*care-bench</title>", re.DOTALL)
+_RUN = re.compile(rb'\{\s*"name": ".*",\s*"command": "care-bench')
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _RESULT = click.Path(path_type=Path, file_okay=False, exists=True)
 
@@ -101,6 +102,10 @@ def run(tasks: tuple[str, ...], output: Path, as_json: bool, **options: Any) -> 
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("care_benchmarks").setLevel(logging.INFO)
+    from care_benchmarks.report import HTML_FILE, MARKDOWN_FILE
+    from care_benchmarks.results import PER_QUERY_FILE, RESULT_FILE
+
+    require_own(output, RESULT_FILE, _RUN, (PER_QUERY_FILE, MARKDOWN_FILE, HTML_FILE))
     _print(_run(_create_tasks(tasks), output, _default_name(tasks), options), as_json)
     click.echo(f"report: {output / 'report.html'}", err=True)
 

@@ -12,7 +12,7 @@ from care_qdrant.console import run as run_program
 from care_qdrant.console.groups import CONTEXT, Command, Program
 from care_qdrant.console.logs import log_options
 from care_qdrant.console.options import Target, json_option, model_options, target_options
-from care_qdrant.console.outputs import require_free, require_other
+from care_qdrant.console.outputs import require_free
 from care_qdrant.console.reports import show_report
 
 if TYPE_CHECKING:
@@ -141,6 +141,7 @@ def export(plan: "Plan", output: Path) -> Any:
     from care_data.exchange import umbrela_requests, write_qrels
     from care_data.files import write_rows
 
+    require_free(output)
     rows = write_rows(output, umbrela_requests(plan)) if output.suffix == ".jsonl" else write_qrels(plan, output)
     return {"file": str(output), "rows": rows}
 
@@ -196,6 +197,7 @@ def pairs(plan: "Plan", output: Path) -> Any:
     """
     from care_data.exchange import write_pairs
 
+    require_free(output)
     return write_pairs(plan, output)
 
 
@@ -218,7 +220,7 @@ def anonymise(replay: bool, source: Path, output: Path, plan: "Plan | None") -> 
     """
     from care_data.anonymise import run_anonymise
 
-    require_other(output, source)
+    require_free(output)
     return run_anonymise(source, output, plan, replay=replay)
 
 
@@ -256,7 +258,7 @@ def diversify(
     from care_data.diversify import THRESHOLDS, Filter, diversify_file
     from care_qdrant import Collection
 
-    require_other(output, source)
+    require_free(output)
     cosine = THRESHOLDS[side] if threshold is None else threshold
     settings = Filter(side=side, threshold=cosine, k=k, neighbours=neighbours, seed_rows=seed_rows)
     with target.open(create=True) as client:

@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 
 import fsspec  # type: ignore[import-untyped]
 import numpy as np
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from care_qdrant.contracts.contract import VectorContract
 from care_qdrant.corpus.chunking import Overflow
@@ -134,10 +134,18 @@ class Job:
             raise InputError(f"{self.url}/{MANIFEST}: cannot be read: {error}; check the credentials") from error
         if raw is None:
             raise InputError(f"{self.url}: holds no bulk job; make one with care bulk plan CORPUS {self.url}")
-        values = json.loads(raw)
-        if values.get("format", 0) > FORMAT:
-            raise NewerFormat(f"{self.url}/{MANIFEST}: has format {values['format']}; this version reads {FORMAT}")
-        return TypeAdapter(Manifest).validate_python(values)
+        foreign = f"{self.url}/{MANIFEST}: is not of a bulk job, and is left as it is; give another folder for the job"
+        try:
+            values = json.loads(raw)
+        except ValueError as error:
+            raise InputError(foreign) from error
+        form = values.get("format", 0) if isinstance(values, dict) else None
+        if isinstance(form, int) and form > FORMAT:
+            raise NewerFormat(f"{self.url}/{MANIFEST}: has format {form}; this version reads {FORMAT}")
+        try:
+            return TypeAdapter(Manifest).validate_python(values)
+        except ValidationError as error:
+            raise InputError(foreign) from error
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Write the manifest."""

@@ -365,6 +365,7 @@ def verify(job: str, collection: str, target: Target, as_json: bool) -> None:
     from care_qdrant.progress import points_bar
     from care_qdrant.qdrant.collection import Collection
 
+    opened.manifest()  # a folder that is no job is said before a server is asked
     with target.open() as client, points_bar("units", "compared") as show:
         report = compare(opened, Collection(client, collection, retries()), on_progress=show)
     show_report(report, as_json=as_json)

@@ -33,8 +33,8 @@ def command() -> None:
     """Put the 339 sample documents into a collection, and open the search page on it.
 
     It needs no server and no GPU. The database is in ./care-demo; the second start encodes nothing. The page is at
-    port 8080, or at another free port. Documents that you mark as relevant there are kept in ./care-demo/labels; nothing
-    is written before you mark one. Ctrl-C ends it.
+    port 8080, or at another free port. Documents that you mark as relevant there are kept in ./care-demo/labels;
+    nothing is written before you mark one. Ctrl-C ends it.
 
     \b
     Example:

@@ -95,7 +95,6 @@ def command(
     from care_qdrant.search.good_match import judge
     from care_qdrant.search.retriever import Retriever
     from care_qdrant.search.script import script_note
-    from care_qdrant.types import embedded_text
 
     if query is not None and not query.strip():
         raise InputError("the query is empty")
@@ -122,7 +121,7 @@ def command(
             if keys is not None:
                 _tell_of_conditions(Collection(client, collection), conditions, keys, is_found=bool(hits))
             _show(each, collection, retriever.mode, hits, as_json)
-            _tell(script_note(each, (embedded_text(hit.title, hit.text) for hit in hits)))
+            _tell(script_note(each, hits))
             if hits and is_for_people and model is not None:
                 _tell(_note(judge(hits, good_match(), model.unread(each)), hits[0]))
 

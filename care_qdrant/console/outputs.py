@@ -1,6 +1,7 @@
 """Files that a command writes where a person said: one that the command did not write is never touched."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from care_qdrant.errors import InputError
@@ -27,7 +28,19 @@ def require_free(path: Path, written: re.Pattern[bytes] | None = None) -> None:
     raise InputError(f"{path}: is there, and would be lost; move it away, or give another --output")
 
 
-def require_other(path: Path, source: Path) -> None:
-    """Refuse to replace a file by what is made of it."""
-    if path.exists() and source.exists() and path.samefile(source):
-        raise InputError(f"{path}: is the file that is read, and would be lost; give another --output")
+def require_own(folder: Path, mark: str, written: re.Pattern[bytes], names: Iterable[str]) -> None:
+    """Refuse a folder with files of other people that a command would write over, before any work for it is done.
+
+    Args:
+        folder: Where the command is to write.
+        mark: Name of the file that says that the command wrote what is there.
+        written: How that file begins where the command wrote it.
+        names: Of the other files that the command writes there.
+
+    Raises:
+        InputError: A file is somebody else's.
+    """
+    require_free(folder / mark, written)
+    if not (folder / mark).is_file():
+        for name in names:
+            require_free(folder / name)

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Literal
 
+from care_qdrant.types import Hit, embedded_text
+
 Script = Literal["traditional", "simplified"]
 
 
@@ -25,10 +27,13 @@ def script_of(texts: Iterable[str]) -> Script | None:
     return "traditional" if traditional > simplified else "simplified"
 
 
-def script_note(query: str, answers: Iterable[str]) -> str | None:
+def script_note(query: str, hits: Iterable[Hit]) -> str | None:
     """Return what to say where a question is in one script and all that was found in the other; None elsewhere."""
-    asked, found = script_of([query]), script_of(answers)
-    if asked is None or found is None or asked == found:
+    asked = script_of([query])
+    if asked is None:
+        return None
+    found = script_of(embedded_text(hit.title, hit.text) for hit in hits)
+    if found is None or asked == found:
         return None
     profile = "t2s" if asked == "traditional" else "s2t"
     return (

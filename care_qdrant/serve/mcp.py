@@ -69,8 +69,8 @@ class SearchResult(BaseModel):
     hits: list[Found]
     note: str | None = Field(
         default=None,
-        description="Why a condition lets nothing pass or rules nothing out, which words of the query are not read, or "
-        "why documents may be missing, where that is known.",
+        description="Why a condition lets nothing pass or rules nothing out, which words of the query are not read, "
+        "whether the texts are in the other script of Chinese, and why documents may be missing, where that is known.",
     )
 
 
@@ -158,9 +158,9 @@ class McpPath:
         request = SearchRequest(query=query, collection=collection, top_k=top_k, mode=mode, conditions=conditions or [])
         await self._enter(request.collection)
         answer = await self._searching.search(request, _GOOD_MATCH_SECONDS)
-        note = answer.note
-        if note is None and answer.unread:
-            note = (
+        notes = [answer.note, answer.unfinished]
+        if answer.unread:
+            notes.append(
                 f"the encoder of this collection does not read {', '.join(answer.unread)}, so these scores mean "
                 "nothing; ask in the language of the documents"
             )
@@ -169,7 +169,7 @@ class McpPath:
             mode=answer.mode,
             good_match=answer.good_match,
             hits=[Found(**hit.model_dump(include=set(Found.model_fields))) for hit in answer.hits],
-            note=note or answer.unfinished,
+            note="; ".join(filter(None, notes)) or None,
         )
 
     @_told

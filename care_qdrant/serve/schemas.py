@@ -276,7 +276,11 @@ class SearchAnswer(BaseModel):
     unfinished: str | None = Field(
         default=None, description="What writes to the searched vectors, or was interrupted: documents may be missing."
     )
-    note: str | None = Field(default=None, description="Why a condition lets nothing pass, or rules nothing out.")
+    note: str | None = Field(
+        default=None,
+        description="Why a condition lets nothing pass or rules nothing out, and whether the query is in traditional "
+        "Chinese characters and the texts in simplified ones, or the other way round; null where neither is so.",
+    )
     timing_ms: Timing
 
 

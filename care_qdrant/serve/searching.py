@@ -31,6 +31,7 @@ from care_qdrant.search.fallback import Fallback
 from care_qdrant.search.good_match import GoodMatch, Match, fixed_questions, judge, known_good_match, measure_good_match
 from care_qdrant.search.overview import Question, overview
 from care_qdrant.search.retriever import Mode, Retriever
+from care_qdrant.search.script import script_note
 from care_qdrant.serve import tracing
 from care_qdrant.serve.labels import keep_label
 from care_qdrant.serve.metrics import Metrics
@@ -122,7 +123,7 @@ class _Found:
     unfinished: str | None
     """What writes to the searched vectors, or was interrupted."""
     note: str | None
-    """Why a condition lets nothing pass, or rules nothing out."""
+    """Why a condition lets nothing pass or rules nothing out, or that the texts are in another script."""
     unread: list[str]
     started: float
     ended: float
@@ -321,12 +322,14 @@ class Searching:
         part = trace.part("search", **{"db.collection.name": collection}) if trace is not None else nullcontext()
         with part, self._metrics.qdrant_seconds.labels(collection).time():
             [hits] = retriever.search([request.query], request.top_k, filter_, encode=encode)
-        good_match = note = None
+        good_match = None
         if pair is not None and _has_scale(request):
             good_match = self._known_good_match(retriever, collection, pair, request.mode)
+        notes = [script_note(request.query, hits)]
         if keys is not None:
             there = Collection(self._qdrant(), collection).resolve()
-            note = notice(there, request.conditions, keys, found=bool(hits))
+            notes.append(notice(there, request.conditions, keys, found=bool(hits)))
+        note = "; ".join(filter(None, notes)) or None
         unread = [] if pair is None else pair.model.unread(request.query)
         return _Found(
             retriever.mode, hits, good_match, retriever.unfinished, note, unread, started, time.perf_counter()

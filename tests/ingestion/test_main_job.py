@@ -16,7 +16,7 @@ from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import embedded_text
 from tests import tiny
 
-SAMPLE = Path(__file__).parents[3] / "examples" / "sample" / "corpus.jsonl"
+SAMPLE = Path(__file__).parents[2] / "examples" / "sample" / "corpus.jsonl"
 DOCUMENTS = 5_000
 INGEST = (sys.executable, "-c", "from care_qdrant.cli.ingest import main; main()")
 

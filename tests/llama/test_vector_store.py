@@ -126,6 +126,16 @@ class TestWhichVector:
         (record,) = caplog.records
         assert "'care' of collection" in record.getMessage() and "was made by hash-model" in record.getMessage()
 
+    def test_a_question_in_the_other_script_is_warned_of_once(
+        self, client: QdrantClient, embedding: CareEmbedding, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        fill(client)
+        store = CareVectorStore(NAME, client, embedding=embedding)
+        for question in ("高血压患者要少吃盐吗", "高血壓患者要少吃鹽嗎", "耳鳴可由噪聲引起嗎"):
+            find(store, question, query_str=question)
+        (record,) = caplog.records
+        assert "traditional" in record.getMessage() and "OpenCC (t2s)" in record.getMessage()
+
     def test_an_unclear_choice_is_not_made(self, client: QdrantClient) -> None:
         dense = models.VectorParams(size=32, distance=models.Distance.COSINE)
         client.create_collection(NAME, vectors_config={"a": dense, "b": dense})

@@ -3,6 +3,7 @@
 import pytest
 
 from care_qdrant.search.script import script_note, script_of
+from care_qdrant.types import Hit
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,6 @@ def test_the_script_is_that_of_most_characters(texts: list[str], script: str | N
     ],
 )
 def test_only_a_question_in_the_other_script_is_told_of(query: str, answers: list[str], said: str | None) -> None:
-    note = script_note(query, answers)
+    note = script_note(query, [Hit("d", 1.0, "p", text) for text in answers])
     assert (note is None) == (said is None)
     assert note is None or (said is not None and said in note)

@@ -49,6 +49,8 @@ async def test_an_assistant_finds_lists_and_fetches(make_service, listen, filled
         assert "no point of 'corpus' has 'department'" in none.structured_content["note"]
         nothing = await asked.call_tool("search", {"query": TEXTS[3], "conditions": ["a.b!=内科"]})
         assert "'a.b!=内科' rules nothing out" in nothing.structured_content["note"]
+        traditional = await asked.call_tool("search", {"query": "高血壓患者飲食上要注意什麼"})
+        assert "convert the question" in traditional.structured_content["note"]
         whole = await asked.call_tool("fetch_document", {"document_id": "d3"})
         assert whole.structured_content["chunks"] == [TEXTS[3]]
         for tool, arguments, reason in (

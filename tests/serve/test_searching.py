@@ -77,6 +77,21 @@ async def test_keys_are_sent_back_as_they_are_offered(make_service, connect, fil
     assert note is not None and note.startswith("no point of 'corpus' has 'source.name' (some keys: a=b, dept, n, ")
 
 
+async def test_a_question_in_the_other_script_is_told_beside_what_a_condition_lets_through(
+    make_service, connect, filled: QdrantClient
+) -> None:
+    http = connect(make_service(aligned(), collections=("corpus",), over=filled))
+
+    async def note(query: str, *conditions: str) -> str | None:
+        answer = await http.post("/search", json={"query": query, "conditions": list(conditions)})
+        return answer.json()["note"]
+
+    assert await note("高血压患者饮食上要注意什么") is None
+    assert "convert the question" in (await note("高血壓患者飲食上要注意什麼") or "")
+    both = await note("高血壓患者飲食上要注意什麼", "ward!=内科") or ""
+    assert "convert the question" in both and "'ward!=内科' rules nothing out" in both
+
+
 async def test_a_pair_that_did_not_make_the_vectors_is_refused(make_service, connect, filled: QdrantClient) -> None:
     again = pair("pair", salt="trained again")
     service = make_service(aligned(), aligned("other"), again, collections=("corpus",), over=filled)

@@ -9,8 +9,8 @@ from care_trainer.cli import care_train
 from care_trainer.config import load_run
 from care_trainer.data.read import Pair, plain_text
 from care_trainer.learn.labelled import Estimate
-from care_trainer.stages.context import Report
 from care_trainer.start import RESULT, SCRATCH, Result, advice, forecasting, measure, prepare, split
+from care_trainer.training.job import Report
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st

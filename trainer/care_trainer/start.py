@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+import re
 import tempfile
 import time
 from collections import Counter, defaultdict
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from care_qdrant.console.outputs import require_own
 from care_qdrant.errors import InputError
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
@@ -30,6 +32,11 @@ from care_trainer.learn.start import is_chinese
 from care_trainer.training.job import Report
 
 CONFIG, DATA, HELD_OUT, RESULT = "start.toml", "data", "held-out", "result.json"
+TRAIN = "train.jsonl"
+_SEARCHED = ("corpus.jsonl", "queries.jsonl", "qrels.jsonl")
+"""Files of the held-out part: documents, questions, and which answer which."""
+_WRITTEN = re.compile(rb"# Written by: care-train start ")
+"""How a configuration begins that this module wrote."""
 SCRATCH = "scratch"
 FEWEST_HELD_OUT, MOST_HELD_OUT = 20, 2000
 SEEN = {"cpu": 60_000, "cuda": 600_000}
@@ -115,9 +122,11 @@ def prepare(
     record = folder / DATA / "source.json"
     if record.is_file():
         found = json.loads(record.read_text(encoding="utf-8"))
-        if found.pop("sha256") != digest:
+        if found.pop("sha256", None) != digest:
             raise InputError(f"{folder}: was started from another file than {pairs}; give another --output")
         return Prepared(folder / CONFIG, **found)
+    held_out_files = [f"{DATA}/{HELD_OUT}/{name}" for name in _SEARCHED]
+    require_own(folder, CONFIG, _WRITTEN, [f"{DATA}/{TRAIN}", *held_out_files, RESULT])
     read = list(iter_pairs(Data(files=(pairs.name,)), pairs.parent))
     if scored := [pair for pair in read if pair.score is not None]:
         raise InputError(
@@ -132,12 +141,14 @@ def prepare(
             f"document with each other; expected at least {min(wanted, FEWEST_HELD_OUT)}: give more pairs"
         )
     trained = {plain_text(text) for pair in train for text in (pair.query, pair.positive, *pair.negatives)}
-    documents = _write_held_out(kept, trained, folder)
-    write_rows(folder / DATA / "train.jsonl", [pair.row() for pair in train])
     chosen = base or (BUILT_IN if is_chinese([pair.query for pair in read]) else SCRATCH)
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    # The configuration comes first: it is the sign that this command wrote what lies beside it.
     config = folder / CONFIG
+    folder.mkdir(parents=True, exist_ok=True)
     config.write_text(_config(pairs, folder, chosen, len(train), device), encoding="utf-8")
+    documents = _write_held_out(kept, trained, folder)
+    write_rows(folder / DATA / TRAIN, [pair.row() for pair in train])
     run = load_run(config)
     if found := leaks(run):
         raise InputError(f"{folder}: {len(found)} held-out texts are in the training part, as {found[0]!r}")
@@ -264,10 +275,11 @@ def _write_held_out(pairs: Sequence[Pair], trained: set[str], folder: Path) -> i
     documents = {text: f"d{number}" for number, text in enumerate(dict.fromkeys([*texts, *negatives]))}
     queries = {text: f"q{number}" for number, text in enumerate(dict.fromkeys(pair.query for pair in pairs))}
     root = folder / DATA / HELD_OUT
-    write_rows(root / "corpus.jsonl", [{"id": name, "text": text} for text, name in documents.items()])
-    write_rows(root / "queries.jsonl", [{"id": name, "text": text} for text, name in queries.items()])
+    corpus_file, queries_file, judged_file = (root / name for name in _SEARCHED)
+    write_rows(corpus_file, [{"id": name, "text": text} for text, name in documents.items()])
+    write_rows(queries_file, [{"id": name, "text": text} for text, name in queries.items()])
     judged = [{"query_id": queries[pair.query], "document_id": documents[pair.positive], "score": 1} for pair in pairs]
-    write_rows(root / "qrels.jsonl", judged)
+    write_rows(judged_file, judged)
     return len(documents)
 
 

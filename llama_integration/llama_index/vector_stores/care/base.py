@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, ParamSpec, Protocol, Self, TypeVar
 
 from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, model_validator
@@ -65,6 +66,7 @@ from care_qdrant.search.fusion import Fusion
 from care_qdrant.search.query import Query, find
 from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver, ResolvedCollection, StoreConfig, find_bm25
 from care_qdrant.search.retriever import SEARCH_POLICY
+from care_qdrant.search.script import script_note
 from care_qdrant.types import Hit
 
 P = ParamSpec("P")
@@ -184,6 +186,7 @@ class CareVectorStore(BasePydanticVectorStore):
     _fallback: Fallback | None = PrivateAttr()
     _has_warned: bool = PrivateAttr(default=False)
     _has_told_unfinished: bool = PrivateAttr(default=False)
+    _has_told_script: bool = PrivateAttr(default=False)
     _has_told_metadata: bool = PrivateAttr(default=False)
     _has_told_listed: bool = PrivateAttr(default=False)
     _told_keys: set[str] = PrivateAttr(default_factory=set)
@@ -522,6 +525,7 @@ class CareVectorStore(BasePydanticVectorStore):
             [vector] = self._fallback.improve(resolved, [query.query_str], [asked.vector], asked.shard_key)
             asked = replace(asked, vector=vector)
         [lists] = find(resolved, [asked])
+        self._tell_script(query.query_str or "", lists)
         if self.hybrid_fusion_fn is not None and asked.is_hybrid:
             return self.hybrid_fusion_fn(*map(as_result, lists), alpha=asked.alpha_in(resolved), top_k=asked.top_k)
         hits: list[Hit] = lists[0] if lists else []
@@ -535,6 +539,12 @@ class CareVectorStore(BasePydanticVectorStore):
                 else fuse_by_scaled_score(lists[0], lists[1], asked.alpha_in(resolved), asked.top_k)
             )
         return as_result(hits)
+
+    def _tell_script(self, question: str, lists: Sequence[Sequence[Hit]]) -> None:
+        """Log once that a question is in the other script of Chinese than all that it found."""
+        if not self._has_told_script and (note := script_note(question, chain(*lists))) is not None:
+            self._has_told_script = True
+            logger.warning("collection %r: %s", self.collection_name, note)
 
     def _asked(self, resolved: ResolvedCollection, query: VectorStoreQuery, options: Mapping[str, Any]) -> Query:
         """Return a query as the core takes it; the options are those of the stock store."""
