@@ -19,7 +19,7 @@ from care_qdrant.corpus.rows import Fields
 from care_qdrant.errors import InputError, NewerFormat
 from care_qdrant.qdrant.contracts import VectorContract
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 POINTS = "points"
 """Folder with the texts of a job over a collection, a file for each unit."""
@@ -68,6 +68,8 @@ class Manifest:
     """Type of the stored vectors, ``float32`` or ``float16``."""
     average_length: float | None = None
     """Mean document length in terms, of the BM25 vectors; None without them."""
+    lead: float | None = None
+    """Of the BM25 terms that the parts have counted (`care_qdrant.qdrant.contracts.SparseContract`)."""
     collection: str | None = None
     """Whose points are encoded; None for a job over a corpus."""
     text_field: str | None = None

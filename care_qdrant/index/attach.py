@@ -36,7 +36,7 @@ from care_qdrant.qdrant.retry import RetryPolicy
 WATCHING = RetryPolicy(attempts=5)
 """Of one pass of ``--watch``: there is another pass soon, and a signal should not wait for longer than some seconds."""
 
-_BM25 = SparseContract.with_average(1.0)
+_BM25 = SparseContract.of_texts(())
 """Before the mean length of the texts is known."""
 
 Read = Callable[[Collection, PointReader], Iterator[PointWindow]]
@@ -163,7 +163,7 @@ def _with_average_length(
         return begun
     payloads = (record.payload or {} for page in collection.scroll("reading texts") for record in page)
     texts = (stored_text(layout, payload) for payload in payloads if layout.of_point(payload).find_text(payload))
-    return replace(contract, average_length=bm25.average_length(texts))
+    return SparseContract.of_texts(texts)
 
 
 def _require_same_field(collection: Collection, vector_name: str, layout: Layout, settings: AttachSettings) -> None:

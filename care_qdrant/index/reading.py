@@ -16,7 +16,6 @@ from care_qdrant.corpus.files import Corpus, CorpusPath
 from care_qdrant.corpus.rejects import RejectsFile, rejects_path
 from care_qdrant.corpus.rows import Fields, Reject, check_document
 from care_qdrant.corpus.streams import UTF_8
-from care_qdrant.encoders import bm25
 from care_qdrant.errors import InputError
 from care_qdrant.index.plan import Plan, make_plan, points_of_other_writers
 from care_qdrant.index.seen import Seen
@@ -122,7 +121,7 @@ def sparse_contract(rows: Iterator[Document | Reject]) -> tuple[SparseContract, 
             texts.append(embedded_text(row.title, row.text))
         if len(texts) == WINDOW_DOCUMENTS:
             break
-    return SparseContract.with_average(bm25.average_length(texts)), chain(first, rows)
+    return SparseContract.of_texts(texts), chain(first, rows)
 
 
 @dataclass(frozen=True, slots=True)

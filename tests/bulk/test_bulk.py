@@ -25,7 +25,7 @@ from qdrant_client import QdrantClient
 from care_qdrant.bulk.encode import encode_unit
 from care_qdrant.bulk.load import load, verify
 from care_qdrant.bulk.plan import plan
-from care_qdrant.bulk.work import Manifest, Work
+from care_qdrant.bulk.work import FORMAT, Manifest, Work
 from care_qdrant.cli import care
 from care_qdrant.encoders import bm25
 from care_qdrant.errors import EncodingError, FingerprintMismatch, InputError, NewerFormat, NotVerified
@@ -125,7 +125,7 @@ def test_parts_make_the_collection_that_ingestion_makes(
             str(tmp_path / "long.jsonl"), MODEL, client, name, settings=IngestSettings(sparse=True, overflow="truncate")
         )
     ingest(str(corpus), MODEL, client, "first", settings=IngestSettings(sparse=True))
-    monkeypatch.setattr(bm25, "terms", None)  # a loader counts nothing
+    monkeypatch.setattr(bm25, "placed_terms", None)  # a loader counts nothing
     load(encoded, client, "counted")
     monkeypatch.undo()
     counted = points(client, "counted")
@@ -201,8 +201,8 @@ def test_a_job_of_other_settings_or_another_model_is_refused(corpus: Path, tmp_p
 def test_a_manifest_of_a_newer_version_is_refused(corpus: Path, tmp_path: Path) -> None:
     make_plan(corpus, tmp_path / "job")
     manifest = tmp_path / "job" / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 2}))
-    with pytest.raises(NewerFormat, match="format 2"):
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": FORMAT + 1}))
+    with pytest.raises(NewerFormat, match=f"format {FORMAT + 1}"):
         Work(str(tmp_path / "job")).manifest()
 
 
