@@ -88,6 +88,7 @@ def plan(
     id_field: str,
     text_field: str,
     title_field: str,
+    skip_beginning: str | None,
     vector_name: str | None,
     sparse: bool,
     float16: bool,
@@ -135,7 +136,7 @@ def plan(
         dim=model.dim,
         distance="Dot" if contract.distance == "Dot" else "Cosine",
         vector_name=vector_name or model.name,
-        fields=Fields(id_field, text_field, title_field),
+        fields=Fields(id_field, text_field, title_field, skip_beginning=skip_beginning),
         datatype="float16" if float16 else "float32",
     )
     counter = model.document_tokenizer

@@ -1,6 +1,7 @@
 """``care-ingest`` and ``care ingest``: a corpus into Qdrant."""
 
 import json
+import re
 import sys
 from contextlib import AbstractContextManager, closing
 from copy import copy
@@ -57,6 +58,17 @@ _collection_options = add_options(
     click.option("--collection", help="Collection to write to.  [default: name of the file without extensions]"),
     click.option("--vector-name", help="Named vector to write.  [default: name of the model]"),
 )
+
+
+def _check_pattern(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    try:
+        re.compile(value or "")
+    except re.error as error:
+        problem = f"{value!r} is no regular expression: {error}; put \\ before a sign that stands for itself"
+        raise click.BadParameter(problem) from error
+    return value
+
+
 row_options = add_options(
     click.option(
         "--id-field",
@@ -70,6 +82,13 @@ row_options = add_options(
         default="title",
         show_default=True,
         help="Field of a row that holds its title, which is encoded in front of the text.",
+    ),
+    click.option(
+        "--skip-beginning",
+        metavar="REGEX",
+        callback=_check_pattern,
+        help="What to cut off the beginning of each text, such as a letterhead or a menu: documents are found by what "
+        "they say first.",
     ),
     click.option(
         "--encoding", default="utf-8", show_default=True, help="Encoding of text files that are not UTF-8, as gb18030."
@@ -134,7 +153,16 @@ storage_options = add_options(
     context_settings=CONTEXT,
     groups={
         "Options": ["collection", "model", "engine_words", "path", "url", "sparse", "sync", "dry_run", "limit"],
-        "Corpus": ["id_field", "text_field", "title_field", "encoding", "rejects", "overflow", "shard"],
+        "Corpus": [
+            "id_field",
+            "text_field",
+            "title_field",
+            "skip_beginning",
+            "encoding",
+            "rejects",
+            "overflow",
+            "shard",
+        ],
         "Model": ["vector_name"],
         "Server": ["shard_key"],
         "Deletion": ["replace_others", "max_delete_fraction", "sync_despite_rejects"],
@@ -206,7 +234,12 @@ def command(
             settings=_settings(options, target),
             storage=settings_of(Storage, options),
             reading=Reading(
-                Fields(options["id_field"], options["text_field"], options["title_field"]),
+                Fields(
+                    options["id_field"],
+                    options["text_field"],
+                    options["title_field"],
+                    skip_beginning=options["skip_beginning"],
+                ),
                 options["encoding"],
                 options["rejects"],
             ),
@@ -219,6 +252,12 @@ def command(
         click.echo(
             f"{report.other_points:,} points of these documents were made by another writer, so they are found twice: "
             "--replace-others deletes those",
+            err=True,
+        )
+    if report.same_beginning:
+        click.echo(
+            f"{report.same_beginning_share:.0%} of the documents begin with {report.same_beginning!r}. Documents are "
+            "found by what they say first: cut off what many share with --skip-beginning REGEX",
             err=True,
         )
     if report.rejected:

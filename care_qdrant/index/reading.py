@@ -12,6 +12,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TypeGuard
 
+from care_qdrant.corpus.beginnings import Beginnings
 from care_qdrant.corpus.files import Corpus, CorpusPath
 from care_qdrant.corpus.rejects import RejectsFile, rejects_path
 from care_qdrant.corpus.rows import Fields, Reject, check_document
@@ -138,6 +139,7 @@ class Reader:
     seen: Seen
     report: IngestReport
     on_reject: Callable[[Reject], None]
+    beginnings: Beginnings = field(default_factory=Beginnings)
 
     def plans(self, rows: Iterable[Document | Reject], share_read: Callable[[], float | None]) -> Iterator[Plan]:
         """Return the work of one window after the other."""
@@ -147,6 +149,8 @@ class Reader:
                 plan.others = points_of_other_writers(self.collection, [row.id for row in window])
             plan.share_read = share_read()
             yield plan
+        if (found := self.beginnings.most_common()) is not None:
+            self.report.same_beginning, self.report.same_beginning_share = found
 
     def _windows(self, rows: Iterable[Document | Reject]) -> Iterator[list[Document]]:
         window: list[Document] = []
@@ -169,6 +173,8 @@ class Reader:
         if not self.shard.has(document.id):
             return None
         verdict = self.seen.add(document)
+        if verdict == "new":
+            self.beginnings.add(embedded_text(document.title, document.text))
         if verdict == "other":
             self._reject(Reject(row.line, "an earlier row has this id and other content", document.id))
         self.report.duplicates += verdict == "same"
