@@ -21,10 +21,12 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 
 demo: $(VENV)/.serve
 	$(BIN)/care ingest examples/sample/corpus.jsonl --collection sample
-	@printf '\nQuestion: what does the chest pain of a heart attack feel like?\n'
-	$(BIN)/care search "心梗发作的时候胸口疼是什么样的" --collection sample --top-k 3
-	@printf '\nQuestion: what can the family do in a heart attack until the ambulance comes, and is aspirin right?\n'
-	$(BIN)/care search "我爸突然胸口压得喘不上气满头大汗，怀疑是心肌梗塞，救护车来之前我们家里人能做点啥，阿司匹林能不能先给他嚼" --collection sample --top-k 3
+	@printf '\nQuestion: my blood pressure was 150 once, is that hypertension?\n'
+	$(BIN)/care search "血压量了一次150，我是不是就算高血压了" --collection sample --top-k 3
+	@printf '\nQuestion: I have been coughing for over two months, and the X-ray shows nothing\n'
+	$(BIN)/care search "咳嗽两个多月了一直不好，拍片说没事" --collection sample --top-k 3
+	@printf '\nQuestion: acid keeps coming up and burns, worse when I lie down\n'
+	$(BIN)/care search "胃老反酸烧心，躺下更难受" --collection sample --top-k 3
 	@printf '\nNext: %s/care ingest YOUR-FILE-OR-FOLDER (file formats: docs/everyday.md)\n' $(BIN)
 
 # Two workers: a core each, every file on one of them, so that its fixtures are made once.
@@ -53,6 +55,7 @@ site: $(VENV)/.dev
 
 bench-tiny: $(VENV)/.dev
 	$(BIN)/care bench run examples/sample --model built-in --output build/bench-tiny
+	$(BIN)/python -m benchmarks.experiments.natural_questions examples/sample --output build/bench-tiny/natural.json
 
 examples: $(VENV)/.dev
 	set -e; for example in examples/0*.py; do echo "== $$example"; $(BIN)/python $$example; done

@@ -36,6 +36,16 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
+class TermCounts:
+    """The BM25 terms of a text, counted before."""
+
+    counts: Mapping[int, float]
+    """Counts by the index of a term (`care_qdrant.encoders.terms.bm25.term_counts`)."""
+    lead: float | None
+    """The position weights that the counts have; None where all occurrences count the same."""
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """The part of a document that one point holds. A short document is one chunk."""
 
@@ -47,8 +57,8 @@ class Chunk:
     """Number of chunks of the document."""
     tokens: int = field(default=0, compare=False)
     """Tokens that the document encoder reads; 0 where they were not counted."""
-    terms: Mapping[int, int] | None = field(default=None, compare=False, repr=False)
-    """Counts of its BM25 terms by their index, where a bulk job has them; None where they are still to be counted."""
+    terms: TermCounts | None = field(default=None, compare=False, repr=False)
+    """Its BM25 terms, where a bulk job has counted them; None where they are still to be counted."""
     vector: Vectors | None = field(default=None, compare=False, repr=False)
     """Its vector, shape (dim,), where a bulk job has it; None where it is still to be encoded."""
 

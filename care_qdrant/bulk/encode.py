@@ -28,7 +28,7 @@ from care_qdrant.ingestion.diff import ChunkTask, chunk_task
 from care_qdrant.ingestion.pipeline import Maker, document_vectors
 from care_qdrant.ingestion.settings import DocumentModel
 from care_qdrant.qdrant.create import PointVectors
-from care_qdrant.types import Chunk, Document, Vectors
+from care_qdrant.types import Chunk, Document, TermCounts, Vectors
 
 ROW_GROUP = 1_024
 """Rows of a group of a part, which a loader holds at once."""
@@ -91,7 +91,7 @@ def read_part(job: Job, manifest: Manifest, receipt: Receipt) -> Iterator[list[C
         flat = table["vector"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
         vectors = np.ascontiguousarray(flat.reshape(len(table), manifest.dim), dtype=np.float32)
         rows = table.drop_columns(["vector"]).to_pylist()
-        yield [replace(_chunk(row), vector=vector) for row, vector in zip(rows, vectors, strict=True)]
+        yield [replace(_chunk(row, manifest.lead), vector=vector) for row, vector in zip(rows, vectors, strict=True)]
 
 
 def _chunks(job: Job, manifest: Manifest, unit: Unit, model: DocumentModel, rejects: list[Reject]) -> Iterator[Chunk]:
@@ -183,9 +183,9 @@ def _parquet(tasks: Sequence[ChunkTask], vectors: Vectors, manifest: Manifest) -
         "vector": pa.FixedSizeListArray.from_arrays(flat, manifest.dim),
     }
     if manifest.average_length is not None:
-        counts = [bm25.term_counts(chunk.embedded_text) for chunk in chunks]
+        counts = [bm25.term_counts(chunk.embedded_text, lead=manifest.lead) for chunk in chunks]
         columns["terms"] = pa.array([list(each) for each in counts], type=pa.list_(pa.uint32()))
-        columns["counts"] = pa.array([list(each.values()) for each in counts], type=pa.list_(pa.uint32()))
+        columns["counts"] = pa.array([list(each.values()) for each in counts], type=pa.list_(pa.float64()))
     strings = ("point_id", "id", "title", "text", "metadata", "hash")
     arrays = {
         name: pa.array(values, type=pa.string()) if name in strings else values for name, values in columns.items()
@@ -200,8 +200,9 @@ def _parquet(tasks: Sequence[ChunkTask], vectors: Vectors, manifest: Manifest) -
     return file.getvalue()
 
 
-def _chunk(row: dict[str, Any]) -> Chunk:
+def _chunk(row: dict[str, Any], lead: float | None) -> Chunk:
     metadata = cast(dict[str, Any], json.loads(row["metadata"]))
     document = Document(row["id"], row["text"], row["title"], metadata, row["line"])
-    terms = dict(zip(row["terms"], row["counts"], strict=True)) if "terms" in row else None
+    counted = dict(zip(row["terms"], row["counts"], strict=True)) if "terms" in row else None
+    terms = None if counted is None else TermCounts(counted, lead)
     return Chunk(document, row["text"], row["chunk"], row["chunks"], row["tokens"], terms)

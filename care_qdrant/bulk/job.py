@@ -21,7 +21,7 @@ from care_qdrant.corpus.chunking import Overflow
 from care_qdrant.corpus.rows import Fields
 from care_qdrant.errors import InputError, NewerFormat
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 ROWS = "rows"
 """Folder with the rows of units that no file can be read at: of a collection, and of all files but plain JSON lines."""
@@ -72,6 +72,8 @@ class Manifest:
     """Type of the stored vectors, ``float32`` or ``float16``."""
     average_length: float | None = None
     """Mean document length in terms, of the BM25 vectors; None without them."""
+    lead: float | None = None
+    """Of the BM25 terms that the parts have counted (`care_qdrant.contracts.contract.SparseContract`)."""
     collection: str | None = None
     """Collection whose points are encoded; None for a job over a corpus."""
     text_field: str | None = None

@@ -159,7 +159,8 @@ def _finished(job: Job) -> tuple[Manifest, list[Receipt]]:
 
 def _vectors(manifest: Manifest) -> PointVectors:
     average = manifest.average_length
-    sparse = None if average is None else SparseContract.with_average(average)
+    new = SparseContract.of_texts(())
+    sparse = None if average is None else replace(new, average_length=average, lead=manifest.lead)
     return PointVectors(manifest.vector_name, manifest.contract, sparse)
 
 

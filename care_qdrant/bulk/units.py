@@ -62,13 +62,14 @@ def plan(
         units = [unit for file in files for unit in planner.units(file)]
     if not units:
         raise InputError(f"{', '.join(corpus)}: no document is in the corpus, so no job was made")
-    average = None
+    average = lead = None
     if sparse:
-        average = former.average_length if former is not None else bm25.average_length(planner.texts)
+        lead = bm25.DEFAULT_LEAD if former is None else former.lead
+        average = bm25.average_length(planner.texts, lead=lead) if former is None else former.average_length
     # Units of files that this corpus does not name stay: the job is of both.
     known = {unit.name for unit in units}
     others = [] if former is None else [unit for unit in former.units if unit.name not in known]
-    manifest = replace(draft, units=(*others, *units), average_length=average, rejected=planner.rejected)
+    manifest = replace(draft, units=(*others, *units), average_length=average, lead=lead, rejected=planner.rejected)
     job.write_manifest(manifest)
     return manifest
 

@@ -112,6 +112,7 @@ def plan(
     id_field: str,
     text_field: str,
     title_field: str,
+    skip_beginning: str | None,
     vector_name: str | None,
     sparse: bool,
     float16: bool,
@@ -166,7 +167,7 @@ def plan(
         dim=model.dim,
         distance="Dot" if contract.distance == "Dot" else "Cosine",
         vector_name=name_of_vector(vector_name, model),
-        fields=Fields(id_field, text_field, title_field, types=options["types"]),
+        fields=Fields(id_field, text_field, title_field, types=options["types"], skip_beginning=skip_beginning),
         datatype="float16" if float16 else "float32",
     )
     counter = model.document_tokenizer

@@ -1,5 +1,6 @@
 """``care-ingest`` and ``care ingest``: a corpus into Qdrant."""
 
+import re
 import sys
 from contextlib import AbstractContextManager, closing
 from copy import copy
@@ -73,6 +74,17 @@ _collection_options = add_options(
     ),
     click.option("--vector-name", help="Named vector to write.  [default: name of the model]"),
 )
+
+
+def _check_pattern(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    try:
+        re.compile(value or "")
+    except re.error as error:
+        problem = f"{value!r} is no regular expression: {error}; put \\ before a sign that stands for itself"
+        raise click.BadParameter(problem) from error
+    return value
+
+
 row_options = add_options(
     click.option(
         "--id-field",
@@ -100,6 +112,13 @@ row_options = add_options(
         default="utf-8",
         show_default=True,
         help="Encoding of text files that are not UTF-8, such as gb18030.",
+    ),
+    click.option(
+        "--skip-beginning",
+        metavar="REGEX",
+        callback=_check_pattern,
+        help="Pattern to cut off the beginning of each text, such as a letterhead or a menu: documents are found by "
+        "their first words.",
     ),
     click.option(
         "--overflow",
@@ -181,7 +200,17 @@ storage_options = add_options(
             "as_json",
         ],
         "Engine": ["engine"],
-        "Corpus": ["id_field", "text_field", "title_field", "types", "encoding", "rejects", "overflow", "shard"],
+        "Corpus": [
+            "id_field",
+            "text_field",
+            "title_field",
+            "types",
+            "skip_beginning",
+            "encoding",
+            "rejects",
+            "overflow",
+            "shard",
+        ],
         "Model": ["vector_name"],
         "Server": ["shard_key"],
         "Deletion": ["replace_others", "max_delete_fraction", "sync_despite_rejects"],
@@ -255,7 +284,13 @@ def command(
             settings=_settings(options, target),
             storage=settings_of(Storage, options),
             reading=Reading(
-                Fields(options["id_field"], options["text_field"], options["title_field"], types=options["types"]),
+                Fields(
+                    options["id_field"],
+                    options["text_field"],
+                    options["title_field"],
+                    types=options["types"],
+                    skip_beginning=options["skip_beginning"],
+                ),
                 options["encoding"],
                 options["rejects"],
             ),
@@ -267,6 +302,12 @@ def command(
         click.echo(
             f"another writer made {report.other_points:,} points of these documents, so they are found twice: "
             "--replace-others deletes those",
+            err=True,
+        )
+    if report.same_beginning:
+        click.echo(
+            f"{report.same_beginning_share:.0%} of the documents begin with {report.same_beginning!r}. Documents are "
+            "found by what they say first: cut off what many share with --skip-beginning REGEX",
             err=True,
         )
     if report.rejected:

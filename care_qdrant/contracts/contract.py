@@ -6,7 +6,7 @@ made the vectors, and every writer and every reader checks it first. There is on
 Qdrant merges metadata at the top level: two writers of different vectors cannot lose each other's entries.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from qdrant_client import models
 
 from care_qdrant.encoders.terms import bm25
+from care_qdrant.types import TermCounts
 from care_qdrant.version import __version__
 
 METADATA_PREFIX = "care:"
@@ -59,6 +60,9 @@ class SparseContract:
     b: float
     average_length: float
     """Mean document length in terms, fixed when the vector is created."""
+    lead: float | None = None
+    """Position at which a term counts half as much as at the beginning; None where all count alike, as in collections
+    of versions before this constant."""
     text_field: str | None = None
     """Payload field of the terms, where ``care attach`` added the vector; None for any other vector."""
     beside: str | None = None
@@ -67,18 +71,21 @@ class SparseContract:
     kind: str = "sparse"
 
     @classmethod
-    def with_average(cls, average_length: float) -> "SparseContract":
-        """Return the contract of a new vector."""
-        return cls(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, average_length)
+    def of_texts(cls, texts: Iterable[str]) -> "SparseContract":
+        """Return the contract of a new vector of texts like these."""
+        average = bm25.average_length(texts, lead=bm25.DEFAULT_LEAD)
+        return cls(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, average, bm25.DEFAULT_LEAD)
 
     @property
     def constants(self) -> str:
         """Analyser and constants that the content hash of a document holds beside the text."""
-        return f"{self.fingerprint}/{self.k1}/{self.b}/{self.average_length}"
+        lead = "" if self.lead is None else f"/{self.lead}"  # without it, the hash that older versions stored
+        return f"{self.fingerprint}/{self.k1}/{self.b}/{self.average_length}{lead}"
 
-    def vector(self, text: str, terms: Mapping[int, int] | None = None) -> models.SparseVector:
+    def vector(self, text: str, terms: TermCounts | None = None) -> models.SparseVector:
         """Return the vector of a document, whose terms may be counted already."""
-        counts = bm25.term_counts(text) if terms is None else terms
+        counted = terms is not None and terms.lead == self.lead
+        counts = terms.counts if terms is not None and counted else bm25.term_counts(text, lead=self.lead)
         return bm25.weighted(counts, average_length=self.average_length, k1=self.k1, b=self.b)
 
 
@@ -93,7 +100,7 @@ class UnreadableContract:
 Contract = VectorContract | SparseContract | UnreadableContract
 
 _KINDS: Mapping[str, TypeAdapter[Any]] = {"dense": TypeAdapter(VectorContract), "sparse": TypeAdapter(SparseContract)}
-_FLOATS = ("k1", "b", "average_length")
+_FLOATS = ("k1", "b", "average_length", "lead")
 
 
 def contract_metadata(vector_name: str, contract: Contract | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +19,7 @@ MAX_DEPTH = 32
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The names under which a row holds its parts, and what the cells of a table are."""
+    """Names under which a row holds its parts, types of the cells of a table, and what of each text is left out."""
 
     id: str = "id"
     """Also ``_id`` where a row has no ``id``; `HASH_ID` makes the id of what the row says."""
@@ -27,6 +28,8 @@ class Fields:
     metadata: str = "metadata"
     types: Mapping[str, ColumnType] = field(default_factory=dict)
     """Types of the columns of delimited tables; a column without one is text."""
+    skip_beginning: str | None = None
+    """Regular expression of what is cut off the beginning of each text, such as a letterhead; None cuts nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +111,12 @@ def parse_values(values: Mapping[str, Any], line: int, fields: Fields) -> Docume
     extra = {key: value for key, value in values.items() if key not in roles}
     if problem := _field_problem(values, fields, values) or _metadata_problem(values, fields, extra):
         return Reject(line, problem, named)
+    text = values[fields.text]
+    if fields.skip_beginning is not None and (beginning := re.match(fields.skip_beginning, text)):
+        text = text[beginning.end() :].lstrip()
     document = Document(
         id=named,
-        text=values[fields.text],
+        text=text,
         title=values.get(fields.title) or "",
         metadata={**extra, **(values.get(fields.metadata) or {})},
         line=line,

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TypeGuard
 
 from care_qdrant.contracts.contract import SparseContract
+from care_qdrant.corpus.beginnings import Beginnings
 from care_qdrant.corpus.files import Corpus, CorpusPath, typed_fields
 from care_qdrant.corpus.rejects import RejectsFile, rejects_path
 from care_qdrant.corpus.rows import Fields, Reject, check_document
 from care_qdrant.corpus.streams import UTF_8
-from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import InputError
 from care_qdrant.ingestion.diff import Diff, make_diff, points_of_other_writers
 from care_qdrant.ingestion.pipeline import WINDOW_TEXTS
@@ -125,7 +125,7 @@ def sparse_contract(rows: Iterator[Row]) -> tuple[SparseContract, Iterator[Row]]
             texts.append(embedded_text(row.title, row.text))
         if len(texts) == WINDOW_TEXTS:
             break
-    return SparseContract.with_average(bm25.average_length(texts)), chain(first, rows)
+    return SparseContract.of_texts(texts), chain(first, rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +143,7 @@ class Reader:
     seen: Seen
     report: IngestReport
     on_reject: Callable[[Reject], None]
+    beginnings: Beginnings = field(default_factory=Beginnings)
 
     def diffs(self, rows: Iterable[Row], share_read: Callable[[], float | None]) -> Iterator[Diff]:
         """Return the diff of one window after the other."""
@@ -152,6 +153,8 @@ class Reader:
                 diff.others = points_of_other_writers(self.collection, [_document_of(row).id for row in window])
             diff.share_read = share_read()
             yield diff
+        if (found := self.beginnings.most_common()) is not None:
+            self.report.same_beginning, self.report.same_beginning_share = found
 
     def _windows(self, rows: Iterable[Row]) -> Iterator[list[Document | CutDocument]]:
         window: list[Document | CutDocument] = []
@@ -174,6 +177,8 @@ class Reader:
         if not self.shard.has(document.id):
             return None
         verdict = self.seen.add(document)
+        if verdict == "new":
+            self.beginnings.add(embedded_text(document.title, document.text))
         if verdict == "other":
             self._reject(Reject(document.line, "an earlier row has this id and other content", document.id))
         self.report.duplicates += verdict == "same"

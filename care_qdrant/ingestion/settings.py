@@ -162,6 +162,10 @@ class IngestReport:
     """Result of a dry run, which wrote nothing."""
     first_rejects: list[str] = field(default_factory=list)
     """Line and reason of the first rejected rows."""
+    same_beginning: str | None = None
+    """Text that many of the first documents begin with, such as a letterhead; None where there is no such text."""
+    same_beginning_share: float = 0.0
+    """Share of the first documents that begin with it, in [0, 1]."""
     first_deleted: list[str] = field(default_factory=list)
     """First of the documents that --sync deleted, or would delete."""
     engine: Mapping[str, Any] = field(default_factory=dict)

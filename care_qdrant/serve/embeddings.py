@@ -36,7 +36,8 @@ from care_qdrant.serve.settings import Limits
 from care_qdrant.version import __version__
 
 SIDES: Mapping[str, Side] = {"search": "query", "update": "document"}
-_BM25_OPTIONS = {"average_length": None, "k1": bm25.DEFAULT_K1, "b": bm25.DEFAULT_B}
+_BM25_OPTIONS = ("average_length", "k1", "b", "lead")
+"""Constants of a contract; the last one may be absent."""
 
 
 async def openai_embeddings(pairs: Pairs, request: OpenAIRequest) -> dict[str, Any]:
@@ -169,15 +170,15 @@ def _terms(pair: CareModel, side: Side, items: Sequence[InferenceInput], texts: 
     return [{"indices": vector.indices, "values": vector.values} for vector in vectors]
 
 
-def _constants(item: InferenceInput) -> dict[str, float]:
+def _constants(item: InferenceInput) -> dict[str, Any]:
     """Return the constants of BM25 that the client gives: they are the collection's, which this service never sees."""
     given = item.options or {}
     if unknown := set(given) - set(_BM25_OPTIONS):
         known = ", ".join(_BM25_OPTIONS)
         raise Refusal(400, "unknown_option", f"options of {item.model!r}: {', '.join(sorted(unknown))}; known: {known}")
-    constants = _BM25_OPTIONS | given
+    constants = {name: given.get(name) for name in _BM25_OPTIONS if name != "lead" or given.get(name) is not None}
     for name, value in constants.items():
-        lowest = 0 if name != "average_length" else 1
+        lowest = 1 if name in ("average_length", "lead") else 0
         if isinstance(value, bool) or not isinstance(value, int | float) or not lowest <= value < 1e6:
             raise Refusal(
                 400,
@@ -185,4 +186,4 @@ def _constants(item: InferenceInput) -> dict[str, float]:
                 f"a document of {item.model!r} needs the option {name!r}, a number of at least {lowest} (found: "
                 f"{value!r}). It is in the contract of the collection: care status --json",
             )
-    return {name: float(value) for name, value in constants.items() if value is not None}
+    return {"lead": None} | constants

@@ -34,7 +34,8 @@ class InferenceInput(_Foreign):
     data_type: str = "text"
     model: StrictStr = Field(description="`name`, `name@fingerprint` or `name/bm25`.")
     options: dict[str, Any] | None = Field(
-        default=None, description="For documents of `name/bm25`: `average_length`, and `k1` and `b` where not default."
+        default=None,
+        description="For documents of `name/bm25`: `average_length`, `k1`, `b`, `lead` of the collection's contract.",
     )
 
 

@@ -15,7 +15,6 @@ from qdrant_client import models
 
 from care_qdrant.contracts.contract import SparseContract, VectorContract, contract_metadata
 from care_qdrant.contracts.layouts import Layout
-from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import InputError
 from care_qdrant.ingestion.diff import remove_orphaned_hashes
 from care_qdrant.ingestion.pipeline import (
@@ -41,7 +40,7 @@ WATCHING = RetryPolicy(attempts=5)
 """Retries of one pass of ``--watch``."""
 # There is another pass soon, and a signal should not wait for longer than some seconds.
 
-_BM25 = SparseContract.with_average(1.0)
+_BM25 = SparseContract.of_texts(())
 """Contract of BM25 before the mean length of the texts is known."""
 
 
@@ -213,7 +212,7 @@ def _with_average_length(
         return begun
     payloads = (record.payload or {} for page in collection.scroll("reading texts") for record in page)
     texts = (stored_text(layout, payload) for payload in payloads if layout.of_point(payload).find_text(payload))
-    return replace(contract, average_length=bm25.average_length(texts))
+    return SparseContract.of_texts(texts)
 
 
 def _require_same_field(collection: Collection, vector_name: str, layout: Layout, settings: AttachSettings) -> None:

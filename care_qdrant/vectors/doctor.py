@@ -159,7 +159,7 @@ def plan_attach(
         QdrantError: Qdrant cannot be reached.
     """
     given, target, name = collection, collection.whole(), name_of_vector(vector_name, model)
-    contract = SparseContract.with_average(1.0) if model is None else model.contract()
+    contract = SparseContract.of_texts(()) if model is None else model.contract()
     preflight = examine(target, name, contract, text_field, in_place=not by_copy)
     todo = target.count() - (target.count_with_vector(name) if target.schema.has_vector(name) else 0)
     refusals = [

@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from qdrant_client import QdrantClient
 
 from care_qdrant.bulk.encode import encode_unit
-from care_qdrant.bulk.job import Job, Manifest
+from care_qdrant.bulk.job import FORMAT, Job, Manifest
 from care_qdrant.bulk.load import load, verify
 from care_qdrant.bulk.units import plan
 from care_qdrant.cli import care
@@ -69,7 +69,7 @@ def draft(model: HashModel = MODEL, **changes: Any) -> Manifest:
     return replace(made, **changes)
 
 
-def make_diff(corpus: Path | list[Path], job: Path | str, *, sparse: bool = True, **changes: Any) -> Manifest:
+def make_plan(corpus: Path | list[Path], job: Path | str, *, sparse: bool = True, **changes: Any) -> Manifest:
     paths = [str(path) for path in (corpus if isinstance(corpus, list) else [corpus])]
     return plan(paths, Job(str(job)), draft(**changes), MODEL.document_tokenizer, sparse=sparse)
 
@@ -84,7 +84,7 @@ def encode_all(job: Path | str, model: HashModel = MODEL) -> None:
 @pytest.fixture
 def encoded(corpus: Path, tmp_path: Path) -> Job:
     """A job over the corpus, all of whose units are encoded."""
-    make_diff(corpus, tmp_path / "job")
+    make_plan(corpus, tmp_path / "job")
     encode_all(tmp_path / "job")
     return Job(str(tmp_path / "job"))
 
@@ -116,7 +116,7 @@ def corpus_job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Job]:
     """Such a folder, and a job over it all of whose units are encoded."""
     folder = tmp_path_factory.mktemp("kills")
     corpus = write_corpus(folder / "corpus")
-    make_diff(corpus, folder / "job")
+    make_plan(corpus, folder / "job")
     encode_all(folder / "job")
     return corpus, Job(str(folder / "job"))
 
@@ -152,7 +152,7 @@ def test_parts_make_the_collection_that_ingestion_makes(
             str(tmp_path / "long.jsonl"), MODEL, client, name, settings=IngestSettings(sparse=True, overflow="truncate")
         )
     ingest(str(corpus), MODEL, client, "first", settings=IngestSettings(sparse=True))
-    monkeypatch.setattr(bm25, "terms", None)  # a loader counts nothing
+    monkeypatch.setattr(bm25, "placed_terms", None)  # a loader counts nothing
     load(encoded, Collection(client, "counted"))
     monkeypatch.undo()
     counted = points(client, "counted")
@@ -177,7 +177,7 @@ def test_a_load_of_five_thousand_windows_stores_every_point(
 ) -> None:
     """Parts are read by one thread and written by others: neither may look at what the other changes."""
     texts = [{"id": f"d{n}", "text": f"{TEXTS[n % len(TEXTS)]}{n}"} for n in range(10_000)]
-    make_diff(write_lines(tmp_path / "a.jsonl", texts), tmp_path / "job", sparse=False, unit_rows=5_000)
+    make_plan(write_lines(tmp_path / "a.jsonl", texts), tmp_path / "job", sparse=False, unit_rows=5_000)
     encode_all(tmp_path / "job")
     monkeypatch.setattr(reading, "WINDOW_TEXTS", 2)
     interval = sys.getswitchinterval()
@@ -229,17 +229,17 @@ def test_verification_names_the_units_with_wrong_points(client: QdrantClient, en
 
 def test_the_names_of_units_do_not_depend_on_the_folder(corpus: Path, tmp_path: Path) -> None:
     shutil.copytree(corpus, tmp_path / "elsewhere")
-    one, other = make_diff(corpus, tmp_path / "one"), make_diff(tmp_path / "elsewhere", tmp_path / "other")
+    one, other = make_plan(corpus, tmp_path / "one"), make_plan(tmp_path / "elsewhere", tmp_path / "other")
     assert [unit.name for unit in one.units] == [unit.name for unit in other.units]
 
 
 def test_a_grown_corpus_adds_units_and_changes_none(corpus: Path, tmp_path: Path) -> None:
-    before = make_diff(corpus, tmp_path / "job").units
+    before = make_plan(corpus, tmp_path / "job").units
     encode_all(tmp_path / "job")
     bytes_before = part_hashes(tmp_path / "job")
     write_lines(corpus / "a.jsonl", rows(12, 500), mode="a")
     write_lines(corpus / "0.jsonl", [*rows(1), *rows(3, 600)])
-    after = make_diff(corpus, tmp_path / "job").units
+    after = make_plan(corpus, tmp_path / "job").units
     assert {unit.name for unit in before} < {unit.name for unit in after}
     assert sum(unit.documents for unit in after) == sum(unit.documents for unit in before) + 15
     encode_all(tmp_path / "job")
@@ -250,10 +250,10 @@ def test_a_job_keeps_the_types_of_a_table_that_grows(tmp_path: Path) -> None:
     """A cell that is no number would make texts of the numbers that are planned, and perhaps encoded."""
     table = tmp_path / "a.csv"
     table.write_text("id,text,n\n" + "".join(f"d{n},第{n}条。,{n}\n" for n in range(25)), encoding="utf-8")
-    first = make_diff(table, tmp_path / "job")
+    first = make_plan(table, tmp_path / "job")
     with table.open("a", encoding="utf-8") as file:
         file.write("d25,第25条。,n/a\nd26,第26条。,26\n")
-    grown = make_diff(table, tmp_path / "job")
+    grown = make_plan(table, tmp_path / "job")
     assert [unit.hash for unit in grown.units[:3]] == [unit.hash for unit in first.units]
     assert (grown.rejected, sum(unit.documents for unit in grown.units)) == (1, 26)
 
@@ -261,7 +261,7 @@ def test_a_job_keeps_the_types_of_a_table_that_grows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a.jsonl", "b.csv"])
 def test_a_corpus_that_changed_after_planning_is_refused(corpus: Path, tmp_path: Path, name: str) -> None:
     """Also by the planner; the rows of a table were copied when it was planned, and are encoded as they were."""
-    make_diff(corpus, tmp_path / "job")
+    make_plan(corpus, tmp_path / "job")
     text = (corpus / name).read_text(encoding="utf-8")
     (corpus / name).write_text(text.replace("题1", "题9", 1), encoding="utf-8")
     if name == "a.jsonl":
@@ -270,7 +270,7 @@ def test_a_corpus_that_changed_after_planning_is_refused(corpus: Path, tmp_path:
     else:
         encode_all(tmp_path / "job")
     with pytest.raises(InputError, match="were changed since they were planned"):
-        make_diff(corpus, tmp_path / "job")
+        make_plan(corpus, tmp_path / "job")
 
 
 @pytest.mark.parametrize("form", ["gz", "csv", "parquet"])
@@ -288,7 +288,7 @@ def test_a_unit_reads_its_own_rows_alone(tmp_path: Path, form: str) -> None:
         plain = write_lines(tmp_path / "corpus.jsonl", values)
         corpus.write_bytes(gzip.compress(plain.read_bytes() + b"{no json\n"))
         plain.unlink()
-    manifest, job = make_diff(corpus, tmp_path / "job"), Job(str(tmp_path / "job"))
+    manifest, job = make_plan(corpus, tmp_path / "job"), Job(str(tmp_path / "job"))
     kept = corpus.read_bytes()
     corpus.unlink()
     encode_all(tmp_path / "job")
@@ -298,24 +298,24 @@ def test_a_unit_reads_its_own_rows_alone(tmp_path: Path, form: str) -> None:
     assert manifest.rejected == (2 if form == "gz" else 1)
     assert sum(receipt.rejected for receipt in receipts) == (form == "gz")  # repeated rows are left out by the plan
     corpus.write_bytes(kept)
-    assert make_diff(corpus, tmp_path / "job").units == manifest.units
+    assert make_plan(corpus, tmp_path / "job").units == manifest.units
 
 
 def test_a_job_of_other_settings_or_another_model_is_refused(corpus: Path, tmp_path: Path) -> None:
-    make_diff(corpus, tmp_path / "job")
+    make_plan(corpus, tmp_path / "job")
     with pytest.raises(InputError, match="another overflow and sparse"):
-        make_diff(corpus, tmp_path / "job", overflow="truncate", sparse=False)
+        make_plan(corpus, tmp_path / "job", overflow="truncate", sparse=False)
     with pytest.raises(FingerprintMismatch, match="plan into another folder"):
-        make_diff(corpus, tmp_path / "job", fingerprint="f" * 64)
+        make_plan(corpus, tmp_path / "job", fingerprint="f" * 64)
     with pytest.raises(FingerprintMismatch, match="this worker has"):
         encode_all(tmp_path / "job", HashModel(salt="other"))
 
 
 def test_a_manifest_of_a_newer_version_is_refused(corpus: Path, tmp_path: Path) -> None:
-    make_diff(corpus, tmp_path / "job")
+    make_plan(corpus, tmp_path / "job")
     manifest = tmp_path / "job" / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 2}))
-    with pytest.raises(NewerFormat, match="format 2"):
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": FORMAT + 1}))
+    with pytest.raises(NewerFormat, match=f"format {FORMAT + 1}"):
         Job(str(tmp_path / "job")).manifest()
 
 
@@ -362,7 +362,7 @@ def test_a_text_without_a_vector_goes_to_the_rejects_of_its_unit(corpus: Path, t
             encoder.encode = lambda texts, **_: encode(texts) * [[0.0 if "EGFR" in text else 1.0] for text in texts]
             return encoder
 
-    manifest = make_diff(corpus, tmp_path / "job")
+    manifest = make_plan(corpus, tmp_path / "job")
     job = Job(str(tmp_path / "job"))
     receipts = [encode_unit(job, manifest, unit, Model(max_tokens=40), 1_000) for unit in manifest.units]
     rejects = [
@@ -393,7 +393,7 @@ class Interrupted(HashModel):
 @pytest.mark.parametrize("failures", [5, math.inf])
 def test_an_encoder_that_fails_rejects_no_document(corpus: Path, tmp_path: Path, failures: float) -> None:
     """For a while, or for good: then the unit fails, and another worker gets it."""
-    manifest = make_diff(corpus, tmp_path / "job")
+    manifest = make_plan(corpus, tmp_path / "job")
     job, unit = Job(str(tmp_path / "job")), manifest.units[1]
     if failures == math.inf:
         with pytest.raises(EncodingError, match="died"):

@@ -5,11 +5,19 @@ from dataclasses import replace
 import pytest
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.contracts.contract import SparseContract, UnreadableContract, VectorContract
+from care_qdrant.contracts.contract import (
+    SparseContract,
+    UnreadableContract,
+    VectorContract,
+    contract_metadata,
+    parse_contracts,
+)
 from care_qdrant.contracts.learned import LearnedContract, learned_metadata, parse_learned
+from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import ContractError, FingerprintMismatch, InputError, SchemaMismatch
 from care_qdrant.qdrant.checks import check_contract
 from care_qdrant.qdrant.collection import Collection
+from care_qdrant.types import TermCounts
 from care_qdrant.vectors.doctor import describe_all
 
 OURS = VectorContract(fingerprint="a" * 64, model="pair-a", dim=4)
@@ -95,6 +103,18 @@ def test_a_query_encoders_entry_of_an_earlier_version_names_no_width() -> None:
     entry = learned_metadata("v", right)["care-learned:v"]
     del entry["hnsw_ef"]
     assert parse_learned({"care-learned:v": entry}) == {"v": replace(right, hnsw_ef=None)}
+
+
+def test_bm25_of_an_earlier_version_counts_all_positions_alike(collection: Collection) -> None:
+    entry = contract_metadata("bm25", SparseContract("zh", k1=1.2, b=0.75, average_length=12.0, lead=40.0))["care:bm25"]
+    assert parse_contracts({"care:bm25": entry})["bm25"].lead == 40.0  # type: ignore[union-attr]
+    del entry["lead"]
+    earlier = parse_contracts({"care:bm25": entry})["bm25"]
+    assert isinstance(earlier, SparseContract) and earlier.constants == "zh/1.2/0.75/12.0"
+    text = "高血压的饮食。糖尿病的用药。高血压"
+    assert earlier.vector(text) == bm25.document_vector(text, average_length=12.0, k1=1.2, b=0.75, lead=None)
+    counted = TermCounts(bm25.term_counts(text, lead=40.0), 40.0)
+    assert earlier.vector(text, counted) == earlier.vector(text)
 
 
 @pytest.mark.parametrize("length", [200.02333333333334, 0.1 + 0.2, 1 / 3, 187.35000000000002])

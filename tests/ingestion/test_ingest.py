@@ -178,6 +178,29 @@ def test_a_dry_run_counts_and_writes_nothing(qdrant: QdrantClient, write_corpus:
     assert qdrant.count("corpus").count == 40
 
 
+def test_a_collection_keeps_the_constants_of_its_bm25(
+    qdrant: QdrantClient, write_corpus: WriteCorpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = short_rows(10)
+    with monkeypatch.context() as former:
+        former.setattr(bm25, "DEFAULT_LEAD", None)
+        former.setattr(bm25, "DEFAULT_K1", 1.2)
+        ingest(write_corpus(rows), HashModel(), qdrant, "corpus", settings=IngestSettings(sparse=True))
+    rows.append({"id": "new", "text": "二甲双胍缓释片与阿卡波糖"})
+    report = ingest(write_corpus(rows), HashModel(), qdrant, "corpus", settings=IngestSettings(sparse=True))
+    assert (report.encoded, report.unchanged) == (1, 10)
+    contract = Collection(qdrant, "corpus").schema.contracts[SPARSE_VECTOR_NAME]
+    assert isinstance(contract, SparseContract) and (contract.lead, contract.k1) == (None, 1.2)
+    [record] = qdrant.retrieve("corpus", [point_id("new", 0)], with_vectors=[SPARSE_VECTOR_NAME])
+    stored = record.vector[SPARSE_VECTOR_NAME]  # type: ignore[index,call-overload]
+    expected = bm25.document_vector(
+        rows[-1]["text"], average_length=contract.average_length, k1=1.2, b=contract.b, lead=None
+    )
+    assert dict(zip(stored.indices, stored.values, strict=True)) == pytest.approx(
+        dict(zip(expected.indices, expected.values, strict=True)), rel=1e-6
+    )
+
+
 def test_bm25_vectors_are_written_and_kept_up(qdrant: QdrantClient, write_corpus: WriteCorpus) -> None:
     rows = short_rows(30)
     ingest(write_corpus(rows), HashModel(), qdrant, "corpus", settings=IngestSettings(sparse=True))

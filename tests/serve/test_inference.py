@@ -70,10 +70,14 @@ async def test_documents_of_bm25_need_the_constants_of_the_collection(make_servi
     missing = await http.post("/inference", json=asked("糖尿病", model="pair/bm25", side="update"))
     assert missing.status_code == 400
     assert "average_length" in missing.json()["error"]
-    options = {"average_length": 20, "b": 0.5}
+    options: dict[str, float] = {"average_length": 20, "k1": 1.2, "b": 0.5}
     body = asked("糖尿病 糖尿病", model="pair/bm25", side="update", options=options)
     [found] = (await http.post("/inference", json=body)).json()["embeddings"]
-    expected = bm25.document_vector("糖尿病 糖尿病", average_length=20.0, b=0.5)
+    expected = bm25.document_vector("糖尿病 糖尿病", average_length=20.0, k1=1.2, b=0.5, lead=None)
+    assert (found["indices"], found["values"]) == (expected.indices, expected.values)
+    body = asked("糖尿病 糖尿病", model="pair/bm25", side="update", options=options | {"lead": 40})
+    [found] = (await http.post("/inference", json=body)).json()["embeddings"]
+    expected = bm25.document_vector("糖尿病 糖尿病", average_length=20.0, k1=1.2, b=0.5, lead=40.0)
     assert (found["indices"], found["values"]) == (expected.indices, expected.values)
 
 

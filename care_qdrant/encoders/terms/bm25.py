@@ -7,6 +7,9 @@ BM25 (Robertson and Zaragoza 2009, eq. 3.15) of a document for a query is a sum 
 The middle factor is the document's sparse vector, the last one the query's, and Qdrant multiplies the first one in at
 search time (``Modifier.IDF``), so it always counts the documents that are there now.
 
+Documents count from their beginning, where they say what they are about: an occurrence at position p counts
+1 / (1 + p / lead) in ``tf`` and in ``length``. Positions are those of Han characters and of the other terms.
+
 The analyser, `ANALYSER`, is a part of the collection contract, since both sides must cut alike:
 
 - Unicode NFKC, then lower case. Traditional and simplified forms stay what they are.
@@ -19,19 +22,20 @@ The analyser, `ANALYSER`, is a part of the collection contract, since both sides
 
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import count, pairwise
 
 from qdrant_client import models
 
 ANALYSER = "zh-char-bigram-1"
 """Name and version; any change to `terms` or `term_id` needs another one."""
 VECTOR_NAME = "bm25"
-DEFAULT_K1 = 1.2
-DEFAULT_B = 0.75
+DEFAULT_K1 = 0.4
+DEFAULT_B = 0.3
+DEFAULT_LEAD = 40.0
+"""The three were chosen together on held-out sources (``python -m benchmarks.experiments.bm25_constants``)."""
 
 _HAN = "\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af"
 _WORD = rf"[^\W_{_HAN}]"
@@ -47,16 +51,25 @@ _TERM = re.compile(
 
 def terms(text: str) -> Iterator[str]:
     """Return the terms of a text, each as often as it occurs."""
+    return (term for term, _ in placed_terms(text))
+
+
+def placed_terms(text: str) -> Iterator[tuple[str, int]]:
+    """Return the terms of a text with their positions, from 0; a pair of characters has that of its first one."""
+    position = 0
     for match in _TERM.finditer(unicodedata.normalize("NFKC", text).lower()):
         term = match.group()
         match match.lastgroup:
             case "han":
-                yield from term
-                yield from map("".join, pairwise(term))
+                yield from zip(term, count(position))
+                yield from zip(map("".join, pairwise(term)), count(position))
+                position += len(term)
+                continue
             case "name":
-                yield term.replace("-", "")
+                yield term.replace("-", ""), position
             case _:
-                yield "".join(term.split())
+                yield "".join(term.split()), position
+        position += 1
 
 
 @lru_cache(maxsize=1 << 16)
@@ -69,14 +82,19 @@ def term_id(term: str) -> int:
     return int.from_bytes(blake2b(term.encode(), digest_size=4).digest(), "big")
 
 
-def average_length(texts: Iterable[str]) -> float:
-    """Return the mean number of terms of a text, as `document_vector` needs it; at least 1."""
-    lengths = [sum(1 for _ in terms(text)) for text in texts]
+def average_length(texts: Iterable[str], *, lead: float | None = DEFAULT_LEAD) -> float:
+    """Return the mean length of a text in terms, as `document_vector` with this lead needs it; at least 1."""
+    lengths = [sum(term_counts(text, lead=lead).values()) for text in texts]
     return max(1.0, sum(lengths) / max(1, len(lengths)))
 
 
 def document_vector(
-    text: str, *, average_length: float, k1: float = DEFAULT_K1, b: float = DEFAULT_B
+    text: str,
+    *,
+    average_length: float,
+    k1: float = DEFAULT_K1,
+    b: float = DEFAULT_B,
+    lead: float | None = DEFAULT_LEAD,
 ) -> models.SparseVector:
     """Return a document's saturated term frequencies; empty for a text without terms.
 
@@ -85,23 +103,28 @@ def document_vector(
         average_length: Mean number of terms of a document, fixed for the collection in its contract.
         k1: Saturation of repeated terms: the larger, the longer further occurrences count.
         b: Penalty of long documents, from 0 to 1.
+        lead: Position at which a term counts half as much as at the beginning; None counts all alike.
     """
-    return weighted(term_counts(text), average_length=average_length, k1=k1, b=b)
+    return weighted(term_counts(text, lead=lead), average_length=average_length, k1=k1, b=b)
 
 
-def weighted(counts: Mapping[int, int], *, average_length: float, k1: float, b: float) -> models.SparseVector:
+def weighted(counts: Mapping[int, float], *, average_length: float, k1: float, b: float) -> models.SparseVector:
     """Return the document vector of term counts, as `document_vector` of their text returns it."""
     floor = k1 * (1 - b + b * sum(counts.values()) / average_length)
-    weights = [count * (k1 + 1) / (count + floor) for count in counts.values()]
+    weights = [found * (k1 + 1) / (found + floor) for found in counts.values()]
     return models.SparseVector(indices=list(counts), values=weights)
 
 
 def query_vector(text: str) -> models.SparseVector:
     """Return a query's term counts; empty for a text without terms."""
     counts = term_counts(text)
-    return models.SparseVector(indices=list(counts), values=[float(count) for count in counts.values()])
+    return models.SparseVector(indices=list(counts), values=list(counts.values()))
 
 
-def term_counts(text: str) -> Counter[int]:
-    """Return how often each term occurs, by its index."""
-    return Counter(map(term_id, terms(text)))
+def term_counts(text: str, *, lead: float | None = None) -> dict[int, float]:
+    """Return how often each term occurs, by its index; with a lead, the occurrences weighed by their positions."""
+    counts: dict[int, float] = {}
+    for term, position in placed_terms(text):
+        index = term_id(term)
+        counts[index] = counts.get(index, 0.0) + (1.0 if lead is None else 1 / (1 + position / lead))
+    return counts

@@ -667,8 +667,8 @@ class CareVectorStore(BasePydanticVectorStore):
         modifier = models.Modifier.IDF if is_native else None
         if self._resolver.config.bm25:
             modifier = models.Modifier.IDF
-            average = bm25.average_length(node.get_content(MetadataMode.EMBED) for node in nodes)
-            metadata |= contract_metadata(self.sparse_vector_name, SparseContract.with_average(average))
+            lexical = SparseContract.of_texts(node.get_content(MetadataMode.EMBED) for node in nodes)
+            metadata |= contract_metadata(self.sparse_vector_name, lexical)
         distance = models.Distance.COSINE if contract is None else contract.qdrant_distance
         dense = self.dense_config or models.VectorParams(size=dim, distance=distance)
         sparse = self.sparse_config or models.SparseVectorParams(modifier=modifier)
