@@ -21,7 +21,8 @@ SHARED = {"POLICY", "TermWeights", "TorchEncoder", "Job", "read_part", "run_ahea
     "copy_term_weights",
     "duration",
     "keep_check_vectors",
-    "open_bar",
+    "painted_bar",
+    "points_bar",
     "plain_vectors",
     "read_card",
 }
