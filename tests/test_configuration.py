@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 import pytest
+from care_benchmarks.cli import care_bench
 from click.testing import CliRunner
 from qdrant_client import QdrantClient
 
@@ -52,6 +53,16 @@ def test_a_file_gives_the_options_that_a_project_repeats(tmp_path: Path) -> None
     assert defaults["status"] == {"path": "db"}
 
 
+def test_a_file_reaches_commands_of_groups_under_both_of_their_names(tmp_path: Path) -> None:
+    (tmp_path / "care.toml").write_text('model = "./pair"\n[ingest]\nlimit = 5\n[bench.run]\nspeed = "none"\n')
+    expected = {"models": ["./pair"], "speed": "none"}
+    assert read_defaults(care)["bench"]["run"] == read_defaults(care_bench)["run"] == expected
+    assert read_defaults(care)["bulk"]["plan"] == {"model": "./pair"}
+    (tmp_path / "care.toml").write_text("[bulk]\nplam = 1\n")
+    with pytest.raises(InputError, match=r"\[bulk\] has 'plam', which is none of its options: .*plan"):
+        read_defaults(care)
+
+
 def test_the_table_of_pyproject_is_read_and_other_tools_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.other]\nx = 1\n[tool.care.ingest]\nlimit = 5\n")
     assert read_defaults(ingest_command) == {"limit": 5}
@@ -63,7 +74,7 @@ def test_the_table_of_pyproject_is_read_and_other_tools_are_left_alone(tmp_path:
     ("content", "message"),
     [
         ("sparce = 1", "'sparce' is an option of no command; known: .*shard"),
-        ("[ingset]\nlimit = 1", r"\[ingset\] is no command of care; known: ingest"),
+        ("[ingset]\nlimit = 1", r"\[ingset\] is no command of care; known: demo, ingest"),
         ("[ingest]\nlimits = 1", r"\[ingest\] has 'limits', which is none of its options: .*limit"),
         ("model = ", "care.toml: is no TOML"),
     ],
@@ -101,7 +112,9 @@ def test_the_command_line_comes_before_the_file(tmp_path: Path) -> None:
         (["--engine", "onnx", "--device", "all"], "--engine onnx and --device all"),
     ],
 )
-@pytest.mark.parametrize("command", [["ingest", "c.jsonl"], ["attach", "c"], ["verify", "c"], ["bulk", "encode", "job"]])
+@pytest.mark.parametrize(
+    "command", [["ingest", "c.jsonl"], ["attach", "c"], ["verify", "c"], ["bulk", "encode", "job"]]
+)
 def test_what_cannot_encode_together_is_refused_by_name(command: list[str], words: list[str], said: str) -> None:
     result = CliRunner().invoke(care, [*command, *words])
     assert result.exit_code == 2

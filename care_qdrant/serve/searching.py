@@ -399,7 +399,7 @@ class Searching:
             raise Refusal(404, "unknown_collection", f"several collections are served ({', '.join(names)}); name one")
         if names and wanted in (None, *names):
             return wanted or names[0]
-        if wanted in self.unserved:
+        if wanted is not None and wanted in self.unserved:
             raise Refusal(404, "unknown_collection", f"collection {wanted!r} is not served: {self.unserved[wanted]}")
         reasons = "; ".join(f"{name!r} cannot be searched: {reason}" for name, reason in self.unserved.items())
         there = ", ".join(names) or reasons or "none; start the service with --collection"

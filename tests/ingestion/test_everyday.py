@@ -282,7 +282,9 @@ def test_several_files_and_standard_input_need_a_collection(tmp_path: Path) -> N
 
 
 def test_standard_input_may_be_anything(tmp_path: Path) -> None:
-    result = run("-", "--collection", "c", "--id-field", ":hash", "--json", stdin="text,dept\n一,内科\n二,外科\n".encode())
+    result = run(
+        "-", "--collection", "c", "--id-field", ":hash", "--json", stdin="text,dept\n一,内科\n二,外科\n".encode()
+    )
     assert json.loads(result.stdout)["points"] == 2
     with pytest.raises(InputError, match="Parquet file cannot be read from a pipe"):
         reading = Reading()

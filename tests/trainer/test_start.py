@@ -132,9 +132,15 @@ def test_a_long_stage_says_early_what_it_takes_and_how_to_do_less(
 @pytest.mark.parametrize(
     ("scores", "command"),
     [
-        ({"before": 0.7, "after": 0.928, "BM25": 0.8, "after and BM25": 0.841}, "care ingest CORPUS --model faq --no-bm25"),
+        (
+            {"before": 0.7, "after": 0.928, "BM25": 0.8, "after and BM25": 0.841},
+            "care ingest CORPUS --model faq --no-bm25",
+        ),
         ({"after": 0.8, "BM25": 0.8, "after and BM25": 0.9}, "care ingest CORPUS --model faq"),
-        ({"before": 0.9, "after": 0.8, "BM25": 0.1, "after and BM25": 0.7}, "care ingest CORPUS --model built-in --no-bm25"),
+        (
+            {"before": 0.9, "after": 0.8, "BM25": 0.1, "after and BM25": 0.7},
+            "care ingest CORPUS --model built-in --no-bm25",
+        ),
         (
             {"before": 0.1, "after": 0.2, "BM25": 0.9, "after and BM25": 0.7},
             "care ingest CORPUS --model faq\ncare search QUERY --model faq --mode sparse",

@@ -242,7 +242,9 @@ def test_the_stock_store_of_llama_index_reads_the_unnamed_vector_whatever_it_is_
     told: list[str] = []
     model = HashModel(name="care", dim=DIM)
     with closing(opened(place)) as client:
-        assert "LlamaIndex's own QdrantVectorStore searches the unnamed one" in plan_attach(client, NAME, model).notices[0]
+        assert (
+            "LlamaIndex's own QdrantVectorStore searches the unnamed one" in plan_attach(client, NAME, model).notices[0]
+        )
         attach_vector(client, NAME, model, on_preflight=lambda found: told.extend(found.notices))
         stock = QdrantVectorStore(NAME, client=client, dense_vector_name="care")
         found = stock.query(VectorStoreQuery(QUESTION, similarity_top_k=10))
