@@ -155,6 +155,14 @@ def test_a_name_that_is_not_utf_8_is_no_name_of_a_collection(write_corpus: Write
     assert Path(json.loads(result.stdout)["rejects_file"]).exists()
 
 
+def test_rejected_rows_are_readable(write_corpus: WriteCorpus) -> None:
+    rows = [{"id": "糖尿病-1", "text": ""}, {"id": "半\udc80", "text": ""}, *short_rows(2)]
+    result = run(write_corpus(rows), "--json")
+    listed = Path(json.loads(result.stdout)["rejects_file"]).read_text(encoding="utf-8")
+    assert '"糖尿病-1"' in listed
+    assert [json.loads(line)["id"] for line in listed.splitlines()] == ["糖尿病-1", "半\udc80"]
+
+
 def test_an_interrupted_run_says_what_is_stored(
     write_corpus: WriteCorpus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

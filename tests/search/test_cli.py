@@ -1,6 +1,8 @@
 """The two commands as a user runs them, on an embedded folder."""
 
 import json
+import os
+import pty
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,11 +16,12 @@ from care_qdrant.cli import search, status
 from care_qdrant.console.table import cut, display_width, table, wrap
 from care_qdrant.errors import CareError, InputError
 from care_qdrant.model.pair import CareModel
+from care_qdrant.qdrant.connection import open_client
 from care_qdrant.search import conditions
 from care_qdrant.types import Chunk, Document
 from care_qdrant.versions.publish import publish_collection
 from tests.search.conftest import COLLECTION, fill
-from tests.tiny import TEXTS
+from tests.tiny import TEXTS, HashModel
 
 Run = Callable[..., Result]
 
@@ -107,6 +110,21 @@ def test_collection_must_be_named_only_when_there_are_several(tmp_path: Path, pa
     client.close()
     assert "several collections (a, b)" in error()
     assert "no collection 'x' (there: a, b)" in error("--collection", "x")
+
+
+def test_a_terminal_is_asked_which_of_several_collections_is_meant(tmp_path: Path) -> None:
+    with open_client(path=tmp_path / "qdrant") as client:
+        for name, text in (("a", "发烧"), ("b", "咳嗽")):
+            fill(client, HashModel(), [Chunk(Document(name, text), text)], name)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", "from care_qdrant.cli import main; main()", "search", "咳嗽", "--mode", "sparse"]
+    with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=theirs, cwd=tmp_path) as process:
+        os.close(theirs)
+        os.write(ours, b"2\n")
+        assert process.stdout is not None
+        found = process.stdout.read().decode()
+    os.close(ours)
+    assert found.split()[2] == "b"
 
 
 def test_blank_query_is_refused(run: Run) -> None:

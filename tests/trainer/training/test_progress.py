@@ -78,7 +78,7 @@ def test_the_progress_line_has_loss_tokens_a_second_and_memory(tmp_path: Path, m
 
     reader = threading.Thread(target=read)
     reader.start()
-    with open(theirs, "w", encoding="utf-8") as terminal:
+    with os.fdopen(theirs, "w", encoding="utf-8") as terminal:
         monkeypatch.setattr("sys.stderr", terminal)
         with progress_bars(visible=True) as report:
             pipeline.run_stages(tiny_run(tmp_path, stage("unsupervised", max_steps=4)), report=report)
