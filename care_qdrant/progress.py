@@ -14,9 +14,9 @@ from tqdm import tqdm
 
 REPAINT_SECONDS = 0.5
 LINE_SECONDS = 60.0
-LABEL_CHARACTERS = 20
+LABEL_CHARACTERS = 16
 """Longest label of a bar, so that the time to go fits a terminal of 80 columns beside it."""
-_FORMAT = "{desc}: {percentage:3.0f}%|{bar:10}| {n_fmt}/{total_fmt} {verb} [{elapsed}{postfix}]"
+_FORMAT = "{desc}: {percentage:3.0f}%|{bar:6}| {n_fmt}/{total_fmt} {verb} [{elapsed}{postfix}]"
 _FORMAT_WITHOUT_TOTAL = "{desc}: {n_fmt} {verb} [{elapsed}{postfix}]"
 
 logger = logging.getLogger(__name__)

@@ -11,14 +11,16 @@ from pathlib import Path
 
 import click
 import pytest
+from care_benchmarks.cli import care_bench
 from click.testing import CliRunner
 from qdrant_client import QdrantClient
 
 from care_qdrant.cli import care
 from care_qdrant.cli.ingest import command as ingest_command
 from care_qdrant.console.configuration import read_defaults
-from care_qdrant.console.options import Target
+from care_qdrant.console.options import Target, engine_options
 from care_qdrant.console.reports import search_command
+from care_qdrant.encoders.engine import Engine
 from care_qdrant.errors import CareError, FingerprintMismatch, InputError, Unreachable
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.qdrant.connection import open_client
@@ -44,11 +46,21 @@ def program(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_a_file_gives_the_options_that_a_project_repeats(tmp_path: Path) -> None:
-    (tmp_path / "care.toml").write_text('model = "./pair"\npath = "db"\n[ingest]\nsparse = "bm25"\nid-field = "key"\n')
-    assert read_defaults(ingest_command) == {"model": "./pair", "path": "db", "sparse": "bm25", "id_field": "key"}
+    (tmp_path / "care.toml").write_text('model = "./pair"\npath = "db"\n[ingest]\nbm25 = false\nid-field = "key"\n')
+    assert read_defaults(ingest_command) == {"model": "./pair", "path": "db", "sparse": False, "id_field": "key"}
     defaults = read_defaults(care)
     assert defaults["ingest"]["id_field"] == "key"
-    assert defaults["collections"] == {"path": "db"}
+    assert defaults["status"] == {"path": "db"}
+
+
+def test_a_file_reaches_commands_of_groups_under_both_of_their_names(tmp_path: Path) -> None:
+    (tmp_path / "care.toml").write_text('model = "./pair"\n[ingest]\nlimit = 5\n[bench.run]\nspeed = "none"\n')
+    expected = {"models": ["./pair"], "speed": "none"}
+    assert read_defaults(care)["bench"]["run"] == read_defaults(care_bench)["run"] == expected
+    assert read_defaults(care)["bulk"]["plan"] == {"model": "./pair"}
+    (tmp_path / "care.toml").write_text("[bulk]\nplam = 1\n")
+    with pytest.raises(InputError, match=r"\[bulk\] has 'plam', which is none of its options: .*plan"):
+        read_defaults(care)
 
 
 def test_the_table_of_pyproject_is_read_and_other_tools_are_left_alone(tmp_path: Path) -> None:
@@ -61,8 +73,8 @@ def test_the_table_of_pyproject_is_read_and_other_tools_are_left_alone(tmp_path:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("sparce = 1", "'sparce' is an option of no command; known: .*sparse"),
-        ("[ingset]\nlimit = 1", r"\[ingset\] is no command of care; known: ingest"),
+        ("sparce = 1", "'sparce' is an option of no command; known: .*shard"),
+        ("[ingset]\nlimit = 1", r"\[ingset\] is no command of care; known: demo, ingest"),
         ("[ingest]\nlimits = 1", r"\[ingest\] has 'limits', which is none of its options: .*limit"),
         ("model = ", "care.toml: is no TOML"),
     ],
@@ -78,29 +90,60 @@ def test_the_command_line_comes_before_the_file(tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_text('{"id": "1", "text": "一"}\n')
     done = program(INGEST, "corpus.jsonl", "--dry-run", "--limit", "1")
     assert done.returncode == 0, done.stderr
-    done = program(CARE, "collections")
+    done = program(CARE, "status")
     assert "db: there is no such folder" in done.stderr
-    done = program(CARE, "collections", "--path", "other")
+    done = program(CARE, "status", "--path", "other")
     assert "other: there is no such folder" in done.stderr
-    done = program(CARE, "collections", "--url", "http://127.0.0.1:1")
+    done = program(CARE, "status", "--url", "http://127.0.0.1:1")
     assert "no Qdrant server answers" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--engine", "vllm"], "--engine vllm: is no engine"),
-        (["--device", "bogus"], "--device bogus: is no engine"),
-        (["--devices=bogus"], "--devices bogus: is no engine"),
-        (["--endpoint", "gpu1:8000/v1"], "--endpoint gpu1:8000/v1: is no engine"),
-        (["--device", "cuda:0", "--device", "cuda:1"], "--device cuda:0 and --device cuda:1: give one"),
-        (["--engine", "onnx", "--device", "cpu", "--engine", "torch"], "--engine onnx and --engine torch: give one"),
+        (["--engine", "server"], "'server' is not one of 'torch', 'onnx'"),
+        (["--device", "bogus"], "--device bogus: is no device"),
+        (["--device", "cpu,bogus"], "--device cpu,bogus: is no device"),
+        (["--endpoint", "gpu1:8000/v1"], "--endpoint gpu1:8000/v1: is no URL"),
+        (["--endpoint", "http://gpu1/v1,gpu2"], "--endpoint gpu2: is no URL"),
+        (["--endpoint", "http://gpu1/v1", "--device", "cpu"], "--endpoint and --device cpu"),
+        (["--endpoint", "http://gpu1/v1", "--engine", "onnx"], "--endpoint and --engine onnx"),
+        (["--engine", "onnx", "--device", "cuda:1"], "--engine onnx and --device cuda:1"),
+        (["--engine", "onnx", "--device", "all"], "--engine onnx and --device all"),
     ],
 )
-def test_what_encodes_is_one_engine_that_there_is(words: list[str], said: str) -> None:
-    result = CliRunner().invoke(care, ["ingest", "corpus.jsonl", *words])
+@pytest.mark.parametrize(
+    "command", [["ingest", "c.jsonl"], ["attach", "c"], ["verify", "c"], ["bulk", "encode", "job"]]
+)
+def test_what_cannot_encode_together_is_refused_by_name(command: list[str], words: list[str], said: str) -> None:
+    result = CliRunner().invoke(care, [*command, *words])
     assert result.exit_code == 2
     assert said in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "words", "expected"),
+    [
+        ('endpoint = "http://a/v1"', ["--device", "cpu"], ("cpu", None, ())),
+        ('device = "cuda"', ["--endpoint", "http://b/v1"], (None, "server", ("http://b/v1",))),
+        ('endpoint = ["http://a/v1", "http://b/v1"]', [], (None, "server", ("http://a/v1", "http://b/v1"))),
+        ('engine = "torch"', ["--device", "cpu,cpu"], ("cpu,cpu", "torch", ())),
+    ],
+)
+def test_an_engine_of_the_command_line_comes_before_one_of_the_file(
+    tmp_path: Path, file: str, words: list[str], expected: tuple[object, ...]
+) -> None:
+    (tmp_path / "care.toml").write_text(file)
+    found = []
+
+    @click.command(name="encode")
+    @engine_options
+    def encode(device: str | None, engine: Engine) -> None:
+        found.append((device, engine.kind, engine.endpoints))
+
+    result = CliRunner().invoke(encode, words, default_map=read_defaults(encode), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert found == [expected]
 
 
 def test_a_name_that_is_no_url_makes_no_folder(tmp_path: Path) -> None:
@@ -182,12 +225,12 @@ def test_an_error_shows_a_command_that_reaches_the_same_database(
 
 
 def test_two_databases_on_the_command_line_are_refused() -> None:
-    result = CliRunner().invoke(care, ["collections", "--path", "a", "--url", "http://b"])
+    result = CliRunner().invoke(care, ["status", "--path", "a", "--url", "http://b"])
     assert result.exit_code == 2
     assert "two different databases" in result.stderr
 
 
-@pytest.mark.parametrize("arguments", [["collections"], ["search", "糖"], ["doctor", "c"], ["detach", "c"]])
+@pytest.mark.parametrize("arguments", [["status"], ["search", "糖"], ["attach", "c", "--dry-run"], ["detach", "c"]])
 def test_a_command_that_reads_makes_no_folder(tmp_path: Path, arguments: list[str]) -> None:
     done = program(CARE, *arguments, "--path", "typo")
     assert done.returncode == InputError.exit_code
@@ -236,7 +279,7 @@ def keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("file", ["care.toml", "pyproject.toml"])
-@pytest.mark.parametrize("arguments", [["collections"], ["search", "糖"], ["attach", "c"], ["ingest", "corpus.jsonl"]])
+@pytest.mark.parametrize("arguments", [["status"], ["search", "糖"], ["attach", "c"], ["ingest", "corpus.jsonl"]])
 def test_a_folder_that_names_a_server_gets_no_key(
     listener: Listener, keys: Path, file: str, arguments: list[str]
 ) -> None:
@@ -260,7 +303,7 @@ def test_a_server_that_the_user_gave_gets_the_key(
     if by == "confirmed":
         keys.mkdir(parents=True)
         (keys / "confirmed-hosts").write_text(f"{listener.url}\n")
-    program(CARE, "collections", *(["--url", listener.url] if by == "command line" else []))
+    program(CARE, "status", *(["--url", listener.url] if by == "command line" else []))
     assert listener.got(QDRANT_KEY)
 
 
@@ -269,11 +312,11 @@ def test_a_yes_on_a_terminal_is_remembered_and_a_no_is_not(
 ) -> None:
     Path("care.toml").write_text(f'url = "{listener.url}"\n')
     for answer, sent in (("n", False), ("y", True)):
-        said = on_a_terminal(answer, "collections")
+        said = on_a_terminal(answer, "status")
         assert f"sends QDRANT_API_KEY to {listener.url}" in said
         assert (listener.got(QDRANT_KEY), (keys / "confirmed-hosts").exists()) == (sent, sent)
     listener.received.clear()
-    assert "sends QDRANT_API_KEY" not in on_a_terminal("", "collections")
+    assert "sends QDRANT_API_KEY" not in on_a_terminal("", "status")
     assert listener.got(QDRANT_KEY)
 
 
@@ -310,7 +353,7 @@ def test_a_database_of_another_user_is_named_unless_it_was_typed(
         pass
     Path("care.toml").write_text('path = "db"\n')
     pretend = f"import os; os.geteuid = lambda: {os.geteuid() + 1}; {CARE}"
-    done = program(pretend, "collections", *(["--path", "db"] if is_typed else []))
+    done = program(pretend, "status", *(["--path", "db"] if is_typed else []))
     assert ("belongs to another user" in done.stderr) is not is_typed
 
 
@@ -326,7 +369,7 @@ def test_a_proxy_that_answers_with_a_page_is_no_server(proxy: str) -> None:
 
 
 def test_every_error_begins_with_the_same_word() -> None:
-    for arguments in (["collections", "--bogus"], ["collections", "--path", "typo"], ["nothing"]):
+    for arguments in (["status", "--bogus"], ["status", "--path", "typo"], ["nothing"]):
         done = program(CARE, *arguments)
         assert done.returncode == 2
         assert [line for line in done.stderr.splitlines() if line.startswith("error: ")] != []

@@ -25,7 +25,8 @@ SHARED = {"POLICY", "TermWeights", "TorchEncoder", "Job", "read_part", "run_ahea
     "embed",
     "embeddings_client",
     "keep_check_vectors",
-    "open_bar",
+    "painted_bar",
+    "points_bar",
     "plain_vectors",
     "read_card",
 }

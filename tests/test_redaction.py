@@ -55,7 +55,7 @@ def _run(program: str, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("command", [["collections"], ["search", "x"], ["doctor", "corpus"]])
+@pytest.mark.parametrize("command", [["status"], ["search", "x"], ["attach", "corpus", "--dry-run"]])
 def test_what_a_command_prints(command: list[str], pair_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QDRANT_API_KEY", KEY)
     printed = _run("care", *command, "--url", f"http://user:{PASSWORD}@127.0.0.1:9")
@@ -77,7 +77,7 @@ def test_everything_that_a_run_writes_and_prints(
         )
         arguments = ["--model", str(pair_folder), "--output", str(output), "--speed", "none", "--url", url]
         monkeypatch.setenv("QDRANT_API_KEY", KEY)
-        arguments += ["--engine", "server", "--endpoint", documents_url]
+        arguments += ["--endpoint", documents_url]
         monkeypatch.setenv("CARE_ENDPOINT_KEY", SERVER_KEY)
         printed = _run("care-bench", "run", str(task_directory), *arguments)
     assert documents.requests, printed

@@ -1,7 +1,6 @@
-"""The report of a command on a terminal and in a pipe."""
+"""The report of a command as text and as JSON."""
 
 import json
-import sys
 from dataclasses import asdict, dataclass, field
 
 import pytest
@@ -25,12 +24,12 @@ class Report:
     widths: tuple[dict[str, float], ...] = ({"hnsw_ef": 64, "recall": 0.75}, {"hnsw_ef": 128, "recall": 1.0})
 
 
-def test_a_terminal_gets_lines_and_a_pipe_json(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_report_is_text_for_people_and_one_line_of_json_where_it_is_asked_for(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    show_report(Report())
-    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(asdict(Report())))
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    show_report(Report(), as_json=True)
+    [line] = capsys.readouterr().out.splitlines()
+    assert json.loads(line) == json.loads(json.dumps(asdict(Report())))
     show_report(Report())
     shown = [line.split(None, 1) for line in capsys.readouterr().out.splitlines()]
     assert shown[0] == ["collection", "articles"] and shown[1] == ["points", "12,345"] and ["stale", "0"] in shown

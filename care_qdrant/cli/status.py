@@ -11,7 +11,7 @@ from care_qdrant.console.options import Target, json_option, target_options
 from care_qdrant.console.reports import show_json
 
 if TYPE_CHECKING:
-    from care_qdrant.vectors.doctor import CollectionDetail, CollectionSummary
+    from care_qdrant.vectors.doctor import CollectionDetail, CollectionSummary, VectorSummary
 
 _SHOWN_FINGERPRINT = 12
 
@@ -61,12 +61,11 @@ def _table(summaries: "list[CollectionSummary]") -> str:
     rows = []
     for summary in summaries:
         aliases = f"aliases: {', '.join(summary.aliases)}" if summary.aliases else ""
-        rows.append([summary.name, f"{summary.points:,}", aliases])
+        rows.append([summary.name, "", f"{summary.points:,}", aliases])
         for vector in summary.vectors:
-            shape = f"{vector.kind} {vector.dim or ''} {vector.distance or ''}"
-            made_by = f"{shape}, {_maker(vector.made_by, vector.fingerprint)}"
-            rows.append([f"  {vector.name or '(unnamed)'}", f"{vector.points:,}", made_by])
-    return table(["collection", "points", "made by"], rows)
+            made_by = f"{_shape(vector)}, {_maker(vector)}"
+            rows.append(["", vector.name or "(unnamed)", f"{vector.points:,}", made_by])
+    return table(["collection", "vector", "points", "made by"], rows)
 
 
 def _detail_lines(detail: "CollectionDetail") -> Iterator[str]:
@@ -79,9 +78,7 @@ def _detail_lines(detail: "CollectionDetail") -> Iterator[str]:
     if detail.versions:
         yield f"  versions: {', '.join(detail.versions)}"
     for vector in summary.vectors:
-        shape = f"{vector.kind} {vector.dim} {vector.distance}" if vector.dim else vector.kind
-        maker = _maker(vector.made_by, vector.fingerprint)
-        yield f"  vector {vector.name or '(unnamed)'}: {shape}, {vector.points:,} points, {maker}"
+        yield f"  vector {vector.name or '(unnamed)'}: {_shape(vector)}, {vector.points:,} points, {_maker(vector)}"
     for name, value in detail.strict_mode.items():
         yield f"  strict mode: {name} = {value}"
     if detail.tool is not None:
@@ -94,11 +91,17 @@ def _detail_lines(detail: "CollectionDetail") -> Iterator[str]:
         yield f"  {detail.sampled_without_text} of {detail.sampled} sampled points have no text"
 
 
-def _maker(model: str | None, fingerprint: str | None) -> str:
-    if model is None:
+def _shape(vector: "VectorSummary") -> str:
+    return f"{vector.kind} {vector.dim} {vector.distance}" if vector.dim else vector.kind
+
+
+def _maker(vector: "VectorSummary") -> str:
+    if vector.made_by is None:
         return "by another tool"
     # BM25 has no weights: its analyser is its fingerprint.
-    return f"by {model}" if fingerprint in (None, model) else f"by {model} ({str(fingerprint)[:_SHOWN_FINGERPRINT]})"
+    if vector.fingerprint in (None, vector.made_by):
+        return f"by {vector.made_by}"
+    return f"by {vector.made_by} ({vector.fingerprint[:_SHOWN_FINGERPRINT]})"
 
 
 def _tell_of_unfinished(summary: "CollectionSummary") -> None:

@@ -8,6 +8,9 @@
     [ingest]
     text-field = "body"
 
+    [bulk.plan]
+    unit-rows = 10000
+
 The command line and the environment come first.
 """
 
@@ -21,6 +24,7 @@ import click
 from care_qdrant.errors import InputError
 
 FILE = "care.toml"
+PROGRAM = "care"
 
 
 def read_defaults(command: click.Command) -> dict[str, Any]:
@@ -31,12 +35,11 @@ def read_defaults(command: click.Command) -> dict[str, Any]:
     # `model` is an option of most commands, and a command: a value is the one, a table the other.
     general = {key: value for key, value in settings.items() if not isinstance(value, dict)}
     tables = {key: value for key, value in settings.items() if isinstance(value, dict)}
-    if not isinstance(command, click.Group):
-        return _for_command(command, general, tables.get(command.name, {}), where)
-    context = click.Context(command)
-    commands = {name: command.get_command(context, name) for name in command.list_commands(context)}
-    found = {name: child for name, child in commands.items() if child is not None}
-    known = {name for child in found.values() for name in _options(child)}
+    # care-ingest is another name of `care ingest`, and the rest of the file is for other commands.
+    if command.name != PROGRAM:
+        return _for_command(command, general, tables.get(command.name.removeprefix(f"{PROGRAM}-"), {}), where)
+    found = _commands(command)
+    known = {name for child in found.values() for name in _all_options(child)}
     if unknown := sorted(general.keys() - known):
         raise InputError(f"{where}: {unknown[0]!r} is an option of no command; known: {', '.join(sorted(known))}")
     if unknown := sorted(tables.keys() - found.keys()):
@@ -70,17 +73,34 @@ def _find() -> tuple[str, Mapping[str, Any]]:
 def _for_command(
     command: click.Command, general: Mapping[str, Any], own: Mapping[str, Any], where: str
 ) -> dict[str, Any]:
-    options = _options(command)
-    if unknown := sorted(own.keys() - options.keys()):
+    options, children = _options(command), _commands(command)
+    if unknown := sorted(own.keys() - options.keys() - children.keys()):
         raise InputError(
-            f"{where}: [{command.name}] has {unknown[0]!r}, which is none of its options: {', '.join(sorted(options))}"
+            f"{where}: [{command.name}] has {unknown[0]!r}, which is none of its options: "
+            f"{', '.join(sorted([*options, *children]))}"
         )
     found: dict[str, Any] = {}
     for key, value in {**general, **own}.items():
-        if (param := options.get(key)) is not None:  # it may have several spellings, and then several values
-            values = [*found.get(str(param.name), []), *(value if isinstance(value, list) else [value])]
-            found[str(param.name)] = values if param.multiple else value
+        if key in options and not isinstance(value, dict):
+            many = options[key].multiple and not isinstance(value, list)
+            found[str(options[key].name)] = [value] if many else value
+    for name, child in children.items():
+        found[name] = _for_command(child, general, own.get(name, {}), where)
     return found
+
+
+def _commands(command: click.Command) -> dict[str, click.Command]:
+    """Return the commands of a group by name; none for a command."""
+    if not isinstance(command, click.Group):
+        return {}
+    context = click.Context(command)
+    commands = ((name, command.get_command(context, name)) for name in command.list_commands(context))
+    return {name: child for name, child in commands if child is not None}
+
+
+def _all_options(command: click.Command) -> set[str]:
+    """Return the names of the options of a command and of all commands below it."""
+    return {*_options(command), *(name for child in _commands(command).values() for name in _all_options(child))}
 
 
 def _options(command: click.Command) -> dict[str, click.Option]:

@@ -18,7 +18,7 @@ def test_a_run_over_a_server_scores_like_the_pair_alone(
 ) -> None:
     shared = ["run", str(task_directory), "--model", str(pair_folder), "--speed", "none"]
     with EmbeddingServer.serving(pair_folder / "document") as server:
-        remote = ["--engine", "server", "--endpoint", server.url]
+        remote = ["--endpoint", server.url]
         remote += ["--output", str(tmp_path / "remote")]
         for options in (remote, ["--output", str(tmp_path / "local")]):
             assert (

@@ -197,7 +197,7 @@ def test_bad_data_stop_a_run_before_anything_is_encoded(clinic: Path, pair_folde
 
 
 def test_compare_finds_a_result_equal_to_itself(saved: tuple[Path, str]) -> None:
-    found = json.loads(bench("compare", saved[0]).stdout)
+    found = json.loads(bench("compare", saved[0], "--json").stdout)
     assert [task["task"] for task in found][:2] == ["clinic-Retrieval", "clinic-Rerank"]
     expected = load_result(saved[0]).comparisons["clinic-Retrieval"]
     assert [row["difference"] for row in found[0]["comparisons"]] == pytest.approx(

@@ -509,7 +509,7 @@ def test_a_unit_that_fails_holds_up_no_other_and_is_named(corpus: Path, tmp_path
     assert not CliRunner().invoke(care, ["bulk", "plan", str(corpus), f"{tmp_path}/job", "--unit-rows", "10"]).exit_code
     (corpus / "a.jsonl").unlink()
     (corpus / "d.md").unlink()
-    result = CliRunner().invoke(care, ["bulk", "encode", f"{tmp_path}/job"])
+    result = CliRunner().invoke(care, ["bulk", "encode", f"{tmp_path}/job", "--json"])
     report = json.loads(result.stdout)
     assert result.exit_code == 8
     assert {name[:3] for name in report["failed"]} == {"a.j", "d.m"}

@@ -138,7 +138,7 @@ def test_the_command_attaches_with_many_machines(tmp_path: Path) -> None:
         fill(client, "docs", 12)
 
     def run(*arguments: str) -> dict[str, Any]:
-        result = CliRunner().invoke(care, ["bulk", *arguments])
+        result = CliRunner().invoke(care, ["bulk", *arguments, "--json"])
         assert result.exit_code == 0, result.output
         return dict(json.loads(result.stdout))
 

@@ -22,7 +22,7 @@ THREE = {"ann": 1, "bob": 1, "cleo": 1}
 
 
 def command(*arguments: object) -> Any:
-    done = CliRunner().invoke(care_data, [str(each) for each in arguments], catch_exceptions=False)
+    done = CliRunner().invoke(care_data, [*map(str, arguments), "--json"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
 

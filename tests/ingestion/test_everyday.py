@@ -133,7 +133,7 @@ def test_a_refused_sync_reports_what_it_stored(write_corpus: WriteCorpus, tmp_pa
     assert (report.documents, report.unchanged, report.deleted) == (2, 2, 0)
     assert report.stopped is not None and "more than the 20%" in report.stopped
     for arguments in (["--sync"], ["--sync", "--dry-run"]):
-        result = CliRunner().invoke(program, [str(shorter), *arguments])
+        result = CliRunner().invoke(program, [str(shorter), "--json", *arguments])
         assert isinstance(result.exception, InputError) and "more than the 20%" in str(result.exception)
         assert json.loads(result.stdout)["stopped"] == "error", "its sentence comes once, on stderr"
 
@@ -255,15 +255,12 @@ def test_a_text_without_a_token_is_a_rejected_row(write_corpus: WriteCorpus, tmp
     assert "no token" in report.first_rejects[0]
 
 
-def test_a_dry_run_says_hours_and_money_and_leaves_nothing(
-    write_corpus: WriteCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CARE_PRICE", "3600")
-    report = json.loads(run(write_corpus(short_rows(50)), "--dry-run").stdout)
+def test_a_dry_run_says_hours_and_leaves_nothing(write_corpus: WriteCorpus, tmp_path: Path) -> None:
+    report = json.loads(run(write_corpus(short_rows(50)), "--dry-run", "--json").stdout)
     would = report["estimate"]
     assert (would["points"], report["points"], (tmp_path / "qdrant").exists()) == (50, 0, False)
     assert would["tokens"] > 0
-    assert would["cost"] == pytest.approx(would["seconds"], rel=0.02)
+    assert would["hours"] * 3_600 == pytest.approx(would["seconds"], rel=0.02)
     assert len(f"{would['seconds']:g}".replace(".", "").replace("e-", "").lstrip("0")) <= 5
 
 
@@ -272,7 +269,7 @@ def test_an_encoding_is_named_and_taken(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="gb18030"):
         run("g.jsonl")
     assert not (tmp_path / "qdrant" / "collection").exists()
-    assert json.loads(run("g.jsonl", "--encoding", "gb18030").stdout)["points"] == 1
+    assert json.loads(run("g.jsonl", "--encoding", "gb18030", "--json").stdout)["points"] == 1
 
 
 def test_several_files_and_standard_input_need_a_collection(tmp_path: Path) -> None:
@@ -281,11 +278,13 @@ def test_several_files_and_standard_input_need_a_collection(tmp_path: Path) -> N
     for sources, stdin in ((["a.txt", "b.txt"], None), (["-"], b'{"id": "1", "text": "a"}\n{"id": "2", "text": "b"}')):
         with pytest.raises(InputError, match="give --collection"):
             run(*sources, stdin=stdin)
-        assert json.loads(run(*sources, "--collection", "c", stdin=stdin).stdout)["documents"] == 2
+        assert json.loads(run(*sources, "--collection", "c", "--json", stdin=stdin).stdout)["documents"] == 2
 
 
 def test_standard_input_may_be_anything(tmp_path: Path) -> None:
-    result = run("-", "--collection", "c", "--id-field", ":hash", stdin="text,dept\n一,内科\n二,外科\n".encode())
+    result = run(
+        "-", "--collection", "c", "--id-field", ":hash", "--json", stdin="text,dept\n一,内科\n二,外科\n".encode()
+    )
     assert json.loads(result.stdout)["points"] == 2
     with pytest.raises(InputError, match="Parquet file cannot be read from a pipe"):
         reading = Reading()

@@ -568,7 +568,7 @@ class TestHybrid:
 
     def test_a_hybrid_query_without_bm25_names_the_way_to_it(self, client: QdrantClient) -> None:
         fill(client)
-        with pytest.raises(ValueError, match=f"care attach {NAME} --sparse bm25"):
+        with pytest.raises(ValueError, match=f"care attach {NAME} --bm25"):
             CareVectorStore(NAME, client).query(self.query("x"))
 
     def test_another_analyser_is_refused(self, client: QdrantClient, monkeypatch: pytest.MonkeyPatch) -> None:

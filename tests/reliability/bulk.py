@@ -262,7 +262,7 @@ def _kill_actor() -> None:
 
 def care_bulk(*arguments: str, **settings: Any) -> "subprocess.Popen[str]":
     """Start a command of ``care bulk``."""
-    command = [sys.executable, "-c", "from care_qdrant.cli import main; main()", "bulk", *arguments]
+    command = [sys.executable, "-c", "from care_qdrant.cli import main; main()", "bulk", *arguments, "--json"]
     return subprocess.Popen(
         command, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, **settings
     )

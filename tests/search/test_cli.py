@@ -1,6 +1,8 @@
 """The two commands as a user runs them, on an embedded folder."""
 
 import json
+import os
+import pty
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,14 +12,16 @@ import pytest
 from click.testing import CliRunner, Result
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.cli import collections, search
+from care_qdrant.cli import search, status
 from care_qdrant.console.table import cut, display_width, table, wrap
 from care_qdrant.errors import CareError, InputError
 from care_qdrant.model.pair import CareModel
+from care_qdrant.qdrant.connection import open_client
 from care_qdrant.search import conditions
 from care_qdrant.types import Chunk, Document
+from care_qdrant.versions.publish import publish_collection
 from tests.search.conftest import COLLECTION, fill
-from tests.tiny import TEXTS
+from tests.tiny import TEXTS, HashModel
 
 Run = Callable[..., Result]
 
@@ -52,11 +56,10 @@ def test_json_has_every_field_of_a_hit(run: Run) -> None:
     assert (best["document_id"], best["text"], best["metadata"]) == ("d3", TEXTS[3], {"dept": "外科", "n": 3})
 
 
-def test_table_has_one_line_per_hit(run: Run) -> None:
+def test_a_pipe_gets_the_text_that_a_terminal_gets(run: Run) -> None:
     lines = run("EGFR", "--mode", "sparse").stdout.splitlines()
-    assert lines[0].split() == ["#", "score", "document", "text"]
-    assert lines[1].split()[2] == "d7"
-    assert len(lines) == 2
+    assert lines[0].split()[::2] == ["1", "d7"]
+    assert lines[1].strip() == TEXTS[7]
 
 
 def test_filters_narrow_the_answer(run: Run) -> None:
@@ -109,18 +112,30 @@ def test_collection_must_be_named_only_when_there_are_several(tmp_path: Path, pa
     assert "no collection 'x' (there: a, b)" in error("--collection", "x")
 
 
+def test_a_terminal_is_asked_which_of_several_collections_is_meant(tmp_path: Path) -> None:
+    with open_client(path=tmp_path / "qdrant") as client:
+        for name, text in (("a", "发烧"), ("b", "咳嗽")):
+            fill(client, HashModel(), [Chunk(Document(name, text), text)], name)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", "from care_qdrant.cli import main; main()", "search", "咳嗽", "--mode", "sparse"]
+    with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=theirs, cwd=tmp_path) as process:
+        os.close(theirs)
+        os.write(ours, b"2\n")
+        assert process.stdout is not None
+        found = process.stdout.read().decode()
+    os.close(ours)
+    assert found.split()[2] == "b"
+
+
 def test_blank_query_is_refused(run: Run) -> None:
     assert isinstance(run("  ").exception, CareError)
 
 
-def test_collections_shows_models_and_counts(folder: Path, pair_folder: Path) -> None:
-    [found] = json.loads(CliRunner().invoke(collections.command, ["--path", str(folder), "--json"]).stdout)
+def test_status_shows_models_and_counts(folder: Path, pair_folder: Path) -> None:
+    [found] = json.loads(CliRunner().invoke(status.command, ["--path", str(folder), "--json"]).stdout)
     assert (found["name"], found["points"], found["aliases"]) == (COLLECTION, 8, [])
     dense, sparse = found["vectors"]
     card = CareModel.load(pair_folder)
-    assert card.fingerprint in CliRunner().invoke(collections.command, ["--path", str(folder)]).stdout, (
-        "whole in a pipe"
-    )
     assert dense == {
         "name": "tiny-pair",
         "kind": "dense",
@@ -131,9 +146,9 @@ def test_collections_shows_models_and_counts(folder: Path, pair_folder: Path) ->
         "fingerprint": card.fingerprint,
     }
     assert (sparse["kind"], sparse["made_by"], sparse["points"]) == ("sparse", "zh-char-bigram-1", 8)
-    lines = CliRunner().invoke(collections.command, ["--path", str(folder)]).stdout.splitlines()
+    lines = CliRunner().invoke(status.command, ["--path", str(folder)]).stdout.splitlines()
     assert lines[1].split() == [COLLECTION, "8"]
-    assert card.fingerprint[:8] in lines[2]
+    assert lines[2].split()[:2] == ["tiny-pair", "8"] and card.fingerprint[:12] in lines[2]
 
 
 def test_vectors_of_another_tool_are_shown_as_such(tmp_path: Path) -> None:
@@ -141,8 +156,26 @@ def test_vectors_of_another_tool_are_shown_as_such(tmp_path: Path) -> None:
     client.create_collection("old", vectors_config=models.VectorParams(size=4, distance=models.Distance.DOT))
     client.upsert("old", [models.PointStruct(id=1, vector=[1, 0, 0, 0])])
     client.close()
-    lines = CliRunner().invoke(collections.command, ["--path", str(tmp_path)]).stdout.splitlines()
-    assert lines[2].split() == ["1", "(unnamed)", "dense", "4", "Dot", "another", "tool"]
+    lines = CliRunner().invoke(status.command, ["--path", str(tmp_path)]).stdout.splitlines()
+    assert lines[2].split() == ["(unnamed)", "1", "dense", "4", "Dot,", "by", "another", "tool"]
+
+
+def test_the_status_of_a_collection_has_its_texts_and_its_versions(client: QdrantClient, pair_folder: Path) -> None:
+    pair = CareModel.load(pair_folder)
+    fill(client, pair, [Chunk(Document(f"d{n}", text), text) for n, text in enumerate(TEXTS)])
+    for _ in range(2):
+        publish_collection(client, COLLECTION, "live")
+    url = str(client._client.rest_uri)  # type: ignore[attr-defined]
+
+    def shown(*arguments: str) -> str:
+        return CliRunner().invoke(status.command, [*arguments, "--url", url], catch_exceptions=False).stdout
+
+    text = shown("live")
+    assert text.startswith("live_v2: 8 points") and "versions: live_v1, live_v2" in text
+    assert "payloads of care" in text and any(each[:20] in text for each in TEXTS)
+    found = json.loads(shown("live", "--json"))
+    assert (found["version_of"], found["versions"]) == (COLLECTION, ["live_v1", "live_v2"])
+    assert found["summary"]["aliases"] == ["live"] and len(found["texts"]) == 3
 
 
 def test_the_online_half_imports_no_torch(folder: Path, pair_folder: Path) -> None:

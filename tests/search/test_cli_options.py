@@ -13,7 +13,7 @@ from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.schema import RUN_PREFIX
 from care_qdrant.types import Chunk, Document
-from care_qdrant.vectors.doctor import diagnose
+from care_qdrant.vectors.doctor import plan_attach
 from tests.search.conftest import fill
 from tests.tiny import TEXTS
 
@@ -68,7 +68,7 @@ def test_a_collection_of_an_unfinished_ingestion_says_so(tmp_path: Path, pair_fo
     run = {f"{RUN_PREFIX}killed": {"shard": "1/1", "started": "2026-03-01T02:00:00Z"}}
     [name] = Collection(client, "").names()
     Collection(client, name).update("as a killed run leaves it", metadata=run)
-    assert "began at 2026-03-01T02:00:00Z and has not ended" in diagnose(client, name, model).notices[-1]
+    assert "began at 2026-03-01T02:00:00Z and has not ended" in plan_attach(client, name, model).notices[-1]
     client.close()
     options = ["--path", str(tmp_path / "qdrant"), "--model", str(pair_folder)]
     found = CliRunner().invoke(search.command, ["糖", *options], catch_exceptions=False)

@@ -1,6 +1,7 @@
 """POST /search and GET /collections: the same hits as `Retriever`, with its checks."""
 
 import asyncio
+import re
 import threading
 from contextlib import nullcontext
 from typing import Any
@@ -280,9 +281,19 @@ async def test_the_only_collection_is_served_and_says_what_it_holds(make_service
     assert (await http.post("/good-match", json={})).json() == {"good_match_score": None}, "too few questions to tell"
 
 
-async def test_of_several_collections_none_is_served_unasked(make_service, connect, filled) -> None:
+async def test_all_collections_that_a_pair_can_search_are_served_and_the_others_have_a_reason(
+    make_service, connect, filled
+) -> None:
     ingest([Document("e1", "发烧")], aligned(), filled, "second")
+    ingest([Document("f1", "发烧")], aligned("theirs"), filled, "third")
     http = connect(make_service(aligned(), over=filled))
-    for answer in (await http.get("/collections"), await http.post("/search", json={"query": "发烧"})):
-        assert (answer.status_code, answer.json()["code"]) == (404, "unknown_collection")
-        assert "corpus, second" in answer.json()["error"]
+    states = {state["name"]: state for state in (await http.get("/collections")).json()["collections"]}
+    assert list(states) == ["corpus", "second", "third"]
+    assert [name for name, state in states.items() if state["models"]] == ["corpus", "second"]
+    assert "theirs" in states["third"]["problem"]
+    found = await http.post("/search", json={"query": "发烧", "collection": "second"})
+    assert [hit["document_id"] for hit in found.json()["hits"]] == ["e1"]
+    for asked, said in ((None, r"several collections are served \(corpus, second\)"), ("third", "is not served: ")):
+        refused = await http.post("/search", json={"query": "发烧", "collection": asked})
+        assert (refused.status_code, refused.json()["code"]) == (404, "unknown_collection")
+        assert re.search(said, refused.json()["error"])

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
@@ -311,7 +312,9 @@ def test_the_access_log_is_json_on_stdout(start, pair_folder: Path) -> None:
     httpx.get(f"{service.url}/health", headers={"x-request-id": "mine"})
     assert service.stop() == 0
     [line] = service.access_log()
-    assert json.loads(line)["request_id"] == "mine"
+    said = json.loads(line)
+    assert (said["request_id"], said["client"]) == ("mine", "127.0.0.1")
+    assert abs(datetime.fromisoformat(said["time"]) - datetime.now(UTC)) < timedelta(minutes=5)
 
 
 def _waiting(service: Running) -> float:

@@ -51,7 +51,7 @@ def test_a_whole_run_prints_the_folder_and_its_curves_and_can_be_resumed(tmp_pat
 
 def _figures(root: Path, *options: str) -> dict[str, Any]:
     """Return what is printed of data, leaked or not."""
-    printed = CliRunner().invoke(care_train, ["data", "check", str(root / "run.toml"), *options]).stdout
+    printed = CliRunner().invoke(care_train, ["data", "check", str(root / "run.toml"), "--json", *options]).stdout
     return dict(json.loads(printed))
 
 

@@ -48,7 +48,7 @@ def test_a_run_is_rehearsed_with_fewer_layers_and_without_weights(tmp_path: Path
 
 def test_the_command_prints_the_forecast_and_leaves_nothing(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, stage("supervised", **LONG), stage("joint", **LONG))
-    result = CliRunner().invoke(care_train, ["rehearse", str(tmp_path / "run.toml")])
+    result = CliRunner().invoke(care_train, ["rehearse", str(tmp_path / "run.toml"), "--json"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["whole"]["peak_gib"] > 0
     assert not list(Path(run.output).parent.glob("out*"))

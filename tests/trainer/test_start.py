@@ -132,12 +132,18 @@ def test_a_long_stage_says_early_what_it_takes_and_how_to_do_less(
 @pytest.mark.parametrize(
     ("scores", "command"),
     [
-        ({"before": 0.7, "after": 0.928, "BM25": 0.8, "after and BM25": 0.841}, "care-ingest CORPUS --model faq"),
-        ({"after": 0.8, "BM25": 0.8, "after and BM25": 0.9}, "care-ingest CORPUS --model faq --sparse bm25"),
-        ({"before": 0.9, "after": 0.8, "BM25": 0.1, "after and BM25": 0.7}, "care-ingest CORPUS --model built-in"),
+        (
+            {"before": 0.7, "after": 0.928, "BM25": 0.8, "after and BM25": 0.841},
+            "care ingest CORPUS --model faq --no-bm25",
+        ),
+        ({"after": 0.8, "BM25": 0.8, "after and BM25": 0.9}, "care ingest CORPUS --model faq"),
+        (
+            {"before": 0.9, "after": 0.8, "BM25": 0.1, "after and BM25": 0.7},
+            "care ingest CORPUS --model built-in --no-bm25",
+        ),
         (
             {"before": 0.1, "after": 0.2, "BM25": 0.9, "after and BM25": 0.7},
-            "care-ingest CORPUS --model faq --sparse bm25\ncare search QUERY --model faq --mode sparse",
+            "care ingest CORPUS --model faq\ncare search QUERY --model faq --mode sparse",
         ),
     ],
 )
@@ -158,7 +164,7 @@ def test_one_command_goes_from_pairs_to_a_table_and_on(tmp_path: Path, monkeypat
     config.write_text(config.read_text().replace("epochs = 4", "epochs = 1"), encoding="utf-8")
     first = CliRunner().invoke(care_train, ["start", "faq.jsonl", "--output", "faq"], catch_exceptions=False)
     assert "after and BM25" in first.stdout and "gain in nDCG@10" in first.stdout
-    assert "best here: " in first.stdout and "care-ingest CORPUS --model " in first.stdout
+    assert "best here: " in first.stdout and "care ingest CORPUS --model " in first.stdout
     assert (
         "CC0 48" in first.stderr and "on held-out questions nDCG@10" in first.stderr and "CPU minutes" in first.stderr
     )

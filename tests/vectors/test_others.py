@@ -12,7 +12,7 @@ from care_qdrant.qdrant.collection import Collection
 from care_qdrant.types import Document
 from care_qdrant.vectors.attach import AttachSettings, attach_vector
 from care_qdrant.vectors.detach import detach_vector
-from care_qdrant.vectors.doctor import diagnose
+from care_qdrant.vectors.doctor import plan_attach
 from care_qdrant.vectors.verify import verify_collection
 from tests.tiny import HashModel
 from tests.vectors.collections import DIM, NAME, contents, fill
@@ -78,7 +78,7 @@ def test_a_vector_that_lost_its_contract_is_adopted_by_its_hashes(
     other = HashModel(name="care", salt="other")
     with pytest.raises(ContractError, match="carries no fingerprint"):
         attach_vector(qdrant, NAME, other)
-    assert diagnose(qdrant, NAME, model).refusals == []
+    assert plan_attach(qdrant, NAME, model).refusals == []
     report = attach_vector(qdrant, NAME, model)
     assert (report.encoded, report.unchanged, report.covered) == (0, 40, 40)
     assert contents(qdrant) == before
@@ -141,7 +141,7 @@ def _two_fields(client: QdrantClient, count: int, minority: int) -> None:
 
 def test_the_field_of_most_points_wins_and_the_others_are_reported(qdrant: QdrantClient, model: HashModel) -> None:
     _two_fields(qdrant, 1_000, minority=200)
-    [notice] = diagnose(qdrant, NAME, model).notices
+    [notice] = plan_attach(qdrant, NAME, model).notices
     assert "have no text under 'body' and one under 'text'" in notice
     report = attach_vector(qdrant, NAME, model)
     assert (report.text_field, report.covered, report.without_text, report.in_other_field) == ("body", 800, 200, 200)

@@ -14,7 +14,7 @@ from care_qdrant.errors import InputError
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.vectors.attach import attach_vector
 from care_qdrant.vectors.detach import detach_vector
-from care_qdrant.vectors.doctor import diagnose
+from care_qdrant.vectors.doctor import plan_attach
 from care_qdrant.vectors.verify import verify_collection
 from care_qdrant.versions.attach_by_copy import attach_by_copy
 from tests.databases import require_added_vectors
@@ -242,7 +242,9 @@ def test_the_stock_store_of_llama_index_reads_the_unnamed_vector_whatever_it_is_
     told: list[str] = []
     model = HashModel(name="care", dim=DIM)
     with closing(opened(place)) as client:
-        assert "LlamaIndex's own QdrantVectorStore searches the unnamed one" in diagnose(client, NAME, model).notices[0]
+        assert (
+            "LlamaIndex's own QdrantVectorStore searches the unnamed one" in plan_attach(client, NAME, model).notices[0]
+        )
         attach_vector(client, NAME, model, on_preflight=lambda found: told.extend(found.notices))
         stock = QdrantVectorStore(NAME, client=client, dense_vector_name="care")
         found = stock.query(VectorStoreQuery(QUESTION, similarity_top_k=10))
@@ -282,7 +284,7 @@ def test_haystack_without_sparse_vectors_is_refused_and_can_be_opened_again(plac
     with closing(opened(place)) as client:
         with pytest.raises(InputError, match=r"use_sparse_embeddings=True.*--via copy --as articles-live"):
             attach_vector(client, NAME, model)
-        found = diagnose(client, NAME, model)
+        found = plan_attach(client, NAME, model)
         assert "Haystack wrote collection" in found.refusals[0]
         assert "alias 'articles-live' is switched" in " ".join(found.copy_plan)
 

@@ -120,7 +120,6 @@ class TestEveryVector:
 
 def test_a_share_is_shown_as_one(attached: QdrantClient, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setattr("click.echo", shown.append)
     report = _verify(attached, sample=10)
     show_report(report)

@@ -26,12 +26,18 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_from_a_folder_to_a_published_collection_and_back(source: Path, server: StandIn, client: QdrantClient) -> None:
-    promoted = json.loads(run("promote", "docs", "--path", source, "--url", server.url, "--to", "corpus").stdout)
+    promoted = json.loads(
+        run("promote", "docs", "--path", source, "--url", server.url, "--to", "corpus", "--json").stdout
+    )
     assert (promoted["target"], promoted["points"], promoted["added"]) == ("corpus", 30, 30)
     for version in ("live_v1", "live_v2"):
-        published = json.loads(run("publish", "corpus", "--as", "live", "--url", server.url, "--keep", 1).stdout)
+        published = json.loads(
+            run("publish", "corpus", "--as", "live", "--url", server.url, "--keep", 1, "--json").stdout
+        )
         assert published["version"] == version
         assert published["known_items"]["found"] == published["known_items"]["asked"]
     with open_client(path=source) as folder:
         assert_same(contents(client, "live"), contents(folder, "docs"))
-    assert json.loads(run("publish", "live", "--rollback", "--url", server.url).stdout)["version"] == "live_v1"
+    assert (
+        json.loads(run("publish", "live", "--rollback", "--url", server.url, "--json").stdout)["version"] == "live_v1"
+    )

@@ -406,9 +406,9 @@ def test_without_a_file_the_pair_makes_its_own_reference_vectors(server: Embeddi
 
 
 def test_servers_and_their_urls_belong_together() -> None:
-    with pytest.raises(InputError, match="give the URL"):
+    with pytest.raises(InputError, match="needs endpoints"):
         Engine("server")
-    with pytest.raises(InputError, match="is for --engine server"):
+    with pytest.raises(InputError, match="need kind 'server'"):
         Engine("torch", endpoints=("http://localhost:8000/v1",))
 
 

@@ -63,6 +63,7 @@ def test_the_command_writes_registers_and_reports(tmp_path: Path) -> None:
         "--queries",
         str(log),
         "--force",
+        "--json",
     ]
     done = CliRunner().invoke(care, arguments, catch_exceptions=False)
     report = json.loads(done.stdout)
@@ -110,7 +111,7 @@ def test_a_watched_collection_is_learned_and_then_updated_until_a_signal(server:
         where = ["learn", "articles", "--url", server.url, "--output", str(tmp_path / "queries"), "--force"]
         command = [sys.executable, "-W", "ignore", "-c", "from care_qdrant.cli import main; main()", *where]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        with subprocess.Popen([*command, "--watch", "0.1"], **pipes, text=True) as process:
+        with subprocess.Popen([*command, "--json", "--watch", "0.1"], **pipes, text=True) as process:
             assert process.stdout is not None and process.stderr is not None
             first = json.loads(process.stdout.readline())
             add(client, texts, range(600, 620))  # fewer than 5 %: nothing to learn yet
