@@ -1,4 +1,4 @@
-"""The pairs of a service, and what a client may call them: ``name``, ``name@fingerprint``, ``name/bm25``.
+"""The models of a service, and the names that clients give them: ``name``, ``name@fingerprint``, ``name/bm25``.
 
 A service does not see the collections that its vectors are for. A client that writes ``care@3f2a9c`` is therefore
 refused by a service whose pair of that name has another fingerprint, instead of getting vectors of another space.
@@ -28,7 +28,7 @@ _FINGERPRINT = re.compile(r"[0-9a-f]{4,64}")
 BESIDE = ("高血压", "患者，男，68 岁，反复胸闷、气促三年，加重一周，夜间不能平卧，双下肢水肿。" * 4)
 """A short and a long text: what a batch pads, and what an int8 encoder scales, depend on its longest and largest."""
 LEAST_COSINE = 0.99
-"""Of a text's vectors, alone and in a batch."""
+"""Lowest cosine of a text's two vectors, one encoded alone and one in a batch."""
 
 
 class ServedPair:
