@@ -15,6 +15,8 @@ import pytest
 from qdrant_client import QdrantClient
 
 from care_qdrant import CareModel, IngestSettings, Retriever, ingest
+from care_qdrant.cli.demo import EXAMPLES
+from care_qdrant.search.good_match import fixed_questions, judge, measure_good_match
 from care_qdrant.serve.supervisor import free_port
 
 ROOT = Path(__file__).parent.parent
@@ -64,6 +66,33 @@ def test_natural_questions_find_the_right_document_among_the_first_three(folder:
     }
     assert all(4 <= len(row["text"]) <= 40 for row in questions)
     assert len(right) >= 0.9 * len(questions) and set(QUESTIONS) <= right
+
+
+def test_the_first_example_shows_hybrid_search_at_its_best_by_the_rule(folder: Path) -> None:
+    """A good match, the best document first, and more relevant documents in the first three than any other column."""
+    client, model = QdrantClient(path=str(folder / "qdrant")), CareModel.load()
+    judged: dict[str, dict[str, int]] = {}
+    for row in rows("qrels.jsonl"):
+        judged.setdefault(row["query_id"], {})[row["document_id"]] = int(row["score"])
+    questions = {row["text"]: judged[row["id"]] for row in rows("queries.jsonl")}
+    found = {
+        mode: Retriever(client, "sample", model, mode=mode).search(list(questions), top_k=3)
+        for mode in ("dense", "sparse", "hybrid")
+    }
+    hybrid = Retriever(client, "sample", model, mode="hybrid")
+    good_match = measure_good_match(hybrid, fixed_questions(hybrid))
+    client.close()
+    shows = []
+    for number, (question, grades) in enumerate(questions.items()):
+        hits = found["hybrid"][number]
+        relevant = {
+            mode: sum(grades.get(hit.document_id, 0) > 0 for hit in each[number]) for mode, each in found.items()
+        }
+        is_best_first = grades.get(hits[0].document_id, 0) == max(grades.values())
+        is_ahead = relevant["hybrid"] > max(relevant["dense"], relevant["sparse"])
+        if judge(hits, good_match, model.unread(question)).is_good and is_best_first and is_ahead:
+            shows.append(question)
+    assert shows == [next(iter(EXAMPLES))]
 
 
 def test_a_person_is_told_when_perhaps_nothing_answers(folder: Path) -> None:

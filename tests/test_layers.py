@@ -1,7 +1,8 @@
 """What may import what, and who may call the database: read off the source, so that no test has to run into it."""
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -123,34 +124,36 @@ def test_imports_point_down(package: Path, floors: tuple[set[str], ...], free: i
     assert upward == []
 
 
-@pytest.mark.parametrize("package", [ROOT / "trainer/care_trainer"], ids=["trainer"])
+@pytest.mark.parametrize("package", [ROOT / "care_qdrant", ROOT / "trainer/care_trainer"], ids=["core", "trainer"])
 def test_no_module_imports_one_that_imports_it(package: Path) -> None:
-    """Not for annotations alone either: such modules are one, or share a third."""
-    modules = {".".join(path.relative_to(package.parent).with_suffix("").parts): path for path in package.rglob("*.py")}
-    imports = {name: {*_modules_in(ast.parse(path.read_text("utf-8")), modules)} for name, path in modules.items()}
-    reached = {name: {*imports[name]} for name in imports}
-    for middle in imports:
-        for name in imports:
-            if middle in reached[name]:
-                reached[name] |= reached[middle]
-    assert [name for name in imports if name in reached[name]] == []
+    """Imports inside functions count: they may hide a circle, and do not end it."""
+    paths = {".".join(path.relative_to(package.parent).with_suffix("").parts): path for path in package.rglob("*.py")}
+    imports = {
+        name: {
+            module
+            for node in _executed(ast.parse(path.read_text("utf-8")))
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+            for module in (f"{node.module}.{alias.name}", node.module or "")
+            if module in paths
+        }
+        for name, path in paths.items()
+    }
+    TopologicalSorter(imports).prepare()  # raises an error that names the circle
 
 
-def _modules_in(tree: ast.AST, modules: Mapping[str, Path]) -> Iterator[str]:
-    """Return the modules that a module imports, wherever in it."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module is not None:
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            yield from (name for name in names if name in modules)
+def _executed(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a module without the imports for annotations alone."""
+    for node in ast.iter_child_nodes(tree):
+        if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
+            yield node
+            yield from _executed(node)
 
 
 def _imports_of(package: str, tree: ast.AST) -> Iterator[str]:
     """Return the parts of a package that a module imports, those for annotations alone left out."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            continue
+    for node in _executed(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{package}."):
             yield (node.module or "").split(".")[1]
         if isinstance(node, ast.ImportFrom) and node.module == package:
             yield from (alias.name for alias in node.names)
-        yield from _imports_of(package, node)

@@ -36,7 +36,7 @@ _SEARCH_ERRORS = (400, 401, 403, 404, 408, 409, 413, 415, 421, 429, 503, 504)
 
 
 class Service:
-    """What one worker process serves. `app` is the ASGI application."""
+    """The service of one worker process. `app` is the ASGI application."""
 
     def __init__(self, settings: ServeSettings, models: Sequence[CareModel]) -> None:
         """Load the query encoders; `load` makes the service ready."""

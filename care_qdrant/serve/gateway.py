@@ -1,4 +1,4 @@
-"""What happens to every request before and after its endpoint: identity, refusals, security headers, log, counters."""
+"""The outermost layer of the service, for every request: identity, refusals, security headers, log and counters."""
 
 import json
 import logging
@@ -62,11 +62,11 @@ class Exchange:
     route: str = "unknown"
     status: int = 500
     code: str | None = None
-    """Of the refusal."""
+    """Word of the refusal; None for a request that was not refused."""
     deadline: float | None = None
     """`time.monotonic()` from which on the client does not wait any more."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What the endpoint adds: number of texts, model, side."""
+    """Facts for the log that the endpoint adds: number of texts, model, side."""
 
 
 class Gateway:

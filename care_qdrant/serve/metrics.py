@@ -76,8 +76,11 @@ class Metrics:
         )
         self._reloads = Counter("care_reloads", "Reloads, done and failed.", ["outcome"], registry=registry)
         self.died = Counter("care_workers_died", "Workers that died and were replaced.", registry=registry)
-        for outcome in ("done", "failed"):  # an increase is seen only from a counter that was there before
+        # Prometheus sees an increase only of a counter that was there before.
+        for outcome in ("done", "failed"):
             self._reloads.labels(outcome)
+        for code in ("contract_mismatch", "fingerprint_mismatch", "queue_full"):
+            self.refusals.labels(code)
 
     def searched(self, collection: str, mode: str, *, is_good: bool | None) -> None:
         """Count a search, by whether its best hit is a good match; None is unknown."""

@@ -1,4 +1,4 @@
-"""The pairs of a service, and what a client may call them: ``name``, ``name@fingerprint``, ``name/bm25``.
+"""The models of a service, and the names that clients give them: ``name``, ``name@fingerprint``, ``name/bm25``.
 
 A service does not see the collections that its vectors are for. A client that writes ``care@3f2a9c`` is therefore
 refused by a service whose pair of that name has another fingerprint, instead of getting vectors of another space.

@@ -40,7 +40,7 @@ class InferenceInput(_Foreign):
 
 
 class InferenceRequest(_Foreign):
-    """What a Qdrant server posts to its `inference.address`."""
+    """The request of a Qdrant server to its `inference.address`."""
 
     inputs: list[InferenceInput]
     inference: Literal["search", "update"] = Field(
@@ -142,7 +142,7 @@ class EmbedRequest(_Foreign):
 
 
 class TEIInfo(BaseModel):
-    """What text-embeddings-inference says about itself, for the default pair."""
+    """The description of a server in the shape of text-embeddings-inference, for the default pair."""
 
     model_config = ConfigDict(protected_namespaces=())
 
@@ -211,7 +211,7 @@ class GoodMatchRequest(_Request):
 
 
 class GoodMatchAnswer(BaseModel):
-    """What a score means."""
+    """The good-match score of a way to search."""
 
     good_match_score: float | None = Field(
         description="Four in five questions of the collection's own find another document with at least this score; a "
@@ -221,7 +221,7 @@ class GoodMatchAnswer(BaseModel):
 
 
 class LabelRequest(_Request):
-    """What a person says of a hit."""
+    """A person's judgement of a hit."""
 
     query: StrictStr
     document_id: StrictStr
@@ -230,7 +230,7 @@ class LabelRequest(_Request):
 
 
 class LabelAnswer(BaseModel):
-    """What has been labelled."""
+    """The number of labelled questions."""
 
     questions: int = Field(description="Questions of this collection that have a relevant document.")
 
@@ -246,7 +246,7 @@ class WholeDocument(BaseModel):
 
 
 class Timing(BaseModel):
-    """Where the time went, in milliseconds."""
+    """The times of the parts of a search, in milliseconds."""
 
     wait: float
     encode: float
@@ -341,7 +341,7 @@ class ErrorAnswer(BaseModel):
 
 
 class OpenAIErrorDetail(BaseModel):
-    """What OpenAI's clients read of an error."""
+    """The error as OpenAI's clients read it."""
 
     message: str
     type: str

@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _RETRIEVERS = 64
-"""Kept with their checked contracts; one for each collection, pair and way to search."""
+"""Retrievers that are kept with their checked model records; one for each collection, model and way to search."""
 _GOOD_MATCH_SECONDS = 30.0
 """Longest time to measure a good-match score: a worker that ends waits for it."""
 _GOOD_MATCH_PAUSE_SECONDS = 300
@@ -66,12 +66,14 @@ _LOOK_SECONDS = 30.0
 _LONGEST_NUMBER = 18
 """Digits of a document id that may stand for a number: all of these fit the integers of Qdrant."""
 _EXAMPLES = 3
+"""Example questions of a collection that the page offers."""
 _LAYOUT_POINTS = 32
 """Points that show where a collection keeps the ids of its documents."""
 
 MAX_TERMS = 64
+"""Terms of a query that are marked."""
 MAX_CHARACTERS = 5_000
-"""Of a text; what comes after is not marked."""
+"""Characters of a text in which terms are marked."""
 _SEPARATORS = r"[\s-]?"
 
 
@@ -115,13 +117,13 @@ def _spans(found: re.Pattern[str], text: str) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What a thread found for one search."""
+    """The result of one search in its thread."""
 
     mode: Mode
     hits: list[Hit]
     good_match: GoodMatch | None
     unfinished: str | None
-    """What writes to the searched vectors, or was interrupted."""
+    """A run that writes to the searched vectors, or was interrupted; None where there is none."""
     note: str | None
     """Why a condition lets nothing pass or rules nothing out, or that the texts are in another script."""
     unread: list[str]

@@ -1,4 +1,4 @@
-"""What one service is told at its start, and the limits that it keeps."""
+"""The settings of one service, and the limits that it keeps."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from care_qdrant.search.fallback import Fallback
 
 READY = "ready"
-"""What a worker reports when it has loaded all that it serves."""
+"""Word that a worker reports when it has loaded all that it serves."""
 DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 """Names the folder of the counters that workers share; prometheus-client reads it at its import, and never again."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")

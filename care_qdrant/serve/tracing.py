@@ -100,7 +100,7 @@ class Tracing:
 
 
 class Moments:
-    """When a text went into a queue, when its run began and when it ended."""
+    """The moments at which a text went into a queue, its run began, and its run ended."""
 
     def __init__(self) -> None:
         self.queued = time.time_ns()

@@ -2,16 +2,13 @@
 
 import json
 import re
-import shutil
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import uvicorn
 from care_data.chain import run_chain, run_step
@@ -22,10 +19,10 @@ from openpyxl import load_workbook
 from starlette.testclient import TestClient
 
 from care_qdrant import InputError
+from tests.browser import CHROMIUM, Browser
 from tests.care_data.clinic import config, rater
 from tests.care_data.endpoint import Endpoint
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 TASKS = [
     Task("q1", "d1", "头皮痒怎么办 <img src=x onerror=document.title=1>", "勤洗头。\n" * 40),
     Task("q1", "d2", "头皮痒怎么办 <img src=x onerror=document.title=1>", "<script>document.title=2</script> 水果"),
@@ -128,50 +125,6 @@ def test_votes_are_compared_with_the_page_and_a_sheet_may_not_contradict_it(clin
         path = config(clinic, endpoint.url, {"ann": 1, "bob": 1, "cleo": 1}, questions=6, vote='sheets = ["li.xlsx"]')
         with pytest.raises(InputError, match=r"opinions.jsonl: expert 'li' rates .* S, and C in .*li.xlsx:E2"):
             run_step(load_plan(path), "vote")
-
-
-class Browser:
-    """A headless Chromium on the page, driven over its debugging protocol."""
-
-    def __init__(self, profile: Path, width: int = 1200, height: int = 800) -> None:
-        from websockets.sync.client import connect
-
-        assert CHROMIUM is not None
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-port=0"]
-        flags += [f"--window-size={width},{height}", f"--user-data-dir={profile}", "--disable-background-networking"]
-        self._process = subprocess.Popen([CHROMIUM, *flags, "about:blank"], stderr=subprocess.PIPE, text=True)
-        assert self._process.stderr is not None
-        found = next(match for line in self._process.stderr if (match := re.search(r"ws://(127.0.0.1:\d+)/", line)))
-        tabs = httpx.get(f"http://{found[1]}/json", timeout=30).json()
-        target = next(tab for tab in tabs if tab["type"] == "page")
-        self._socket, self._number = connect(target["webSocketDebuggerUrl"], max_size=None), 0
-
-    def close(self) -> None:
-        self._socket.close()
-        self._process.terminate()
-        self._process.communicate(timeout=30)
-
-    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        self._number += 1
-        self._socket.send(json.dumps({"id": self._number, "method": method, "params": parameters}))
-        while (answer := json.loads(self._socket.recv(timeout=60))).get("id") != self._number:
-            pass
-        result: dict[str, Any] = answer["result"]
-        return result
-
-    def value(self, expression: str) -> Any:
-        return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
-
-    def until(self, expression: str) -> None:
-        end = time.monotonic() + 60
-        while not self.value(expression):
-            assert time.monotonic() < end, (expression, self.value("document.body.innerText"))
-            time.sleep(0.02)
-
-    def press(self, key: str) -> None:
-        for kind in ("keyDown", "keyUp"):
-            text = {"text": key} if len(key) == 1 and kind == "keyDown" else {}
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, **text)
 
 
 @pytest.fixture
