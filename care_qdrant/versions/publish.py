@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from qdrant_client import QdrantClient
 
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, next_command
 from care_qdrant.progress import OnProgress
 from care_qdrant.qdrant.aliases import delete_old, read_versions
 from care_qdrant.qdrant.collection import Collection
@@ -144,7 +144,10 @@ def roll_back(
     """
     versions = read_versions(Collection(client, alias, retries), alias)
     if versions.live is None:
-        raise InputError(f"there is no alias {alias!r}; care publish COLLECTION --as {alias} makes one")
+        raise InputError(
+            f"there is no alias {alias!r}; make one, "
+            + next_command(f"care publish COLLECTION --as {alias}", model=False)
+        )
     live, record = Collection(client, versions.live, retries), versions.records.get(versions.live)
     if record is None or record.replaces is None:
         raise InputError(f"alias {alias!r} points at {live.name!r}, and nothing is known to have been before it")
