@@ -25,7 +25,7 @@ from care_qdrant.contracts.layouts import Layout, guess_layout
 from care_qdrant.contracts.learned import stored_vector
 from care_qdrant.contracts.payload import content_hash, stored_hash
 from care_qdrant.encoders.agreement import LEAST_STORED, cosines
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, next_command
 from care_qdrant.ingestion.ingest import ingest_encoded
 from care_qdrant.ingestion.rows import CutDocument
 from care_qdrant.ingestion.settings import IngestReport, IngestSettings, Shard
@@ -257,7 +257,8 @@ def verify(
     if report.missing or report.outdated:
         report.problems.append(
             f"{report.missing:,} points are missing and {report.outdated:,} are of another text, in "
-            f"{len(report.wrong_units):,} units; care bulk load {job.url} writes them"
+            f"{len(report.wrong_units):,} units; write them, "
+            + next_command(f"care bulk load {job.url} --collection {collection}", model=False)
         )
     if report.least_cosine is not None and not report.least_cosine >= LEAST_STORED:
         report.problems.append(f"a stored vector has cosine {report.least_cosine:.3f} to that of its part")

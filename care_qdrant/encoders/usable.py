@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from care_qdrant.encoders.side import Geometry
-from care_qdrant.errors import EncodingError, UnusableText, require_packages
+from care_qdrant.errors import EncodingError, InputError, UnusableText, require_packages
 from care_qdrant.types import Vectors, half_character
 
 LEAST_LENGTH = 1e-6
@@ -28,15 +28,25 @@ def require_usable(vectors: Vectors, shape: tuple[int, int], name_of: Callable[[
         )
 
 
-def require_characters(texts: Sequence[str]) -> None:
-    """Refuse texts that hold half a character, which tokenizers, JSON and Qdrant do not take."""
-    problems = {
-        place: f"({text[:40]!r}) holds half a surrogate pair ({half}), which is no character"
-        for place, text in enumerate(texts)
-        if (half := half_character(text))
-    }
+def require_texts(texts: Sequence[str]) -> None:
+    """Refuse what is no list of texts, and texts that hold half a character, which tokenizers, JSON and Qdrant refuse.
+
+    Raises:
+        InputError: It is one text, whose characters would be taken for texts.
+        UnusableText: Some are no texts, or hold half a character.
+    """
+    if isinstance(texts, str):
+        raise InputError(f"one text ({texts[:40]!r}) is given where a list of texts is expected; write [text]")
+    problems = {place: problem for place, text in enumerate(texts) if (problem := _problem(text))}
     if problems:
         raise UnusableText(problems)
+
+
+def _problem(text: object) -> str:
+    if not isinstance(text, str):
+        return f"is {text!r:.40} ({type(text).__name__}), which is no text"
+    half = half_character(text)
+    return f"({text[:40]!r}) holds half a surrogate pair ({half}), which is no character" if half else ""
 
 
 def require_tokens(texts: Sequence[str], places: Sequence[int]) -> None:

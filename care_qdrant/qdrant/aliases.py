@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, next_command
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.schema import VersionRecord
 
@@ -43,7 +43,7 @@ def read_versions(collection: Collection, alias: str) -> Versions:
     if alias in names:
         raise InputError(
             f"{alias!r} is a collection, and Qdrant lets no alias have the name of one. Publish it under another name, "
-            f"which its readers then search: care publish {alias} --as {alias}-live"
+            "which its readers then search, " + next_command(f"care publish {alias} --as {alias}-live", model=False)
         )
     numbers = {name: number for name in names if (number := _number(alias, name))}
     found = {name: collection.sibling(name).schema.version_record for name in numbers}

@@ -180,4 +180,4 @@ def _is_changed(before: str, vector: Vectors) -> bool:
 
 
 def _again(schema: CollectionSchema) -> str:
-    return f"Learn it anew: care learn {schema.name}"
+    return "Learn it anew, " + next_command(f"care learn {schema.name}", model=False)

@@ -10,7 +10,7 @@ from qdrant_client import models
 
 from care_qdrant.contracts.contract import Contract, SparseContract, VectorContract, parse_contracts
 from care_qdrant.contracts.learned import LearnedContract, parse_learned
-from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch
+from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch, next_command
 
 LOAD_KEY = "care_bulk_load"
 """Metadata key of the settings that the load of a new collection has to restore at its end."""
@@ -225,7 +225,7 @@ class CollectionSchema:
                 return (
                     f"an attach of vector {name!r} to collection {self.name!r} began at {_noted(begun, 'started')} and "
                     "has not ended: it writes now, or was interrupted, and points without the vector are not found by "
-                    f"it. Let it end, or run it again, with the same --model and --path/--url: {self._attach(name)}"
+                    f"it. Let it end, or run it again, {next_command(self._attach(name))}"
                 )
         load = self.metadata.get(LOAD_KEY)
         if load and not load["done"]:

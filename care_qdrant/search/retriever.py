@@ -10,6 +10,7 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.encoders.terms.sparse import SparseQueryEncoder
+from care_qdrant.encoders.usable import require_texts
 from care_qdrant.errors import InputError, UnusableText
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.retry import RetryPolicy
@@ -201,7 +202,11 @@ class Retriever:
         """
         if top_k < 1:
             raise InputError(f"top_k is {top_k}; at least one hit must be asked for")
-        asked = [number for number, query in enumerate(queries) if query.strip()]
+        try:
+            require_texts(queries)
+            asked = [number for number, query in enumerate(queries) if query.strip()]
+        except UnusableText as error:
+            raise error.named([f"query {number}" for number in range(len(queries))]) from error
         texts = [queries[number] for number in asked]
         try:
             found = self._resolver.use(lambda resolved: self._search(resolved, texts, top_k, filter, encode))

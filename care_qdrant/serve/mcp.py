@@ -14,6 +14,7 @@ from typing import Annotated, Literal, ParamSpec, TypeVar
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.mcpserver.tools import Tool
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp.types import ToolAnnotations
 from pydantic import BaseModel, Field
@@ -93,6 +94,16 @@ def _told(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
     return told
 
 
+def _strict(function: Callable[..., Awaitable[BaseModel]]) -> Tool:
+    """Return a tool that refuses arguments that it does not have."""
+    tool = Tool.from_function(function, annotations=_READS)
+    # The SDK drops them, so an assistant that gives `filter` in place of `conditions` would read unfiltered answers.
+    known = tool.fn_metadata.arg_model
+    tool.fn_metadata.arg_model = type(known.__name__, (known,), {}, extra="forbid")
+    tool.parameters = tool.fn_metadata.arg_model.model_json_schema(by_alias=True)
+    return tool
+
+
 class McpPath:
     """The endpoint, and the server behind it."""
 
@@ -106,9 +117,10 @@ class McpPath:
         """Set up the tools; `admit` refuses a search that a key is not for, `may` says whether it is."""
         self._searching, self._limits, self._admit, self._may = searching, limits, admit, may
         logging.getLogger().addHandler(logging.NullHandler())  # else the SDK sends all logs to a handler of its own
-        self.server = server = MCPServer("care", version=__version__, instructions=_INSTRUCTIONS, log_level="WARNING")
-        for tool in (self.search, self.list_collections, self.fetch_document):
-            server.add_tool(tool, annotations=_READS)
+        tools = [_strict(tool) for tool in (self.search, self.list_collections, self.fetch_document)]
+        self.server = server = MCPServer(
+            "care", version=__version__, instructions=_INSTRUCTIONS, tools=tools, log_level="WARNING"
+        )
         # Hosts, keys and sizes are checked before a request arrives here.
         trusted = TransportSecuritySettings(enable_dns_rebinding_protection=False)
         server.streamable_http_app(stateless_http=True, json_response=True, transport_security=trusted)

@@ -7,7 +7,7 @@ former version stays, so that going back is a switch, too.
 import time
 from dataclasses import dataclass, field, replace
 
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, next_command
 from care_qdrant.progress import OnProgress
 from care_qdrant.qdrant.aliases import delete_old, read_versions
 from care_qdrant.qdrant.collection import Collection
@@ -130,7 +130,10 @@ def roll_back(searched: Collection, *, dry_run: bool = False) -> RollbackReport:
     alias = searched.name
     versions = read_versions(searched, alias)
     if versions.live is None:
-        raise InputError(f"there is no alias {alias!r}; care publish COLLECTION --as {alias} makes one")
+        raise InputError(
+            f"there is no alias {alias!r}; make one, "
+            + next_command(f"care publish COLLECTION --as {alias}", model=False)
+        )
     live, record = searched.sibling(versions.live), versions.records.get(versions.live)
     if record is None or record.replaces is None:
         raise InputError(f"alias {alias!r} points at {live.name!r}, and nothing is known to have been before it")

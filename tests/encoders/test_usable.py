@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from care_qdrant.encoders.batching import TokenizerFile
 from care_qdrant.encoders.local.torch import TorchEncoder, load_sentence_transformer
 from care_qdrant.encoders.side import Side
-from care_qdrant.encoders.usable import require_characters
-from care_qdrant.errors import UnusableText
+from care_qdrant.encoders.usable import require_texts
+from care_qdrant.errors import InputError, UnusableText
 from care_qdrant.model.pair import CareModel
 from tests import tiny
 
@@ -32,6 +32,17 @@ def test_half_a_character_is_named_by_every_encoder(pair_folder: Path, tmp_path:
     assert raised.value.problems.keys() == {1, 3}
 
 
+@pytest.mark.parametrize("call", ["encode", "count_tokens"])
+@pytest.mark.parametrize("side", ["query_encoder", "document_encoder"])
+def test_what_is_no_list_of_texts_is_refused_by_every_encoder(pair_folder: Path, side: str, call: str) -> None:
+    encoder = getattr(CareModel.load(pair_folder), side)
+    with pytest.raises(InputError, match=r"one text \('头痛怎么办'\) is given where a list"):
+        getattr(encoder, call)("头痛怎么办")
+    with pytest.raises(UnusableText, match=r"text 1 is None \(NoneType\), which is no text.*1 more") as raised:
+        getattr(encoder, call)(["头痛", None, "咳嗽", 5])
+    assert raised.value.problems.keys() == {1, 3}
+
+
 def test_half_a_character_is_named_where_only_the_tokenizer_is_there(pair_folder: Path) -> None:
     counter = TokenizerFile(pair_folder / "document" / "tokenizer.json", Side("lasttoken", 64))
     with pytest.raises(UnusableText, match=r"text 0 .*half a surrogate pair"):
@@ -42,10 +53,10 @@ def test_half_a_character_is_named_where_only_the_tokenizer_is_there(pair_folder
 def test_a_text_is_refused_exactly_where_utf_8_has_no_bytes_for_it(texts: list[str]) -> None:
     bad = {place for place, text in enumerate(texts) if text.encode(errors="replace").decode() != text}
     if not bad:
-        require_characters(texts)
+        require_texts(texts)
         return
     with pytest.raises(UnusableText) as raised:
-        require_characters(texts)
+        require_texts(texts)
     assert raised.value.problems.keys() == bad
 
 

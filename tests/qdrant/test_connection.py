@@ -1,8 +1,11 @@
 """Opening Qdrant: a folder that is taken, a server that is not there, an embedded database that is fast and safe."""
 
 import json
+import socket
 import subprocess
 import sys
+import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +50,19 @@ def test_what_cannot_be_opened_is_said(
     where: Any = {"path": tmp_path / place["path"]} if "path" in place else place
     with pytest.raises(error, match=message), open_client(**where):
         pass
+
+
+def test_a_server_that_comes_up_late_is_waited_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with ExitStack() as stack:
+        starting = threading.Timer(0.7, lambda: stack.enter_context(StandIn(port=port)))
+        starting.start()
+        with pytest.raises(Unreachable), open_client(url=f"http://127.0.0.1:{port}", patience_seconds=0):
+            pass
+        with open_client(url=f"http://127.0.0.1:{port}", patience_seconds=60) as client:
+            assert client.get_collections().collections == []
+        starting.join()
 
 
 def test_a_server_without_grpc_is_said_with_the_port_and_the_option() -> None:

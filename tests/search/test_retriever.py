@@ -194,6 +194,17 @@ def test_a_short_fault_is_outlived_and_a_long_one_is_told(
         search(QUERIES)
 
 
+@pytest.mark.parametrize("mode", ["sparse", "dense", "hybrid"])
+def test_one_text_is_not_taken_for_a_list_of_characters(
+    corpus: QdrantClient, model: HashModel, mode: retriever.Mode
+) -> None:
+    search = Retriever(corpus, "corpus", model, mode=mode).search
+    with pytest.raises(InputError, match=r"write \[text\]"):
+        search("发烧怎么办")
+    with pytest.raises(UnusableText, match=r"^query 1 is None"):
+        search(["发烧怎么办", None])  # type: ignore[list-item]
+
+
 def test_a_query_with_half_a_character_is_named() -> None:
     """By its place in the call, also behind the first batch and behind blank ones."""
     client, model = QdrantClient(":memory:"), CareModel.load()

@@ -41,3 +41,15 @@ def test_from_a_folder_to_a_published_collection_and_back(source: Path, server: 
     assert (
         json.loads(run("publish", "live", "--rollback", "--url", server.url, "--json").stdout)["version"] == "live_v1"
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "then"),
+    [
+        (("live", "--rollback"), "care publish COLLECTION --as live"),
+        (("docs", "--as", "docs"), "care publish docs --as docs-live"),
+    ],
+)
+def test_a_command_in_an_error_names_the_database(source: Path, arguments: tuple[str, ...], then: str) -> None:
+    result = CliRunner().invoke(care, ["publish", *arguments, "--path", str(source)])
+    assert str(result.exception).endswith(f"with: {then} --path {source}")

@@ -26,7 +26,7 @@ from care_qdrant.encoders.local.weights import no_progress_bars as no_progress_b
 from care_qdrant.encoders.local.weights import readable_model
 from care_qdrant.encoders.side import Geometry, static_limit
 from care_qdrant.encoders.unread import unread_words
-from care_qdrant.encoders.usable import require_characters, require_lengths
+from care_qdrant.encoders.usable import require_lengths, require_texts
 from care_qdrant.errors import EncodingError, InputError, needs_extra
 from care_qdrant.forking import ForkLock
 from care_qdrant.types import Vectors
@@ -114,7 +114,7 @@ class TorchEncoder:
 
     def forward(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
         """Encode texts without looking at the vectors: one of a text that the model does not weigh is zero."""
-        require_characters(texts)
+        require_texts(texts)
         prompt = self.prompt if prompt is None else prompt
         # One by one: `encode_batch` starts a thread for each core, and those are what a CPU encodes with.
         encode = self._copy.encode if self._copy is not None and self._reads_ids else None
@@ -149,7 +149,7 @@ class TorchEncoder:
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Return the uncut length of each text in tokens, special tokens and prompt included."""
-        require_characters(texts)
+        require_texts(texts)
         return self._lengths(texts, self.prompt)
 
     def unread(self, text: str) -> list[str]:

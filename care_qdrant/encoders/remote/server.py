@@ -31,7 +31,7 @@ from care_qdrant.encoders.engine import START_PATIENCE_SECONDS, Engine
 from care_qdrant.encoders.references import Reference
 from care_qdrant.encoders.remote.wire import PERHAPS_TOO_MUCH, embeddings_client, read_vectors, request_body
 from care_qdrant.encoders.side import Geometry, Side
-from care_qdrant.encoders.usable import require_characters
+from care_qdrant.encoders.usable import require_texts
 from care_qdrant.errors import EncodingError, ModelError, Unreachable, redact
 from care_qdrant.types import Vectors
 
@@ -107,7 +107,7 @@ class ServerEncoder:
 
     def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
         """Encode texts into unit vectors, in order: ``(len(texts), dim)`` float32. None is the model's own prompt."""
-        require_characters(texts)
+        require_texts(texts)
         prompt = self.prompt if prompt is None else prompt
         encodings = [self._cut(prompt + text) for text in texts]
         vectors = np.empty((len(texts), self.dim), dtype=np.float32)
@@ -124,7 +124,7 @@ class ServerEncoder:
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Return the uncut length of each text in tokens, special tokens and prompt included."""
-        require_characters(texts)
+        require_texts(texts)
         encode = self._tokenizer.encode
         return [len(encode(self.prompt + text, add_special_tokens=self._markers).ids) for text in texts]
 

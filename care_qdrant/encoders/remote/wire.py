@@ -46,7 +46,8 @@ def request_body(model: str, inputs: Sequence[Any]) -> dict[str, Any]:
 def read_vectors(answer: httpx.Response, count: int) -> Vectors:
     """Return the vectors of an answer in the order of the inputs, (count, width) float32.
 
-    Rows may come in any order, and without their index; a vector may be a list of numbers, or base64.
+    Rows may come in any order, or all without an index or with the same one, in the order of the texts; a vector may be
+    a list of numbers, or base64.
 
     Raises:
         EncodingError: The answer is an error, or holds no such vectors.
@@ -56,8 +57,11 @@ def read_vectors(answer: httpx.Response, count: int) -> Vectors:
         raise EncodingError(redact(f"{where}: {answer.status_code}, {answer.text[:200]}"))
     try:
         data = answer.json()["data"]
-        places = [row.get("index", place) for place, row in enumerate(data)]
-        rows = [data[at] for at in sorted(range(len(data)), key=places.__getitem__)]
+        places = [row.get("index") for row in data]
+        if len(data) == count and len(set(places)) > 1 and sorted(places) != list(range(count)):
+            # Nobody can say whose vectors these are.
+            raise EncodingError(f"{where}: gave vectors of index {str(places)[:80]} for {count} texts")
+        rows = sorted(data, key=lambda row: row.get("index") or 0)
         vectors = np.asarray([_numbers(row["embedding"]) for row in rows], dtype=np.float32)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise EncodingError(f"{where}: the answer is no list of embeddings ({error})") from error

@@ -13,6 +13,8 @@ from typing import Any, Self
 import httpx
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from care_qdrant.encoders.engine import Engine, Sent
@@ -70,8 +72,8 @@ class EmbeddingServer(ThreadingHTTPServer):
         import torch
 
         rows = []
-        for index, given in enumerate(inputs):
-            ids = self.model.tokenizer(given)["input_ids"] if isinstance(given, str) else given
+        for index, sent in enumerate(inputs):
+            ids = self.model.tokenizer(sent)["input_ids"] if isinstance(sent, str) else sent
             features = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
             with torch.inference_mode():
                 for module in list(self.model)[:2]:
@@ -417,3 +419,17 @@ def test_a_server_that_is_gone_is_said_to_be_gone(served: CareModel, server: Emb
     server.server_close()
     with pytest.raises(Unreachable, match="no answer for"):
         served.encode_document(["短"])
+
+
+@given(st.integers(1, 5).flatmap(lambda count: st.lists(st.integers(0, count), min_size=count, max_size=count)))
+def test_vectors_belong_to_the_texts_of_their_index_or_are_refused(places: list[int]) -> None:
+    """A permutation is undone; servers that give each row the same index answer in order; of others nobody can say."""
+    rows = [{"index": place, "embedding": [float(row)]} for row, place in enumerate(places)]
+    answer = httpx.Response(200, json={"data": rows}, request=httpx.Request("POST", "http://x/v1/embeddings"))
+    if sorted(places) == list(range(len(places))):
+        assert [places[int(row)] for (row,) in wire.read_vectors(answer, len(places))] == sorted(places)
+    elif len(set(places)) == 1:
+        assert wire.read_vectors(answer, len(places)).tolist() == [[float(row)] for row in range(len(places))]
+    else:
+        with pytest.raises(EncodingError, match="gave vectors of index"):
+            wire.read_vectors(answer, len(places))

@@ -13,7 +13,7 @@ import numpy as np
 
 from care_qdrant.encoders import MAX_CHARACTERS_PER_TOKEN, Encoder, TokenCounter
 from care_qdrant.encoders.microbatch import MicroBatcher, Vector
-from care_qdrant.encoders.usable import require_characters
+from care_qdrant.encoders.usable import require_texts
 from care_qdrant.errors import FingerprintMismatch, IncompleteModel, InputError, MissingExtra, UnusableText
 from care_qdrant.forking import ForkLock
 from care_qdrant.model.card import CARD_FILE
@@ -119,7 +119,7 @@ class SharedPair:
             raise type(error)(f"{error}. {_INGEST_INSTEAD}") from error
         # As `embedded_text` does it for the ingestion: a last line feed is a token to a language model.
         texts = [text.strip() for text in texts]
-        require_characters(texts)
+        require_texts(texts)
         # An index makes a call for every ten texts: the first one says it.
         accepted: OnTruncation = (
             "ignore" if self._has_cut and settings.on_truncation == "warn" else settings.on_truncation
