@@ -150,4 +150,4 @@ def test_the_command_attaches_with_many_machines(tmp_path: Path) -> None:
     assert run("verify", job, "--collection", "docs", *place)["right"] == 11
     refused = CliRunner().invoke(care, ["bulk", "plan", job])
     assert refused.exit_code == 2
-    assert "or WORK alone, and --collection" in refused.output
+    assert "or JOB alone, and --collection" in refused.output
