@@ -215,7 +215,7 @@ def test_an_attach_by_a_copy(
     for each in said(folder, "live_v1", caplog):
         assert each and "the copy of 'articles' into collection 'live_v1' began" in each
     with closing(opened()) as client:
-        assert attach_by_copy(client, NAME, MODEL, "live").version == "live_v1"
+        assert attach_by_copy(client, NAME, MODEL, "live").plan.version == "live_v1"
         assert nothing_is_unfinished(client)
 
 

@@ -168,7 +168,7 @@ def test_an_alias_that_is_searched_is_switched_and_goes_back(client: QdrantClien
     report = attach_by_copy(client, "live", model)
     assert (report.plan.alias, report.plan.version, report.plan.replaces) == ("live", "live_v1", NAME)
     assert roll_back(client, "live").version == NAME
-    assert attach_by_copy(client, "live", model).version == "live_v2"
+    assert attach_by_copy(client, "live", model).plan.version == "live_v2"
 
 
 def test_the_copy_is_kept_up_in_place(client: QdrantClient, model: HashModel) -> None:

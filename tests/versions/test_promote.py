@@ -42,7 +42,7 @@ def test_everything_comes_over(folder: QdrantClient, client: QdrantClient, schem
 def test_an_empty_collection_comes_over(folder: QdrantClient, client: QdrantClient) -> None:
     fill(folder, "docs", SCHEMAS["named"], 1)
     folder.delete("docs", models.PointIdsList(points=[point(0, SCHEMAS["named"]).id]))
-    assert promote_collection(*links(folder, client)).points == 0
+    assert promote_collection(*links(folder, client)).copied.points == 0
     assert Collection(client, "docs").schema.contracts == {"pair": CONTRACT}
 
 
@@ -156,7 +156,7 @@ def test_strict_mode_limits_are_kept(folder: QdrantClient, client: QdrantClient)
     strict = models.StrictModeConfig(enabled=True, upsert_max_batchsize=7, max_query_limit=9)
     client.create_collection("docs", **SCHEMAS["named"], strict_mode_config=strict)
     for _ in range(2):
-        assert promote_collection(*links(folder, client)).points == 40
+        assert promote_collection(*links(folder, client)).copied.points == 40
 
 
 def test_a_folder_that_is_opened_again_gives_other_lengths_and_nothing_is_written(

@@ -189,7 +189,7 @@ def test_an_ingestion_that_has_not_ended_is_not_published(
             publish_collection(qdrant, "docs", "live", PublishSettings(dry_run=dry_run))
     assert versions(qdrant) == []
     ingest(documents(), model, qdrant, "docs")
-    assert publish_collection(qdrant, "docs", "live").points == 100
+    assert publish_collection(qdrant, "docs", "live").copied.points == 100
 
 
 def test_an_ingestion_that_begins_during_the_copy_stops_the_switch(qdrant: QdrantClient) -> None:
