@@ -160,8 +160,10 @@ def test_a_name_that_is_not_utf_8_is_no_name_of_a_collection(
 
 
 def test_rejected_rows_are_readable(write_corpus: WriteCorpus) -> None:
-    rows = [{"id": "糖尿病-1", "text": ""}, {"id": "半\udc80", "text": ""}, *short_rows(2)]
-    result = run(write_corpus(rows), "--json")
+    corpus = write_corpus(short_rows(2))
+    bad = "".join(json.dumps({"id": id_, "text": ""}) + "\n" for id_ in ("糖尿病-1", "半\udc80"))
+    corpus.write_text(corpus.read_text(encoding="utf-8") + bad, encoding="utf-8")
+    result = run(corpus, "--json")
     listed = Path(json.loads(result.stdout)["rejects_file"]).read_text(encoding="utf-8")
     assert '"糖尿病-1"' in listed
     assert [json.loads(line)["id"] for line in listed.splitlines()] == ["糖尿病-1", "半\udc80"]
