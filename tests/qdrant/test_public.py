@@ -12,8 +12,8 @@ from care_qdrant import (
     attach_by_copy,
     attach_vector,
     detach_vector,
-    diagnose,
     ingest,
+    plan_attach,
     publish_collection,
     roll_back,
     verify_collection,
@@ -39,10 +39,10 @@ def _work(*place: Any) -> list[Any]:
     """Do what there is to do with one collection; return what it says, but for times."""
     ingested = ingest(DOCUMENTS, HashModel(), *place)
     attached = attach_vector(*place, OTHER)
-    diagnosed, verified = diagnose(*place, OTHER), verify_collection(*place, OTHER)
+    planned, verified = plan_attach(*place, OTHER), verify_collection(*place, OTHER)
     published = publish_collection(*place, "live")
     detached = detach_vector(*place)
-    return [ingested.points, attached.encoded, diagnosed.summary, verified, published.copied.points, detached]
+    return [ingested.points, attached.encoded, planned.points_to_encode, verified, published.copied.points, detached]
 
 
 def test_both_forms_do_the_same_with_the_same_requests(client: QdrantClient, server: StandIn) -> None:
@@ -83,11 +83,11 @@ def test_a_run_that_failed_leaves_the_object_as_it_was(client: QdrantClient, ser
         lambda place: attach_vector(place, OTHER),
         lambda place: attach_by_copy(place, OTHER, "live"),
         lambda place: detach_vector(place, "other"),
-        lambda place: diagnose(place, OTHER),
+        lambda place: plan_attach(place, OTHER),
         lambda place: verify_collection(place, OTHER),
         lambda place: publish_collection(place, "live"),
     ],
-    ids=["attach", "copy", "detach", "diagnose", "verify", "publish"],
+    ids=["attach", "copy", "detach", "plan", "verify", "publish"],
 )
 def test_work_on_all_points_is_refused_on_the_shards_of_a_key(
     client: QdrantClient, server: StandIn, work: Callable[[Collection], object]
