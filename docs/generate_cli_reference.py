@@ -39,5 +39,9 @@ def reference() -> str:
 
 if __name__ == "__main__":
     if "--check" in sys.argv:
-        sys.exit(0 if TARGET.read_text(encoding="utf-8") == reference() else "docs/reference/cli.md is out of date: make docs")
+        sys.exit(
+            0
+            if TARGET.read_text(encoding="utf-8") == reference()
+            else "docs/reference/cli.md is out of date: make docs"
+        )
     TARGET.write_text(reference(), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Write docs/reference/schemas/*.json, the JSON schemas of the reports, from their dataclasses. `--check` fails when outdated."""
+"""Write docs/reference/schemas/*.json, the schemas of the reports, from their dataclasses. `--check` compares them."""
 
 import json
 import sys

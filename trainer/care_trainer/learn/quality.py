@@ -23,7 +23,7 @@ MIN_KEPT = 0.9
 """Share of the old model's nDCG@10 below which the loss is warned of before the encoder is registered."""
 DENSE_SHARE = 0.7
 """Of the fusion of standardised scores. The best of 0.3 to 0.7 on another collection (8,000 answers, 1,000 questions of
-patients), for learned queries and for those of the model itself (docs/EXPERIMENTS.md)."""
+patients), for learned queries and for those of the model itself (docs/evidence/experiments.md)."""
 _FUSION_QUESTIONS = 100
 FUSION_DOCUMENTS = 2_000
 
