@@ -103,7 +103,8 @@ def _parameter(parameter: inspect.Parameter) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return an annotation without the modules of its types."""
+    """Return an annotation without the modules of its types, and without the quotes of a whole one."""
+    text = text.strip("'") if text.count("'") == 2 and text.startswith("'") else text
     text = re.sub(r"numpy\.ndarray\[.*?dtype\[\S*?float32\]\]", "ndarray", text)
     return re.sub(r"\b(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])", "", text)
 
@@ -141,7 +142,7 @@ def exit_codes() -> Iterator[str]:
 
 def metrics() -> Iterator[str]:
     """Yield the page of the counters of `care serve`."""
-    yield "# Metrics\n\n`GET /metrics` of `care serve`, summed over its workers. What to watch: [operate](../how-to/operate.md).\n"
+    yield "# Metrics\n\n`GET /metrics` of `care serve`, summed over its workers ([what to watch](../how-to/operate.md)).\n"
     yield "| metric | type | labels | meaning |\n|---|---|---|---|"
     for metric in vars(Metrics()).values():
         if hasattr(metric, "_documentation"):
@@ -223,8 +224,8 @@ def payload_page() -> Iterator[str]:
     )
     yield (
         "The metadata of the **collection** hold, under `care:VECTOR`, the model record of each vector: name and\n"
-        "fingerprint of the model, dimension, distance and the field of the text. `care-learned:VECTOR` is the record of\n"
-        "a learned query encoder.\n"
+        "fingerprint of the model, dimension, distance and the field of the text. `care-learned:VECTOR` is the\n"
+        "record of a learned query encoder.\n"
     )
 
 
