@@ -142,7 +142,7 @@ def exit_codes() -> Iterator[str]:
 
 def metrics() -> Iterator[str]:
     """Yield the page of the counters of `care serve`."""
-    yield "# Metrics\n\n`GET /metrics` of `care serve`, summed over its workers ([what to watch](../how-to/operate.md)).\n"
+    yield "# Metrics\n\n`GET /metrics` of `care serve`, over all workers ([what to watch](../how-to/operate.md)).\n"
     yield "| metric | type | labels | meaning |\n|---|---|---|---|"
     for metric in vars(Metrics()).values():
         if hasattr(metric, "_documentation"):
