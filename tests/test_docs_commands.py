@@ -64,6 +64,7 @@ def clone(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", README)
 def test_the_readme_is_one_session(page: str, clone: Path) -> None:
     pages.run(page, clone, {})
