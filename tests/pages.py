@@ -33,9 +33,9 @@ _STAYS = re.compile(r"(?:care|care-data|care data) (?:serve|demo|review)\b|.* --
 _SHELL = """
 set -uo pipefail
 trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT
-beside() {  # in the background, until it says that it listens or has printed its first line
+beside() {  # in the background, from when it says where it listens or prints its first report
   "$@" >beside.log 2>&1 </dev/null & local pid=$!
-  until [ -s beside.log ] && grep -q . beside.log; do kill -0 $pid 2>/dev/null || { cat beside.log; return 1; }; done
+  until grep -qE 'http://|[{]' beside.log; do kill -0 $pid 2>/dev/null || { cat beside.log; return 1; }; sleep 0.2; done
 }
 """
 
