@@ -27,7 +27,8 @@ import click
 
 ROOT = Path(__file__).parent.parent
 SERVER = "http://localhost:6333"
-SERVICE = "8080"
+PORTS = ("8080", "8090")
+"""Ports of services on the pages."""
 _FENCE = re.compile(r"^( *)```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _STAYS = re.compile(r"(?:care|care-data|care data) (?:serve|demo|review)\b|.* --watch\b")
 _SHELL = """

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,6 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant import CareModel, find_folder, open_client
 from care_qdrant.cli import care
-from care_qdrant.serve.supervisor import free_port
 from tests import pages
 from tests.standin import StandIn
 
@@ -95,7 +95,7 @@ def test_the_commands_of_a_page_run_in_its_order(
 ) -> None:
     with open_client(url=server.url) as client:
         write_articles(client, articles)
-    pages.run(page, desk, {pages.SERVER: server.url, pages.SERVICE: str(free_port(0))})
+    pages.run(page, desk, {pages.SERVER: server.url, **{port: _free_port() for port in pages.PORTS}})
 
 
 @pytest.mark.parametrize("page", [*README, *PAGES])
@@ -141,6 +141,11 @@ def test_a_page_with_a_line_that_fails_is_noticed(tmp_path: Path, command: str) 
     page.write_text(f"```bash\ntrue\n{command}\ntrue\n```\n", encoding="utf-8")
     with pytest.raises(AssertionError, match=command.split()[0]):
         pages.run(str(page), tmp_path, {})
+
+
+def _free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return str(taken.getsockname()[1])
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
