@@ -49,6 +49,7 @@ docs: $(VENV)/.dev
 	$(BIN)/python docs/generate_cli_reference.py
 	$(BIN)/python docs/generate_schemas.py
 	$(BIN)/python docs/generate_measured.py
+	$(BIN)/python docs/generate_reference.py
 
 site: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -1,4 +1,4 @@
-"""Write docs/cli.md from the commands themselves. `--check` fails when it is not up to date."""
+"""Write docs/reference/cli.md from the commands themselves. `--check` fails when it is not up to date."""
 
 import re
 import sys
@@ -9,7 +9,7 @@ import click
 from care_qdrant.cli import care
 from care_qdrant.console.groups import whole_help
 
-TARGET = Path(__file__).parent / "cli.md"
+TARGET = Path(__file__).parent / "reference" / "cli.md"
 
 
 def sections(command: click.Command, path: str, parent: click.Context | None = None) -> list[str]:
@@ -39,5 +39,9 @@ def reference() -> str:
 
 if __name__ == "__main__":
     if "--check" in sys.argv:
-        sys.exit(0 if TARGET.read_text(encoding="utf-8") == reference() else "docs/cli.md is out of date: make docs")
+        sys.exit(
+            0
+            if TARGET.read_text(encoding="utf-8") == reference()
+            else "docs/reference/cli.md is out of date: make docs"
+        )
     TARGET.write_text(reference(), encoding="utf-8")

@@ -1,12 +1,9 @@
-"""Write the measured parts of README.md, results.md and serve.md from the results. `--check` compares them."""
+"""Write the measured parts of docs/evidence from benchmarks/results. `--check` compares them."""
 
 import json
-import re
 import sys
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
@@ -16,9 +13,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 def pages() -> dict[Path, dict[str, str]]:
     """Return the measured parts by page, and there by the name in their markers."""
     parts = {
-        ROOT / "README.md": {"measured": _measured()},
-        ROOT / "README.zh.md": {"measured zh": _measured_in_chinese()},
-        ROOT / "docs" / "results.md": {
+        ROOT / "docs/evidence/results.md": {
             "asymmetry": _asymmetry(),
             "accuracy": _accuracy(),
             "promises": [*_promises(), "", *_machine()],
@@ -29,91 +24,9 @@ def pages() -> dict[Path, dict[str, str]]:
             "searches beside a load": _beside(),
             "filters": _filters(),
         },
-        ROOT / "docs" / "serve.md": {"servers": _servers(), "detour": _detour(), "clients": _clients()},
+        ROOT / "docs/evidence/service.md": {"servers": _servers(), "detour": _detour(), "clients": _clients()},
     }
     return {page: {name: "\n".join(lines) + "\n" for name, lines in blocks.items()} for page, blocks in parts.items()}
-
-
-_CHINESE = (
-    (r"what \| measured", "测量内容 | 结果"),
-    (r"nDCG@10 on 1,400.* / both \|", "1,400 个真实问题的 nDCG@10：内置模型 / BM25 / 混合 |"),
-    (r"one query, BERT-base.*class \|", "一次查询（BERT-base 规模，int8），与 LlamaIndex 官方类相比 |"),
-    (r"([\d.]+)× less CPU", r"CPU 时间为其 1/\1"),
-    (r"nDCG@10, queries learned.*own \|", "nDCG@10：`care learn` 学出的查询编码器 / 加 BM25 / 原 12 层模型 |"),
-    (
-        r"share of the old model's.*old models \| (.*) \(with BM25 (.*)\)",
-        r"`care learn` 保留的原模型向量检索 nDCG@10 比例：六个文档集 × 两个模型的平均值与范围 | \1（加 BM25 \2）",
-    ),
-    (
-        r"an empty environment.*does it \| (\d+) s on two cores, (\d+) MB.*",
-        r"从空环境到第一个答案（`make demo`） | 两个 CPU 核 \1 秒，下载 \2 MB |",
-    ),
-    (
-        r"on a server from a cold.*alone \| ([\d.]+)× the CPU",
-        r"查询服务器（冷启动），与仅 `import qdrant_client` 相比 | CPU 时间 \1 倍",
-    ),
-)
-
-
-def _measured_in_chinese() -> Iterator[str]:
-    for line in _measured():
-        for english, chinese in _CHINESE:
-            line = re.sub(english, chinese, line)
-        yield line
-
-
-def _measured() -> Iterator[str]:
-    """The few rows that a visitor reads."""
-    singles = {entry["stack"]: entry for entry in _read("llama-speed.json")["single"]}
-    start = {entry["command"]: entry for entry in _read("command-start.json")["starts"]}["care search --url"]
-    retrieval = {
-        system["name"]: next(score["value"] for score in system["scores"] if score["task"].endswith("Retrieval"))
-        for system in _read("dev/result.json")["systems"]
-    }
-    yield "| what | measured |"
-    yield "|---|---|"
-    yield (
-        f"| nDCG@10 on 1,400 real questions: built-in pair / BM25 / both | {retrieval['care-nano']:.3f} / "
-        f"{retrieval['BM25']:.3f} / {retrieval['care-nano + BM25']:.3f} |"
-    )
-    yield (
-        f"| one query, BERT-base shape, int8, against LlamaIndex's stock class | "
-        f"{singles['care-int8']['times_faster']:.1f}× less CPU |"
-    )
-    learned = _read("learn-e5-small.json")
-    own, both = (_mean_ndcg(learned["runs"], name) for name in ("dense", "with_bm25"))
-    yield (
-        "| nDCG@10, queries learned from stored vectors (`care learn`) / with BM25 / the 12-layer model's own | "
-        f"{own:.3f} / {both:.3f} / {learned['old_model']['ndcg_at_10']:.3f} |"
-    )
-    yield (
-        "| share of the old model's dense nDCG@10 kept, mean and range over six collections × two old models | "
-        f"{_kept('dense')} (with BM25 {_kept('hybrid')}) |"
-    )
-    first = _read("first-minute.json")
-    seconds, wheels = first["seconds_to_the_first_answer"], first["wheels"][0]["downloaded_mb"]
-    yield (
-        f"| an empty environment to the first answer, as `make demo` does it | {seconds:.0f} s on two cores, "
-        f"{wheels:.0f} MB of wheels |"
-    )
-    yield (
-        "| `care search` on a server from a cold start, against `import qdrant_client` alone | "
-        f"{start['of_client_import']:.2f}× the CPU |"
-    )
-
-
-def _mean_ndcg(runs: list[dict[str, Any]], name: str) -> float:
-    return sum(run[name]["ndcg_at_10"] for run in runs) / len(runs)
-
-
-def _kept(kind: str) -> str:
-    """Mean and range over collections and old models, seeds averaged; hybrid at the recommended share."""
-    cells = defaultdict(list)
-    for run in _read("learn-six.json")["runs"]:
-        score = run["dense"] if kind == "dense" else run["by_share"]["0.7"]
-        cells[run["source"], run["teacher"]].append(score / run["old_model"])
-    means = [fmean(shares) for shares in cells.values()]
-    return f"{fmean(means):.2f} [{min(means):.2f}, {max(means):.2f}]"
 
 
 def _asymmetry() -> Iterator[str]:

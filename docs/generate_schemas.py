@@ -1,4 +1,4 @@
-"""Write docs/schemas/*.json, the JSON schemas of the reports, from their dataclasses. `--check` fails when outdated."""
+"""Write docs/reference/schemas/*.json, the schemas of the reports, from their dataclasses. `--check` compares them."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-TARGET = Path(__file__).parent / "schemas"
+TARGET = Path(__file__).parent / "reference" / "schemas"
 REPORTS = {
     "attach": ("care_qdrant.vectors.attach", "AttachReport"),
     "attach-dry-run": ("care_qdrant.vectors.doctor", "AttachPlan"),
@@ -61,7 +61,7 @@ if __name__ == "__main__":
     texts = {TARGET / f"{command}.json": schema(*place) for command, place in REPORTS.items()}
     if "--check" in sys.argv:
         stale = [path.name for path, text in texts.items() if not path.is_file() or path.read_text() != text]
-        sys.exit(f"docs/schemas is out of date ({', '.join(stale)}): make docs" if stale else 0)
+        sys.exit(f"docs/reference/schemas is out of date ({', '.join(stale)}): make docs" if stale else 0)
     TARGET.mkdir(exist_ok=True)
     for path, text in texts.items():
         path.write_text(text, encoding="utf-8")

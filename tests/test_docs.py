@@ -16,7 +16,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "README.zh.md", *s
 
 @pytest.mark.parametrize(
     "script",
-    ["generate_cli_reference.py", "generate_measured.py", "generate_schemas.py"],
+    ["generate_cli_reference.py", "generate_measured.py", "generate_reference.py", "generate_schemas.py"],
 )
 def test_what_is_generated_is_up_to_date(script: str) -> None:
     subprocess.run([sys.executable, str(ROOT / "docs" / script), "--check"], check=True, timeout=100)
@@ -32,7 +32,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_file_that_a_page_names_is_there(page: Path) -> None:
     """The log of experiments names the files of its time; a pattern with ``*`` stands for files that it matches."""
-    if page.name == "EXPERIMENTS.md":
+    if page.parent.name == "experiments" or page.name == "experiments.md":
         return
     tops = "benchmarks|care_qdrant|docs|examples|llama_integration|tests|trainer"
     named = re.findall(rf"(?<![\w./])((?:{tops})/[\w./*-]*[\w*])", page.read_text(encoding="utf-8"))
@@ -61,16 +61,18 @@ def test_the_table_of_environment_variables_has_all_that_is_read() -> None:
         for file in (ROOT / package).rglob("*.py"):
             text = file.read_text(encoding="utf-8")
             read |= set(re.findall(r"""(?:envvar=|environ\.get\(|setting\()"([A-Z_]+)\"""", text))
-    everyday = (ROOT / "docs" / "everyday.md").read_text(encoding="utf-8")
+    configuration = (ROOT / "docs/reference/configuration.md").read_text(encoding="utf-8")
     listed = {
-        name for row in re.findall(r"^\| (`[A-Z_`, ]+`) \|", everyday, re.MULTILINE) for name in re.findall(r"\w+", row)
+        name
+        for row in re.findall(r"^\| (`[A-Z_`, ]+`) \|", configuration, re.MULTILINE)
+        for name in re.findall(r"\w+", row)
     }
     assert {"QDRANT_URL", "CARE_PATIENCE", "TQDM_DISABLE"} <= read <= listed
 
 
 def test_the_documented_completion_completes() -> None:
-    everyday = (ROOT / "docs" / "everyday.md").read_text(encoding="utf-8")
-    lines = dict(re.findall(r'eval "\$\((\w+)=bash_source ([\w-]+)\)"', everyday))
+    install = (ROOT / "docs/start/install.md").read_text(encoding="utf-8")
+    lines = dict(re.findall(r'eval "\$\((\w+)=bash_source ([\w-]+)\)"', install))
     assert lines == {"_CARE_COMPLETE": "care", "_CARE_INGEST_COMPLETE": "care-ingest"}
     modules = {"care": "care_qdrant.cli", "care-ingest": "care_qdrant.cli.ingest"}
     for variable, program in lines.items():
@@ -82,7 +84,9 @@ def test_the_documented_completion_completes() -> None:
 
 
 def test_the_table_of_exit_codes_has_all_of_them() -> None:
-    rows = re.findall(r"^\| (\d+) \| `?(\w*)", (ROOT / "docs" / "troubleshooting.md").read_text("utf-8"), re.MULTILINE)
+    rows = re.findall(
+        r"^\| (\d+) \| `?(\w*)", (ROOT / "docs/how-to/troubleshooting.md").read_text("utf-8"), re.MULTILINE
+    )
     documented = {int(code): name for code, name in rows}
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and errors.CareError in kind.__bases__]
     assert {kind.exit_code: kind.__name__ for kind in kinds}.items() <= documented.items()

@@ -1,4 +1,4 @@
-"""The TOML file of a benchmark: strict tables, all problems of a file in one error; docs/data.md has all keys."""
+"""The TOML file of a benchmark: strict tables, all problems in one error. Keys: docs/reference/benchmark-keys.md."""
 
 import json
 import os
@@ -181,7 +181,7 @@ class Plan:
 def load_plan(path: Path) -> Plan:
     """Read and check a configuration; `InputError` names all its problems."""
     if not path.is_file():
-        raise InputError(f"{path}: no such file; docs/data.md has a configuration to start from")
+        raise InputError(f"{path}: no such file; docs/how-to/make-a-benchmark.md has a configuration to start from")
     try:
         settings = TypeAdapter(Settings).validate_json(json.dumps(read_toml(path), default=str))
     except ValidationError as error:

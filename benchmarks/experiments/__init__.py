@@ -1,1 +1,1 @@
-"""Studies of docs/EXPERIMENTS.md, run from the root of a checkout as ``python -m benchmarks.experiments.NAME``."""
+"""Studies of docs/evidence/experiments.md, run in a checkout by ``python -m benchmarks.experiments.NAME``."""

@@ -1,4 +1,4 @@
-"""The forecast of `care bulk plan --dry-run` for 10 million to 1 billion documents, as docs/scale.md shows it."""
+"""The forecast of `care bulk plan --dry-run` for 10 million to 1 billion documents (docs/evidence/bulk.md)."""
 
 import json
 import tempfile

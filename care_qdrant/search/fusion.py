@@ -13,7 +13,7 @@ holds would count as 0 in the other, which no cosine of a language model is.
 ``dbsf``, ``rrf``: Qdrant's distribution-based and reciprocal-rank fusion, where both lists count the same. They are
 here because people know them and because servers before 1.14 have no formulas.
 
-Which is best was measured, not argued (docs/experiments/2026-11-21.md).
+Which is best was measured, not argued (docs/evidence/experiments/2026-11-21.md).
 """
 
 import math

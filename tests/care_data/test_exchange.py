@@ -183,7 +183,7 @@ def test_diversify_keeps_whole_rows_and_leaves_no_collection(tmp_path: Path) -> 
 
 
 def test_the_documentation_names_every_key() -> None:
-    text = Path("docs/data.md").read_text(encoding="utf-8")
+    text = Path("docs/reference/benchmark-keys.md").read_text(encoding="utf-8")
     tables = [each for each in vars(config_tables).values() if dataclasses.is_dataclass(each)]
     keys = {field.name for table in tables if table is not config_tables.Plan for field in dataclasses.fields(table)}
     assert len(keys) > 50 and {key for key in keys if not re.search(rf"[`\[.]{key}[`\].]", text)} == set()

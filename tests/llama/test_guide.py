@@ -1,4 +1,4 @@
-"""The blocks of docs/llamaindex.md run in their order, as its first lines say."""
+"""The blocks of docs/how-to/llamaindex.md run in their order, as its first lines say."""
 
 import re
 from pathlib import Path
@@ -19,9 +19,9 @@ def test_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         ingest(corpus, CareModel.load(), client, "corpus", settings=IngestSettings(sparse=True))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Settings, "_llm", MockLLM())
-    guide = (ROOT / "docs" / "llamaindex.md").read_text(encoding="utf-8")
+    guide = (ROOT / "docs/how-to/llamaindex.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL):
+    for block in re.findall(r"```py\n(.*?)```", guide, re.DOTALL):
         exec(block, names)
     try:
         assert len(names["nodes"]) == 3 and len(names["vector"]) == 256

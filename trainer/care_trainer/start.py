@@ -286,12 +286,12 @@ def _write_held_out(pairs: Sequence[Pair], trained: set[str], folder: Path) -> i
 def _config(pairs: Path, folder: Path, base: str, rows: int, device: str) -> str:
     """Return the commented configuration for so many pairs on this machine."""
     epochs = min(MOST_EPOCHS, max(1.0, round(SEEN[device] / rows, 1)))
-    # Few pairs get small batches, so that an epoch has some twenty steps (docs/EXPERIMENTS.md).
+    # Few pairs get small batches, so that an epoch has some twenty steps (docs/evidence/experiments.md).
     batch = min(512 if device == "cuda" else 128, max(16, 1 << (rows // 20).bit_length() - 1))
     bf16 = str(device == "cuda" or _cpu_has_bf16()).lower()
     head = f"""# Written by: care-train start {pairs.name}
 # A change is trained by: care-train run {folder / CONFIG} --set output={folder / "changed"}
-# All keys: docs/training.md
+# All keys: docs/reference/training-keys.md
 
 name = {json.dumps(folder.name)}
 output = {json.dumps(str(folder / "run"))}

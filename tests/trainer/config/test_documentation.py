@@ -1,4 +1,4 @@
-"""docs/training.md: its configuration is valid, and its table has every key with its range and default."""
+"""The documented configurations are valid, and the page of training keys has every key with its default."""
 
 import dataclasses
 import re
@@ -24,8 +24,11 @@ from care_trainer.config import (
     load_run,
 )
 
-GUIDE = (Path(__file__).parents[3] / "docs/training.md").read_text(encoding="utf-8")
-LEARN = (Path(__file__).parents[3] / "docs/learn.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[3] / "docs"
+KEYS, RECIPE, LEARN = (
+    (DOCS / name).read_text(encoding="utf-8")
+    for name in ("reference/training-keys.md", "how-to/train-recipe.md", "how-to/learn.md")
+)
 TABLES = {
     "": Run,
     "tasks.NAME": Task,
@@ -69,13 +72,13 @@ def _keys() -> Iterator[tuple[str, str, str]]:
 @pytest.mark.parametrize(("table", "key", "default"), sorted(set(_keys())))
 def test_the_guide_has_every_key_with_its_default(table: str, key: str, default: str) -> None:
     heading = f"**`[{table}]`**" if table not in ("", "stage") else {"": "**Run**", "stage": "**`[[stage]]`**"}[table]
-    section = GUIDE.split(heading)[1].split("\n**")[0]
+    section = KEYS.split(heading)[1].split("\n**")[0]
     rows = re.findall(rf"^\| `{key}` \|([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|$", section, re.M)
     assert default in [row[2].strip() for row in rows]
 
 
-@pytest.mark.parametrize(("page", "stages"), [(GUIDE, ["document", "align", "joint"]), (LEARN, ["align"])])
+@pytest.mark.parametrize(("page", "stages"), [(RECIPE, ["document", "align", "joint"]), (LEARN, ["align"])])
 def test_the_commented_configuration_is_valid(tmp_path: Path, page: str, stages: list[str]) -> None:
-    (text,) = re.findall(r"```toml\n(.*?)```", page, re.S)
+    (text,) = re.findall(r'```toml title="\w+\.toml"\n(.*?)```', page, re.S)
     (tmp_path / "run.toml").write_text(text, encoding="utf-8")
     assert [stage.kind for stage in load_run(tmp_path / "run.toml").stage] == stages

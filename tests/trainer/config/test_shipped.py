@@ -188,7 +188,7 @@ def test_a_baseline_of_table_3_is_fine_tuned_with_its_own_dense_layer(tmp_path: 
 
 
 def test_what_the_guide_varies_are_settings() -> None:
-    guide = (Path(__file__).parents[3] / "docs/training.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[3] / "docs/how-to/train-recipe.md").read_text(encoding="utf-8")
     settings = re.findall(r"`--set\s(\S+)`", guide.partition("What the paper varies otherwise")[2].partition("\n\n")[0])
     assert len(settings) == 4
     for setting in settings:

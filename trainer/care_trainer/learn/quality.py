@@ -24,7 +24,7 @@ MIN_KEPT = 0.9
 DENSE_SHARE = 0.7
 """Weight of the dense score in a fusion of standardised scores. It is the best of 0.3 to 0.7 on another collection
 (8,000 answers, 1,000 questions of patients), for learned queries and for those of the model itself
-(docs/EXPERIMENTS.md)."""
+(docs/evidence/experiments.md)."""
 _FUSION_QUESTIONS = 100
 FUSION_DOCUMENTS = 2_000
 

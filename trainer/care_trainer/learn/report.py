@@ -38,9 +38,9 @@ def paragraphs(report: LearnReport) -> list[str]:
         f"**Quality.** {found.queries:,} documents were held out. For one of its sentences or its title, a document is "
         f"the first of {found.candidates:,} in {found.recall_at_1:.0%} of the cases and among the first ten in "
         f"{found.recall_at_10:.0%} (mean reciprocal rank {found.mrr:.3f}). {_copies(report)}Real questions are "
-        "harder than sentences of the text: on six collections (docs/learn.md) encoders kept 72% to 113% of the old "
-        "model's nDCG@10 on them, and held-out sentences did not tell which. Judge with your own (--queries) before "
-        "you switch.",
+        "harder than sentences of the text: on six collections (docs/evidence/learning.md) encoders kept 72% to 113% "
+        "of the old model's nDCG@10 on them, and held-out sentences did not tell which. Judge with your own "
+        "(--queries) before you switch.",
     ]
     if (warning := loss_warning(report.kept)) is not None:
         lines.insert(1, f"**Warning**: {warning}.")

@@ -1,0 +1,247 @@
+"""Write the pages of docs/reference that follow from the code. `--check` fails when one is out of date."""
+
+import asyncio
+import dataclasses
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+from llama_index.embeddings import care as embeddings
+from llama_index.postprocessor import care as postprocessor
+from llama_index.vector_stores import care as vector_stores
+
+import care_qdrant
+from care_qdrant import CareModel, Chunk, Document, errors
+from care_qdrant.contracts import payload
+from care_qdrant.serve.app import Service
+from care_qdrant.serve.settings import ServeSettings
+from care_qdrant.serve.metrics import Metrics
+
+TARGET = Path(__file__).parent / "reference"
+TOPICS = {
+    "Models": ("model.", "encoders"),
+    "Write": ("ingestion.", "corpus."),
+    "Search": ("search.",),
+    "Existing collections": ("vectors.", "contracts.", "versions.attach_by_copy"),
+    "Move collections": ("versions.",),
+    "Connect": ("qdrant.",),
+    "Data": ("types", "progress"),
+}
+"""Headings of the Python page, and the modules (beginnings of their names) whose public names stand below each."""
+
+
+def python_api() -> Iterator[str]:
+    """Yield the page of all public names, by topic."""
+    yield "# Python API\n\nImport these names from `care_qdrant`; what is not listed is internal and may change.\n"
+    rest = set(care_qdrant.__all__) - {"__version__"}
+    for topic, modules in TOPICS.items():
+        yield f"## {topic}\n"
+        for name in sorted(rest, key=str.lower):
+            module = getattr(getattr(care_qdrant, name), "__module__", None) or ""
+            home = care_qdrant._HOME.get(name, module.removeprefix("care_qdrant."))
+            if home.startswith(modules):
+                rest.remove(name)
+                yield from _entry(name, getattr(care_qdrant, name))
+    yield "## Errors\n\nThe tree of errors is in [exit codes](exit-codes.md).\n"
+    for name in sorted(rest, key=str.lower):
+        yield from _entry(name, getattr(care_qdrant, name))
+    yield "## LlamaIndex\n"
+    for package in (embeddings, vector_stores, postprocessor):
+        for name in package.__all__:
+            yield from _entry(f"{package.__name__}.{name}", getattr(package, name))
+
+
+def _entry(name: str, value: Any) -> Iterator[str]:
+    value = inspect.unwrap(value) if callable(value) and not inspect.isclass(value) else value
+    if not inspect.isclass(value) and not inspect.isfunction(value):
+        yield f"### `{name}`\n\n{_shown(value)}\n"
+        return
+    yield f"### `{name}`\n"
+    if inspect.isfunction(value) or "__init__" in vars(value) or dataclasses.is_dataclass(value):
+        yield f"```python\n{_signature(name.rpartition('.')[2], value)}\n```\n"
+    yield _markdown(inspect.getdoc(value) or "") + "\n"
+    if inspect.isclass(value) and not issubclass(value, errors.CareError):
+        for method, function in sorted(vars(value).items()):
+            function = getattr(function, "__func__", function)
+            if method.startswith("_") or not inspect.isfunction(function) or not function.__doc__:
+                continue
+            yield f"**`{_signature(method, function, own=True)}`**\n\n{_markdown(inspect.getdoc(function) or '')}\n"
+
+
+def _shown(value: Any) -> str:
+    return f"`{value!r}`" if isinstance(value, str | int | float | tuple) else f"`{_plain(str(value))}`"
+
+
+def _signature(name: str, value: Callable[..., Any], *, own: bool = False) -> str:
+    """Return a signature without the modules of its types; a long one has a line for each parameter."""
+    signature = inspect.signature(value)
+    parameters = [each for key, each in signature.parameters.items() if key not in ("self", "cls")]
+    shown = [_parameter(each) for each in parameters]
+    kinds = [each.kind for each in parameters]
+    if inspect.Parameter.KEYWORD_ONLY in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        shown.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
+    back = signature.return_annotation
+    arrow = "" if inspect.isclass(value) or back is signature.empty else f" -> {_plain(inspect.formatannotation(back))}"
+    line = f"{name}({', '.join(shown)}){arrow}"
+    if len(line) <= 100 or own:
+        return line
+    return f"{name}(\n" + "".join(f"    {each},\n" for each in shown) + f"){arrow}"
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    text = _plain(str(parameter.replace(default=inspect.Parameter.empty)))
+    if parameter.default is inspect.Parameter.empty:
+        return text
+    default = repr(parameter.default)
+    is_plain = isinstance(parameter.default, str | int | float | tuple | None) and len(default) < 30
+    return f"{text} = {default if is_plain else '…'}"
+
+
+def _plain(text: str) -> str:
+    """Return an annotation without the modules of its types, and without the quotes of a whole one."""
+    text = text.strip("'") if text.count("'") == 2 and text.startswith("'") else text
+    text = re.sub(r"numpy\.ndarray\[.*?dtype\[\S*?float32\]\]", "ndarray", text)
+    return re.sub(r"\b(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])", "", text)
+
+
+def _markdown(docstring: str) -> str:
+    """Return a docstring of Google's style as Markdown."""
+    text = re.sub(r"``([^`]+)``", r"`\1`", docstring)
+    text = re.sub(
+        r"::\n\n((?: {4}.*\n?|\n)+)", lambda found: f":\n\n```text\n{inspect.cleandoc(found[1])}\n```\n", text
+    )
+    lines, is_list = [], False
+    for line in text.splitlines():
+        heading = re.match(r"(Args|Returns|Raises|Yields|Attributes|Example|Examples|Note):$", line)
+        item = re.match(r" {4}(\*{0,2}\w+(?:, \*{0,2}\w+)*): (.*)", line)
+        if heading:
+            is_list = True
+            lines += [f"*{heading[1]}*:", ""]
+        elif item and is_list:
+            lines.append(f"- `{item[1]}`: {item[2]}")
+        else:
+            is_list = is_list and (line.startswith(" ") or not line)
+            lines.append(("  " + line.strip() if line.startswith("     ") else line.strip()) if is_list else line)
+    return "\n".join(lines)
+
+
+def exit_codes() -> Iterator[str]:
+    """Yield the page of exit codes and the errors behind them."""
+    tree = (errors.__doc__ or "").split("::\n\n")[1]
+    tree, _, rest = tree.partition("\n\nExit code 8")
+    yield "# Exit codes and errors\n\nEach error of the library ends the command with the exit code of its kind.\n"
+    yield f"```text\n{inspect.cleandoc(tree)}\n```\n"
+    yield f"Exit code 8{_markdown(rest)}\n"
+    yield "What to do: [troubleshooting](../how-to/troubleshooting.md).\n"
+
+
+def metrics() -> Iterator[str]:
+    """Yield the page of the counters of `care serve`."""
+    yield "# Metrics\n\n`GET /metrics` of `care serve`, over all workers ([what to watch](../how-to/operate.md)).\n"
+    yield "| metric | type | labels | meaning |\n|---|---|---|---|"
+    for metric in vars(Metrics()).values():
+        if hasattr(metric, "_documentation"):
+            suffix = "_total" if metric._type == "counter" else ""
+            labels = ", ".join(f"`{label}`" for label in metric._labelnames) or "–"
+            yield f"| `{metric._name}{suffix}` | {metric._type} | {labels} | {metric._documentation} |"
+    yield ""
+
+
+def http() -> Iterator[str]:
+    """Yield the page of the paths of `care serve`, from its own description."""
+
+    async def described() -> dict[str, Any]:
+        service = Service(ServeSettings(load_models=list), [CareModel.load()])
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(service.app), base_url="http://127.0.0.1") as client:
+            answer: dict[str, Any] = (await client.get("/openapi.json")).json()
+        return answer
+
+    said = asyncio.run(described())
+    schemas = said["components"]["schemas"]
+    yield "# HTTP\n\nThe paths of `care serve`. A running service describes itself at `/openapi.json`.\n"
+    for path, methods in said["paths"].items():
+        for method, operation in methods.items():
+            yield f"## `{method.upper()} {path}`\n\n{operation['summary']}\n"
+            if "requestBody" in operation:
+                yield from _fields("request", _schema(operation["requestBody"]), schemas)
+            if "content" in operation["responses"]["200"]:
+                yield from _fields("answer", _schema(operation["responses"]["200"]), schemas)
+            refused = [status for status in operation["responses"] if status != "200"]
+            if refused:
+                yield f"Refused with {', '.join(refused)}.\n"
+
+
+def _schema(body: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = body["content"]["application/json"]["schema"]
+    return found
+
+
+def _fields(what: str, schema: dict[str, Any], schemas: dict[str, Any]) -> Iterator[str]:
+    schema = schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    if "properties" not in schema:
+        yield f"The {what} is {_type(schema)}.\n"
+        return
+    yield f"| {what} | type | default | meaning |\n|---|---|---|---|"
+    for name, field in schema["properties"].items():
+        default = "required" if name in schema.get("required", ()) else f"`{json.dumps(field.get('default'))}`"
+        default = default if what == "request" else ""
+        yield f"| `{name}` | {_type(field)} | {default} | {field.get('description', '')} |"
+    yield ""
+
+
+def _type(field: dict[str, Any]) -> str:
+    if "$ref" in field:
+        return f"`{field['$ref'].rpartition('/')[2]}`"
+    if "anyOf" in field:
+        return " or ".join(dict.fromkeys(_type(each) for each in field["anyOf"]))
+    if "enum" in field or "const" in field:
+        return ", ".join(f"`{value}`" for value in field.get("enum", [field.get("const")]))
+    if field.get("type") == "array":
+        return f"list of {_type(field.get('items', {}))}"
+    return str(field.get("type", "any"))
+
+
+def payload_page() -> Iterator[str]:
+    """Yield the page of what a point holds, with the payload of one document."""
+    document = Document(
+        "endo-006", "血糖平稳时可以吃少量水果。", title="糖尿病人能吃水果吗", metadata={"department": "内分泌科"}
+    )
+    example = payload.chunk_payload(Chunk(document, document.text, 0, 1), {"care-nano": "9f2c…"})
+    yield "# Payload\n\nWhat `care-ingest` writes to a point. `care attach` adds the key `_care` alone.\n"
+    yield f"```json\n{json.dumps(example, ensure_ascii=False, indent=2)}\n```\n"
+    yield (
+        "| key | meaning |\n|---|---|\n"
+        "| the metadata of the document | at the top level, so that filters find them |\n"
+        "| `text`, `title` | the chunk, and the title of its document |\n"
+        "| `doc_id`, `document_id`, `ref_doc_id` | the id of the document; the point's id is a UUID made of it |\n"
+        "| `_node_type`, `_node_content` | what LlamaIndex's stock store reads |\n"
+        "| `_care` | number of the chunk and of all chunks, and hashes of the texts behind each vector |\n"
+    )
+    yield (
+        "The metadata of the **collection** hold, under `care:VECTOR`, the model record of each vector: name and\n"
+        "fingerprint of the model, dimension, distance and the field of the text. `care-learned:VECTOR` is the\n"
+        "record of a learned query encoder.\n"
+    )
+
+
+PAGES: dict[str, Callable[[], Iterator[str]]] = {
+    "api.md": python_api,
+    "exit-codes.md": exit_codes,
+    "http.md": http,
+    "metrics.md": metrics,
+    "payload.md": payload_page,
+}
+
+
+if __name__ == "__main__":
+    texts = {TARGET / name: "\n".join(page()).rstrip() + "\n" for name, page in PAGES.items()}
+    if "--check" in sys.argv:
+        stale = [path.name for path, text in texts.items() if not path.is_file() or path.read_text("utf-8") != text]
+        sys.exit(f"docs/reference is out of date ({', '.join(stale)}): make docs" if stale else 0)
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")
