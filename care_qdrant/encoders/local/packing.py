@@ -79,12 +79,13 @@ def packed(model: "SentenceTransformer", padded: Callable[[Sequence[Sequence[int
     import torch
     from transformers import AttentionInterface
 
-    transformer, pooling = cast(Any, model[0]).model, cast(Any, model[1]).pooling_mode
+    transformer = cast(Any, model[0]).model
     layers = getattr(transformer.config, "layer_types", None) or [_FULL]
     is_compatible: Callable[[], bool] = getattr(transformer, "is_backend_compatible", lambda: False)
-    if pooling not in ("cls", "mean", "lasttoken") or {*layers} != {_FULL} or not is_compatible():
+    if {*layers} != {_FULL} or not is_compatible():
         return None
     AttentionInterface.register(_NAME, _attend)
+    # No way of pooling is asked for by name: one that does not know of several texts in a row gives other vectors here.
     probes = sorted(_PROBES, key=len, reverse=True)
     try:
         with torch.inference_mode():

@@ -19,6 +19,7 @@ from care_qdrant.model.hub import fetch_document_side
 
 logger = logging.getLogger(__name__)
 
+_FOLDERS = (published.QUERY_FOLDER, published.DOCUMENT_FOLDER)
 _NORMALIZE = "sentence_transformers.base.modules.normalize.Normalize"
 
 
@@ -117,9 +118,6 @@ def _published_sides(found: Sequence[Path]) -> tuple[Path, Path]:
             "the folder of the query encoder and that of the document encoder"
         )
     return sides[0], sides[1]
-
-
-_FOLDERS = (published.QUERY_FOLDER, published.DOCUMENT_FOLDER)
 
 
 def _license(folder: Path) -> str | None:

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -140,8 +141,10 @@ FAMILIES: dict[str, tuple[dict[str, Any], bool]] = {
 """Architectures, and whether their texts are encoded without padding."""
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean", "lasttoken"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "pooling"),
+    [*product(FAMILIES, ("cls", "mean", "lasttoken")), ("bert", "max"), ("qwen3", "weightedmean")],
+)
 def test_a_batch_without_padding_has_the_vectors_of_a_padded_one(family: str, pooling: str, tmp_path: Path) -> None:
     options, is_packed = FAMILIES[family]
     tokenizer = SentenceTransformer(str(tiny.query_tower(tmp_path / "tokenizer")), device="cpu").tokenizer
