@@ -19,8 +19,8 @@ import care_qdrant
 from care_qdrant import CareModel, Chunk, Document, errors
 from care_qdrant.contracts import payload
 from care_qdrant.serve.app import Service
-from care_qdrant.serve.settings import ServeSettings
 from care_qdrant.serve.metrics import Metrics
+from care_qdrant.serve.settings import ServeSettings
 
 TARGET = Path(__file__).parent / "reference"
 TOPICS = {
