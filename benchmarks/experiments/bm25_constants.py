@@ -186,7 +186,6 @@ def main(data: Path, work: Path, cache: Path | None, splits: list[str], seeds: s
       python -m benchmarks.experiments.bm25_constants DATA --work tables --collections CACHE --output RESULT.json
     """
     numbers, rows, gates = [int(seed) for seed in seeds.split(",")], list[Row](), {}
-    tried = (FORMER, Constants()) if "dev" in splits else TRIED
 
     def note(name: str, found: dict[Constants, dict[str, Scores]]) -> None:
         for row in rows_of(name, found):
@@ -200,7 +199,7 @@ def main(data: Path, work: Path, cache: Path | None, splits: list[str], seeds: s
 
     if cache is not None:
         built_in = [CareModel.load().query_terms]
-        by_source = {each.name: scores(each, tried, built_in) for each in research_collections(cache)}
+        by_source = {each.name: scores(each, TRIED, built_in) for each in research_collections(cache)}
         for name, found in by_source.items():
             note(name, found)
         kinds = ("bm25", "weighted", "hybrid")
@@ -208,17 +207,17 @@ def main(data: Path, work: Path, cache: Path | None, splits: list[str], seeds: s
             "six sources",
             {
                 one: {kind: np.concatenate([its[one][kind] for its in by_source.values()]) for kind in kinds}
-                for one in tried
+                for one in TRIED
             },
         )
     for split in splits:
         counted = Counted(read_task(data, split), built_in_tokenizer())
         if split == "dev":
-            encoders = [CareModel.load().query_terms]
+            tried, encoders = (FORMER, Constants()), [CareModel.load().query_terms]
         else:
             learned = {seed: weights_of(counted, seed) for seed in numbers}
             gates[split] = {seed: asdict(gate) for seed, (_, gate) in learned.items()}
-            encoders = [weights.query_vector for weights, _ in learned.values()]
+            tried, encoders = TRIED, [weights.query_vector for weights, _ in learned.values()]
         note(split, scores(split_of(counted, split, numbers, work), tried, encoders))
 
 

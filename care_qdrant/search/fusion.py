@@ -6,7 +6,7 @@
 
 Both scores are absolute, so nothing depends on which other points were found, or on the number of shards. The length
 (for terms that occur once, the root of their number) takes the query's out of BM25, which sums over terms; the ten
-brings both to one scale: half of the best BM25 scores of real patient questions lie between 9 and 15 times the length.
+brings both to one scale: half of the best BM25 scores of real patient questions lie between 6 and 12 times the length.
 Candidates are the best `CANDIDATES` of both kinds, and each is scored by both: without that, a point that only one list
 holds would count as 0 in the other, which no cosine of a language model is.
 
