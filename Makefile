@@ -27,7 +27,7 @@ demo: $(VENV)/.serve
 	$(BIN)/care search "咳嗽两个多月了一直不好，拍片说没事" --collection sample --top-k 3
 	@printf '\nQuestion: acid keeps coming up and burns, worse when I lie down\n'
 	$(BIN)/care search "胃老反酸烧心，躺下更难受" --collection sample --top-k 3
-	@printf '\nNext: %s/care ingest YOUR-FILE-OR-FOLDER (file formats: docs/everyday.md)\n' $(BIN)
+	@printf '\nNext: %s/care ingest YOUR-FILE-OR-FOLDER (file formats: docs/how-to/ingest.md)\n' $(BIN)
 
 # Two workers: a core each, every file on one of them, so that its fixtures are made once.
 test: $(VENV)/.dev
