@@ -170,7 +170,7 @@ def _terms(pair: CareModel, side: Side, items: Sequence[InferenceInput], texts: 
     return [{"indices": vector.indices, "values": vector.values} for vector in vectors]
 
 
-def _constants(item: InferenceInput) -> dict[str, float]:
+def _constants(item: InferenceInput) -> dict[str, Any]:
     """Return the constants of BM25 that the client gives: they are the collection's, which this service never sees."""
     given = item.options or {}
     if unknown := set(given) - set(_BM25_OPTIONS):
@@ -186,4 +186,4 @@ def _constants(item: InferenceInput) -> dict[str, float]:
                 f"a document of {item.model!r} needs the option {name!r}, a number of at least {lowest} (found: "
                 f"{value!r}). It is in the contract of the collection: care collections --json",
             )
-    return {"lead": None} | {name: float(value) for name, value in constants.items()}
+    return {"lead": None} | constants
