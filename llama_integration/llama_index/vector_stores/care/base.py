@@ -23,8 +23,6 @@ from llama_index.core.vector_stores.types import (
 from llama_index.embeddings.care.base import embeds_other_metadata
 from llama_index.vector_stores.care.filters import (
     DOCUMENT_ID_KEY,
-    LEXICAL,
-    MODES,
     document_filter,
     is_empty,
     node_filter,
@@ -32,6 +30,8 @@ from llama_index.vector_stores.care.filters import (
     query_filter,
     require_selective,
 )
+from llama_index.vector_stores.care.index_nodes import IndexNodes
+from llama_index.vector_stores.care.modes import LEXICAL, is_lexical, require_mode
 from llama_index.vector_stores.care.origin import check_nodes, check_query
 from llama_index.vector_stores.care.points import (
     as_node,
@@ -41,8 +41,6 @@ from llama_index.vector_stores.care.points import (
     changed_texts,
     check_points,
     having_ids,
-    is_listed,
-    is_listed_point,
     writes,
 )
 from llama_index.vector_stores.care.scores import choose_diverse, clip_scores, fuse_by_scaled_score
@@ -64,7 +62,7 @@ from care_qdrant.search.conditions import Keys, no_such_key
 from care_qdrant.search.fallback import Fallback
 from care_qdrant.search.fusion import Fusion
 from care_qdrant.search.query import Query, find
-from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver, ResolvedCollection, StoreConfig, find_bm25
+from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver, ResolvedCollection, StoreConfig
 from care_qdrant.search.retriever import SEARCH_POLICY
 from care_qdrant.search.script import script_note
 from care_qdrant.types import Hit
@@ -184,16 +182,9 @@ class CareVectorStore(BasePydanticVectorStore):
     _embedding: HasContract | None = PrivateAttr()
     _query_terms: Callable[[str], models.SparseVector] = PrivateAttr()
     _fallback: Fallback | None = PrivateAttr()
-    _has_warned: bool = PrivateAttr(default=False)
-    _has_told_unfinished: bool = PrivateAttr(default=False)
-    _has_told_script: bool = PrivateAttr(default=False)
-    _has_told_metadata: bool = PrivateAttr(default=False)
-    _has_told_listed: bool = PrivateAttr(default=False)
-    _told_keys: set[str] = PrivateAttr(default_factory=set)
-    _listed: set[str] = PrivateAttr(default_factory=set)
-    """Ids of index and image nodes; LlamaIndex's index keeps those, of all the nodes that it adds to a store."""
-    _added_with: dict[str, frozenset[str]] = PrivateAttr(default_factory=dict)
-    """For each of them that this object added, those of the same call."""
+    _told: set[str] = PrivateAttr(default_factory=set)
+    """Subjects of the warnings that were logged."""
+    _index_nodes: IndexNodes = PrivateAttr(default_factory=IndexNodes)
 
     def __init__(
         self,
@@ -396,9 +387,7 @@ class CareVectorStore(BasePydanticVectorStore):
         if not nodes:
             return []
         check_points(nodes)
-        listed = frozenset(node.node_id for node in nodes if is_listed(node))
-        self._listed |= listed
-        self._added_with |= dict.fromkeys(listed, listed)
+        self._index_nodes.note(nodes)
         if not self._named.exists():
             self._create(nodes)
             self._resolver.forget()
@@ -487,12 +476,11 @@ class CareVectorStore(BasePydanticVectorStore):
             self.sparse_vector_name = resolved.sparse_vector_name
         if self._finds_bm25:
             self.enable_hybrid = resolved.bm25 is not None
-        if resolved.unfinished is not None and not self._has_told_unfinished:
-            self._has_told_unfinished = True
-            logger.warning("%s", resolved.unfinished)
-        if resolved.unchecked is not None and not self._has_warned:
-            self._has_warned = True
-            logger.warning(
+        if resolved.unfinished is not None:
+            self._warn_once("unfinished", "%s", resolved.unfinished)
+        if resolved.unchecked is not None:
+            self._warn_once(
+                "unchecked",
                 "vector %r of collection %r was made by %s (%s), and nobody says what makes the queries: give "
                 "CareVectorStore(..., embedding=) what embeds them, and another model is refused",
                 resolved.vector_name,
@@ -505,7 +493,7 @@ class CareVectorStore(BasePydanticVectorStore):
     def _check_query(self, query: VectorStoreQuery) -> None:
         """Refuse a dense query whose vector the embedding of this store did not make."""
         vector = query.query_embedding
-        if self._embedding is not None and self.contract is not None and vector is not None and not _is_lexical(query):
+        if self._embedding is not None and self.contract is not None and vector is not None and not is_lexical(query):
             check_query(self.collection_name, self.contract, self._embedding, query.query_str or "", vector)
 
     def _check_nodes(self, nodes: Sequence[BaseNode]) -> None:
@@ -542,28 +530,23 @@ class CareVectorStore(BasePydanticVectorStore):
 
     def _tell_script(self, question: str, lists: Sequence[Sequence[Hit]]) -> None:
         """Log once that a question is in the other script of Chinese than all that it found."""
-        if not self._has_told_script and (note := script_note(question, chain(*lists))) is not None:
-            self._has_told_script = True
-            logger.warning("collection %r: %s", self.collection_name, note)
+        if "script" not in self._told and (note := script_note(question, chain(*lists))) is not None:
+            self._warn_once("script", "collection %r: %s", self.collection_name, note)
+
+    def _warn_once(self, about: str, message: str, *values: Any) -> None:
+        """Log a warning that would come with every query, for the first of them alone."""
+        if about not in self._told:
+            self._told.add(about)
+            logger.warning(message, *values)
 
     def _asked(self, resolved: ResolvedCollection, query: VectorStoreQuery, options: Mapping[str, Any]) -> Query:
         """Return a query as the core takes it; the options are those of the stock store."""
-        if query.mode not in MODES:
-            answered = ", ".join(mode.value for mode in MODES)
-            raise ValueError(f"CareVectorStore answers queries of mode {answered}, none of mode {query.mode.value}")
-        if query.mode in LEXICAL and not self.enable_hybrid:
-            needs = "CareVectorStore(..., enable_hybrid=True)"
-            if find_bm25(resolved.schema) is None:
-                then = "" if self._finds_bm25 else f", and {needs}"
-                needs = (
-                    f"BM25 in the collection, with its --path/--url: care attach {self.collection_name} --bm25{then}"
-                )
-            raise ValueError(f"a {query.mode.value} query needs {needs}")
+        require_mode(query, resolved, is_hybrid=self.enable_hybrid, finds_bm25=self._finds_bm25)
         own_filter, params = options.get("qdrant_filters"), options.get("search_params")
         terms = self._terms(query) if query.mode in LEXICAL and query.query_str else None
         hybrid_top_k = query.hybrid_top_k if query.mode == VectorStoreQueryMode.HYBRID else None
         return Query(
-            None if _is_lexical(query) else query.query_embedding,
+            None if is_lexical(query) else query.query_embedding,
             terms,
             hybrid_top_k or query.similarity_top_k,
             filter=own_filter if own_filter is not None else self._filter(resolved, query),
@@ -579,38 +562,17 @@ class CareVectorStore(BasePydanticVectorStore):
         """Return the filter of a query, and log once of each key by which it means to rule points out and cannot."""
         keys = self._keys(resolved, query.filters)
         for one in passing_without(query.filters) if query.filters is not None else ():
-            if one.key not in self._told_keys and not keys.has(resolved.collection, one.key):
-                self._told_keys.add(one.key)
+            said = f"key {one.key}"
+            if said not in self._told and not keys.has(resolved.collection, one.key):
                 reason = no_such_key(resolved.collection, one.key)
-                logger.warning("%s: a filter on it with %s passes every point", reason, one.operator.value)
-        if query.node_ids and self._is_of_the_index(resolved, query.node_ids):
+                self._warn_once(said, "%s: a filter on it with %s passes every point", reason, one.operator.value)
+        if query.node_ids and self._index_nodes.are_a_list(resolved.collection, query.node_ids):
+            self._warn_once("index nodes", _NOT_RESTRICTED, self.collection_name)
             query = replace(query, node_ids=None)
         return query_filter(query, resolved.layout, keys)
 
     def _keys(self, resolved: ResolvedCollection, filters: Filters) -> Keys:
         return Keys() if filters is None or is_empty(filters) else self._resolver.keys(resolved)
-
-    def _is_of_the_index(self, resolved: ResolvedCollection, node_ids: Sequence[str]) -> bool:
-        """Return whether `VectorStoreIndex.as_retriever` may have named these nodes, and nobody restricts the query.
-
-        Of a store that keeps texts, LlamaIndex's index lists the index and image nodes alone, and its retriever names
-        its whole list in each query: taken as a restriction, one such node hides all texts. A list has all such nodes
-        of a call of `add`, or none, so a query that names some of them means those.
-        """
-        asked = set(node_ids)
-        if unknown := asked - self._listed:
-            ids = [point_id for one in unknown if (point_id := as_point_id(one)) is not None]
-            found = resolved.collection.retrieve(ids, payload=["_node_type"])
-            listed = {str(point_id) for point_id, record in found.items() if is_listed_point(record)}
-            self._listed |= {one for one in unknown if str(as_point_id(one)) in listed}
-            if len(listed) < len(found):
-                return False
-        if not asked & self._listed or any(not self._added_with.get(one, asked) <= asked for one in asked):
-            return False
-        if not self._has_told_listed:
-            self._has_told_listed = True
-            logger.warning(_NOT_RESTRICTED, self.collection_name)
-        return True
 
     def _terms(self, query: VectorStoreQuery) -> SparseQuery:
         """Return the terms of a query; in a hybrid one they have the weights that the pair has learned."""
@@ -702,9 +664,9 @@ class CareVectorStore(BasePydanticVectorStore):
 
     def _warn_of_metadata(self, nodes: Sequence[BaseNode]) -> None:
         leaking = next((node for node in nodes if embeds_other_metadata(node)), None)
-        if leaking is not None and not self._has_told_metadata:
-            self._has_told_metadata = True
-            logger.warning(
+        if leaking is not None:
+            self._warn_once(
+                "metadata",
                 "node %s of collection %r was embedded with its metadata in front of the text, unlike what care-ingest "
                 "wrote: take transformations=[CareNodeParser(embedding=...)], or put CareNodeText() behind another "
                 "splitter (keys: %s)",
@@ -722,8 +684,3 @@ def _contract_of(embedding: HasContract | None) -> VectorContract | None:
             "unnamed vector"
         )
     return None if embedding is None else embedding.contract()
-
-
-def _is_lexical(query: VectorStoreQuery) -> bool:
-    """Return whether a query is searched by its terms alone."""
-    return query.mode == VectorStoreQueryMode.SPARSE and query.query_str is not None

@@ -17,7 +17,6 @@ from llama_index.core.vector_stores.types import (
     MetadataFilter,
     MetadataFilters,
     VectorStoreQuery,
-    VectorStoreQueryMode,
 )
 from llama_index.vector_stores.care.points import having_ids
 from qdrant_client import models
@@ -29,15 +28,6 @@ from care_qdrant.search.conditions import BOUNDS, ORDERED, Keys, at_first, equal
 
 Value = str | int | float
 DOCUMENT_ID_KEY = "doc_id"
-
-MODES = (
-    VectorStoreQueryMode.DEFAULT,
-    VectorStoreQueryMode.SPARSE,
-    VectorStoreQueryMode.HYBRID,
-    VectorStoreQueryMode.MMR,
-)
-"""Modes that are answered; the stock store answers all others, and MMR, as if they were the first."""
-LEXICAL = (VectorStoreQueryMode.SPARSE, VectorStoreQueryMode.HYBRID)
 _PASSING_WITHOUT = (FilterOperator.NE, FilterOperator.NIN, FilterOperator.IS_EMPTY)
 """Operators that a point passes which does not have the key."""
 

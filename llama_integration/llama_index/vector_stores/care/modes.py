@@ -1,0 +1,41 @@
+"""Query modes of LlamaIndex: those that are answered, and what each searches by."""
+
+from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode
+
+from care_qdrant.search.resolve import ResolvedCollection, find_bm25
+
+MODES = (
+    VectorStoreQueryMode.DEFAULT,
+    VectorStoreQueryMode.SPARSE,
+    VectorStoreQueryMode.HYBRID,
+    VectorStoreQueryMode.MMR,
+)
+"""Modes that are answered; the stock store answers all others, and MMR, as if they were the first."""
+LEXICAL = (VectorStoreQueryMode.SPARSE, VectorStoreQueryMode.HYBRID)
+"""Modes that search by terms."""
+
+
+def require_mode(query: VectorStoreQuery, resolved: ResolvedCollection, *, is_hybrid: bool, finds_bm25: bool) -> None:
+    """Refuse a mode that is not answered, or that needs a sparse vector where none is searched.
+
+    Args:
+        query: The query of LlamaIndex.
+        resolved: The collection that it searches.
+        is_hybrid: Whether the store searches a sparse vector.
+        finds_bm25: Whether the store takes up BM25 by itself once the collection has it.
+    """
+    if query.mode not in MODES:
+        answered = ", ".join(mode.value for mode in MODES)
+        raise ValueError(f"CareVectorStore answers queries of mode {answered}, none of mode {query.mode.value}")
+    if query.mode not in LEXICAL or is_hybrid:
+        return
+    needs = "CareVectorStore(..., enable_hybrid=True)"
+    if find_bm25(resolved.schema) is None:
+        then = "" if finds_bm25 else f", and {needs}"
+        needs = f"BM25 in the collection, with its --path/--url: care attach {resolved.schema.name} --bm25{then}"
+    raise ValueError(f"a {query.mode.value} query needs {needs}")
+
+
+def is_lexical(query: VectorStoreQuery) -> bool:
+    """Return whether a query is searched by its terms alone."""
+    return query.mode == VectorStoreQueryMode.SPARSE and query.query_str is not None
