@@ -49,8 +49,10 @@ class CopyPlan:
             f"then write to {self.alias!r}"
         )
         yield (
-            f"stop it and run it again as you like; before the switch, care detach {self.version} takes the copy away; "
-            f"after it, care publish {self.alias} --rollback goes back to {self.replaces!r}, which stays as it is"
+            "stop it and run it again as you like; before the switch, take the copy away "
+            + next_command(f"care detach {self.version}", model=False)
+            + f"; after it, go back to {self.replaces!r}, which stays as it is, "
+            + next_command(f"care publish {self.alias} --rollback", model=False)
         )
 
 

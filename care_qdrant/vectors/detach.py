@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from care_qdrant.contracts.payload import stored_hash
-from care_qdrant.errors import InputError, ServerTooOld
+from care_qdrant.errors import InputError, ServerTooOld, next_command
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.connection import tune_embedded
 from care_qdrant.qdrant.public import accepts_client
@@ -73,8 +73,9 @@ def _require_removal(collection: Collection, record: VersionRecord | None) -> No
         if record is None or record.adds is None:
             raise
         raise ServerTooOld(
-            f"{error}. {collection.name!r} is a copy of {record.source!r} with vector {record.adds!r}: switch its "
-            "alias back with care publish ALIAS --rollback, and delete the copy when nobody reads it any more"
+            f"{error}. {collection.name!r} is a copy of {record.source!r} with vector {record.adds!r}: delete it "
+            "when nobody reads it any more, and before that switch its alias back, "
+            + next_command("care publish ALIAS --rollback", model=False)
         ) from error
 
 
