@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from care_benchmarks.tasks import LoadedTask
 
 _COMPARISON = re.compile(rb"<!doctype html>.*care-bench</title>", re.DOTALL)
-_RUN = re.compile(rb'\{\s*"name": ".*",\s*"command": "care-bench')
+_RUN = re.compile(rb'\{\s*"name": ".*",\s*"command": "care[- ]bench ')
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _RESULT = click.Path(path_type=Path, file_okay=False, exists=True)
 
@@ -309,8 +309,12 @@ def _run(tasks: "list[AbsTask]", output: Path, name: str, options: dict[str, Any
 
 def _command_line() -> str:
     """Return the command as it was typed, since results are published: without secrets, absolute paths cut short."""
-    parts = (f"…/{Path(part).name}" if part.startswith(("/", "~")) else part for part in sys.argv[1:])
-    return redact(" ".join(["care-bench", *parts]))
+    typed = sys.argv[1:]
+    typed = (
+        typed[typed.index("bench") + 1 :] if "bench" in typed[:3] else typed
+    )  # `care bench` and `care-bench` are one
+    parts = (f"…/{Path(part).name}" if part.startswith(("/", "~")) else part for part in typed)
+    return redact(" ".join(["care bench", *parts]))
 
 
 def _print(result: "Result", as_json: bool) -> None:
