@@ -1,4 +1,4 @@
-"""What a long run shows on stderr: a bar on a terminal, one line a minute anywhere else."""
+"""Progress of a long run on stderr: a bar on a terminal, one line a minute anywhere else."""
 
 import logging
 import os
@@ -36,7 +36,7 @@ class Progress:
     documents_per_second: float
     padding: float
     idle_fraction: float
-    """Of the encoder, in [0, 1]."""
+    """Share of the time in which the encoder had nothing to do, in [0, 1]."""
     total: int | None
     """Chunks of the whole run, extrapolated from what was read; None where the length of the corpus is not known."""
     seconds_left: float | None
@@ -120,7 +120,7 @@ def _open_bar(**options: Any) -> "tqdm[Any]":
 
 
 class _State:
-    """What was reported last, and when."""
+    """The last report, and its time."""
 
     def __init__(self, verb: str) -> None:
         self._verb = verb

@@ -73,7 +73,7 @@ class Manifest:
     average_length: float | None = None
     """Mean document length in terms, of the BM25 vectors; None without them."""
     lead: float | None = None
-    """Of the BM25 terms that the parts have counted (`care_qdrant.contracts.contract.SparseContract`)."""
+    """Position constant by which the parts have counted BM25 terms (see `SparseContract`)."""
     collection: str | None = None
     """Collection whose points are encoded; None for a job over a corpus."""
     text_field: str | None = None

@@ -1,4 +1,4 @@
-"""What all programs of this project share: running a command, its options, its log, tables for a terminal.
+"""The frame of all programs of this project: running a command, its options, its log, tables for a terminal.
 
 Commands of `care_qdrant.cli`, the trainer and the harness are built on it; it knows none of them.
 """

@@ -22,7 +22,7 @@ class Option(click.Option):
     def __init__(self, *args: Any, environment: Mapping[str, str] | None = None, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.environment = environment or {}
-        """What each variable says, with its default."""
+        """Meaning of each variable, with its default."""
 
 
 class Command(click.Command):

@@ -1,4 +1,4 @@
-"""What the programs log on stderr: how much of it, and in which form."""
+"""The log of the programs on stderr: how much of it, and in which form."""
 
 import json
 import logging

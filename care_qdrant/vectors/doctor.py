@@ -1,4 +1,4 @@
-"""What a Qdrant holds: collections and the makers of their vectors; and what attaching to one would do."""
+"""The state of collections and the makers of their vectors, and the plan of an attach."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -76,7 +76,7 @@ class CollectionDetail:
 
 @dataclass(frozen=True, slots=True)
 class AttachPlan:
-    """What ``care attach`` would do with a collection, its cost, and why it would refuse."""
+    """Plan of ``care attach`` for a collection: its work, its cost, and the reasons to refuse."""
 
     collection: str
     vector_name: str

@@ -82,7 +82,7 @@ symmetric = true
 
 @dataclass(frozen=True)
 class Prepared:
-    """What lies in the folder before anything is trained."""
+    """Contents of the folder before anything is trained."""
 
     config: Path
     pairs: int

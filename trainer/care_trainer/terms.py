@@ -34,7 +34,7 @@ SEEN_PAIRS = 6
 BATCH = 512
 LEARNING_RATE = 0.01
 TEMPERATURE = 0.5
-"""Of BM25 divided by the root of the number of terms."""
+"""Temperature of the scores, which are BM25 divided by the root of the number of terms."""
 MIN_QUERIES = 3
 """Queries that a term must be in to keep a weight of its own."""
 
@@ -46,7 +46,7 @@ Weights = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class TermGate:
-    """What the weights are worth on held-out questions, each searched among the documents of all of them."""
+    """Gain by the weights on held-out questions, each searched among the documents of all of them."""
 
     pairs: int
     """Trained on."""

@@ -39,7 +39,7 @@ def native_bm25(text: str, *, tokenizer: models.TokenizerType | None = None) -> 
 
 
 class SparseEmbedding(Protocol):
-    """What FastEmbed returns for one text."""
+    """Sparse vector that FastEmbed returns for one text."""
 
     indices: npt.NDArray[np.integer]
     values: npt.NDArray[np.floating]

@@ -18,7 +18,7 @@ from care_qdrant.errors import ModelError
 
 
 class TermWeights:
-    """What each term of a query counts, relative to a term that was not seen in training."""
+    """Weights of the terms of a query, relative to a term that was not seen in training."""
 
     def __init__(self, terms: npt.NDArray[np.uint32], weights: npt.NDArray[np.float32]) -> None:
         """Take the indices of terms (`bm25.term_id`), ascending, and their weights, (terms,)."""

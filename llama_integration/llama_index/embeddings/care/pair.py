@@ -1,4 +1,4 @@
-"""What all `CareEmbedding` objects of equal settings share in a process: weights, micro-batches, recent queries."""
+"""State that `CareEmbedding` objects of equal settings share in a process: weights, micro-batches, recent queries."""
 
 import asyncio
 import logging

@@ -302,7 +302,7 @@ class CareVectorStore(BasePydanticVectorStore):
 
     @property
     def contract(self) -> VectorContract | None:
-        """What the model that this store was opened for makes; None when it was opened for none."""
+        """Record of the model that this store was opened for; None when it was opened for none."""
         return self._resolver.config.contract
 
     def set_query_functions(
