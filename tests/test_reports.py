@@ -60,5 +60,5 @@ COPIED = Copied(points=9, added=4, changed=2, unchanged=3, deleted=1, compared=8
 def test_the_fields_of_an_inner_report_are_printed_in_its_place(
     capsys: pytest.CaptureFixture[str], report: object, line: str
 ) -> None:
-    show_report(report)
+    show_report(report, as_json=True)
     assert capsys.readouterr().out == line + "\n"

@@ -12,7 +12,6 @@ import click
 from care_qdrant.console.configuration import read_defaults
 from care_qdrant.console.logs import log_error, set_up_logs
 from care_qdrant.errors import INSTALL, INTERRUPTED_EXIT_CODE, CareError, InputError, MissingExtra, extra_of
-from care_qdrant.types import half_character
 
 
 def run(command: click.Command) -> None:
@@ -58,11 +57,15 @@ def _show_usage(error: click.UsageError) -> None:
 def _require_characters(arguments: list[str]) -> None:
     """Refuse an argument in another encoding than UTF-8, unless it is the name of a file."""
     for argument in arguments:
-        if half_character(argument) and not os.path.lexists(argument):
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            if os.path.lexists(argument):
+                continue
             raise InputError(
                 f"argument {os.fsencode(argument)!r}: its bytes are no UTF-8, so perhaps GBK; expected UTF-8: set the "
                 "terminal, or convert the script (iconv -f GBK -t UTF-8)"
-            )
+            ) from None
 
 
 def _fail(message: str, exit_code: int) -> None:

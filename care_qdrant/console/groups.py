@@ -112,7 +112,7 @@ class Program(click.Group):
 
     @override
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*self._modules, *self._added(), *self.commands]
+        return [*self._modules, *sorted(self._added()), *self.commands]
 
     @override
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
