@@ -69,7 +69,7 @@ def test_natural_questions_find_the_right_document_among_the_first_three(folder:
 
 
 def test_the_first_example_shows_hybrid_search_at_its_best_by_the_rule(folder: Path) -> None:
-    """A good match, the best document first, and more relevant documents in the first three than any other column."""
+    """A good match, the best document first, more relevant ones than other columns: the first judged question such."""
     client, model = QdrantClient(path=str(folder / "qdrant")), CareModel.load()
     judged: dict[str, dict[str, int]] = {}
     for row in rows("qrels.jsonl"):
@@ -92,7 +92,7 @@ def test_the_first_example_shows_hybrid_search_at_its_best_by_the_rule(folder: P
         is_ahead = relevant["hybrid"] > max(relevant["dense"], relevant["sparse"])
         if judge(hits, good_match, model.unread(question)).is_good and is_best_first and is_ahead:
             shows.append(question)
-    assert shows == [next(iter(EXAMPLES))]
+    assert shows[0] == next(iter(EXAMPLES))
 
 
 def test_a_person_is_told_when_perhaps_nothing_answers(folder: Path) -> None:
@@ -149,4 +149,4 @@ def test_searches_come_one_a_line_from_a_pipe(folder: Path) -> None:
         timeout=100,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert re.findall(r'"query": "(.*)"', done.stdout) == ["高血压", "糖尿病"]
+    assert [json.loads(line)["query"] for line in done.stdout.splitlines()] == ["高血压", "糖尿病"]

@@ -22,7 +22,7 @@ EXAMPLES = {
 }
 """Questions that the page offers, with an English gloss.
 
-The first one is the only judged question of the sample that shows hybrid search at its best: a good match, the best
+The first one is the first judged question of the sample that shows hybrid search at its best: a good match, the best
 document first, and more relevant documents among the first three hits than dense search or BM25 has
 (tests/test_demo.py). The last one has no answer in the sample.
 """

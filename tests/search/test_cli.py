@@ -21,6 +21,7 @@ from care_qdrant.search import conditions
 from care_qdrant.types import Chunk, Document
 from care_qdrant.versions.publish import publish_collection
 from tests.search.conftest import COLLECTION, fill
+from tests.standin import StandIn
 from tests.tiny import TEXTS, HashModel
 
 Run = Callable[..., Result]
@@ -160,15 +161,15 @@ def test_vectors_of_another_tool_are_shown_as_such(tmp_path: Path) -> None:
     assert lines[2].split() == ["(unnamed)", "1", "dense", "4", "Dot,", "by", "another", "tool"]
 
 
-def test_the_status_of_a_collection_has_its_texts_and_its_versions(client: QdrantClient, pair_folder: Path) -> None:
+def test_the_status_of_a_collection_has_its_texts_and_its_versions(server: StandIn, pair_folder: Path) -> None:
     pair = CareModel.load(pair_folder)
-    fill(client, pair, [Chunk(Document(f"d{n}", text), text) for n, text in enumerate(TEXTS)])
-    for _ in range(2):
-        publish_collection(client, COLLECTION, "live")
-    url = str(client._client.rest_uri)  # type: ignore[attr-defined]
+    with open_client(url=server.url) as client:
+        fill(client, pair, [Chunk(Document(f"d{n}", text), text) for n, text in enumerate(TEXTS)])
+        for _ in range(2):
+            publish_collection(client, COLLECTION, "live")
 
     def shown(*arguments: str) -> str:
-        return CliRunner().invoke(status.command, [*arguments, "--url", url], catch_exceptions=False).stdout
+        return CliRunner().invoke(status.command, [*arguments, "--url", server.url], catch_exceptions=False).stdout
 
     text = shown("live")
     assert text.startswith("live_v2: 8 points") and "versions: live_v1, live_v2" in text

@@ -72,9 +72,9 @@ def test_statistics_leave_out_a_stage_that_reads_nothing(tmp_path: Path) -> None
 def test_a_leak_of_the_evaluation_set_is_refused(tmp_path: Path) -> None:
     tiny_run(tmp_path, stage("joint"))
     with pytest.raises(InputError, match="96 training texts are in the evaluation set"):
-        _invoke("data", "check", str(tmp_path / "run.toml"))
+        _invoke("data", "check", str(tmp_path / "run.toml"), "--json")
     write_jsonl(tmp_path / "data/pairs.jsonl", [{"query": "另一个问题", "positive": "另一个回答"}])
-    assert json.loads(_invoke("data", "check", str(tmp_path / "run.toml")))["joint"]["rows"] == 1
+    assert json.loads(_invoke("data", "check", str(tmp_path / "run.toml"), "--json"))["joint"]["rows"] == 1
 
 
 def test_a_run_says_that_its_scores_are_leaked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
