@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
-from care_qdrant.index.ingest import ingest
-from care_qdrant.index.settings import IngestSettings
 from qdrant_client import QdrantClient
 
 from benchmarks.experiments.natural_questions import MODES, Row, ranks, read_questions, rows_of
 from benchmarks.perf.measured import output_option, save_measured
+from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.model.pair import CareModel
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Document

@@ -175,7 +175,14 @@ def rows_of(name: str, found: dict[Constants, dict[str, Scores]]) -> Iterator[Ro
 @click.argument("data", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--work", type=click.Path(path_type=Path), required=True, help="Folder of trained tables.")
 @click.option("--collections", "cache", type=click.Path(path_type=Path, exists=True), help="Cache of `learn_data`.")
-@click.option("--split", "splits", type=click.Choice([*CHOSEN_ON, "dev"]), multiple=True, default=CHOSEN_ON)
+@click.option(
+    "--split",
+    "splits",
+    type=click.Choice([*CHOSEN_ON, "dev"]),
+    multiple=True,
+    default=CHOSEN_ON,
+    help="Split. Repeatable.",
+)
 @click.option("--seeds", default="0,1,2", show_default=True, help="Seeds, by commas.")
 @output_option
 def main(data: Path, work: Path, cache: Path | None, splits: list[str], seeds: str, output: Path) -> None:
