@@ -69,8 +69,8 @@ def test_in_a_pipe_there_is_a_line_a_minute(monkeypatch: pytest.MonkeyPatch, cap
         while not caplog.messages and time.monotonic() < deadline:
             time.sleep(0.01)
     assert caplog.messages[0] == (
-        "corpus: 60 of 240 (25%) stored, 1,000 tokens/s, 6.5 documents/s, padding 1.01, idle 3%, 2 rejected, "
-        "1 h 30 min left"
+        "corpus: 60 of 240 (25%) stored, 1 h 30 min left, 2 rejected, 1,000 tokens/s, 6.5 documents/s, padding 1.01, "
+        "idle 3%"
     )
 
 
@@ -95,7 +95,7 @@ def test_a_terminal_gets_a_summary_and_a_pipe_the_report(write_corpus: WriteCorp
     assert "\x1b" not in shown, "no colours, with NO_COLOR or without"
     assert "line 6: is not JSON" in errors
     os.close(master)
-    process = start(corpus)
+    process = start(corpus, "--json")
     report = json.loads(process.communicate(timeout=60)[0])
     assert report["unchanged"] == 5
     assert report["first_rejects"][0].startswith("line 6: is not JSON")
@@ -140,7 +140,7 @@ def test_a_refused_sync_reports_what_it_stored(write_corpus: WriteCorpus, tmp_pa
 
 def test_ctrl_c_ends_an_idle_pipe_and_reports(tmp_path: Path) -> None:
     # A shell lets what it puts in the background ignore SIGINT, and children inherit that.
-    process = start("-", "--collection", "c", preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    process = start("-", "--collection", "c", "--json", preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     assert process.stdin is not None
     for row in short_rows(150):
         process.stdin.write(json.dumps(row) + "\n")
@@ -164,7 +164,7 @@ def test_process_substitution_is_read(write_corpus: WriteCorpus) -> None:
     reader, writer = os.pipe()
     os.write(writer, corpus.read_bytes())
     os.close(writer)
-    process = start(f"/dev/fd/{reader}", "--collection", "c", pass_fds=[reader])
+    process = start(f"/dev/fd/{reader}", "--collection", "c", "--json", pass_fds=[reader])
     os.close(reader)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
