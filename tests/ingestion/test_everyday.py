@@ -140,7 +140,9 @@ def test_a_refused_sync_reports_what_it_stored(write_corpus: WriteCorpus, tmp_pa
 
 def test_ctrl_c_ends_an_idle_pipe_and_reports(tmp_path: Path) -> None:
     # A shell lets what it puts in the background ignore SIGINT, and children inherit that.
-    process = start("-", "--collection", "c", "--json", preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    process = start(
+        "-", "--collection", "c", "--json", "--no-bm25", preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+    )
     assert process.stdin is not None
     for row in short_rows(150):
         process.stdin.write(json.dumps(row) + "\n")
