@@ -37,7 +37,7 @@ def _reports(process: "subprocess.Popen[str]") -> Iterator[dict[str, object]]:
 
 def _start(server: StandIn, pair_folder: Path) -> "subprocess.Popen[str]":
     command = [sys.executable, "-W", "ignore", "-c", "from care_qdrant.cli import main; main()"]
-    where = ["attach", NAME, "--url", server.url, "--model", str(pair_folder), "--watch", "0.05"]
+    where = ["attach", NAME, "--url", server.url, "--model", str(pair_folder), "--watch", "0.05", "--json"]
     return subprocess.Popen([*command, *where], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
