@@ -71,7 +71,6 @@ class CareNodeParser(NodeParser):
 
     @override
     def _parse_nodes(self, nodes: Sequence[BaseNode], show_progress: bool = False, **kwargs: Any) -> list[BaseNode]:
-        self._tell_replaced(nodes)
         counter = self.embedding.document_tokenizer
         parsed: list[BaseNode] = []
         made: Counter[str] = Counter()
@@ -96,6 +95,7 @@ class CareNodeParser(NodeParser):
                 piece.start_char_idx, piece.end_char_idx = span.start, span.end
             made[node.node_id] += len(cut)
             parsed += cut
+        self._tell_replaced(nodes)  # behind the checks: LlamaIndex cannot hash a text with half a character
         return parsed
 
     def _tell_replaced(self, documents: Sequence[BaseNode]) -> None:
