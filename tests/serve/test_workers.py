@@ -296,7 +296,7 @@ def test_what_cannot_be_served_is_one_line_and_an_exit_code(pair_folder: Path, t
 def test_a_service_listens_on_loopback_and_warns_elsewhere(start, pair_folder: Path) -> None:
     assert start("--model", str(pair_folder)).url.startswith("http://127.0.0.1:")
     everywhere = start("--model", str(pair_folder), "--host", "0.0.0.0")
-    assert everywhere.wait_for("warning: whoever can reach 0.0.0.0 .* give --keys FILE")
+    assert everywhere.wait_for("warning: everyone who can reach 0.0.0.0 .* give --keys FILE")
 
 
 def test_workers_end_with_the_process_that_started_them(start, pair_folder: Path) -> None:

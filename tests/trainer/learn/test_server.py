@@ -71,7 +71,7 @@ def test_the_command_writes_registers_and_reports(tmp_path: Path) -> None:
     assert not any(part in done.output for text in TEXTS for part in text.split("。"))
     assert report["agreement"]["questions"] == 50
     assert json.loads((folder / "learn" / "report.json").read_text("utf-8"))["fingerprint"] == report["fingerprint"]
-    assert "50% is chance" in done.stderr or "Quality. 50 documents were held out" in done.stderr
+    assert "**Quality.** 50 documents were held out" in (folder / "learn" / "report.md").read_text("utf-8")
     assert (folder / "learn" / "report.png").stat().st_size > 1_000
     with open_client(path=database) as client:
         learned = Collection(client, "articles").schema.learned["openai"]
