@@ -154,8 +154,8 @@ def verify_collection(
     if model is not None and vector_name is None:
         report.others = [_verify_other(target, other, model, settings) for other in _others(schema, name)]
         report.problems += [f"vector {each.vector_name!r}: {said}" for each in report.others for said in each.problems]
-    if unfinished := schema.unfinished_of(*schema.contracts) if vector_name is None else schema.unfinished_of(name):
-        report.problems.append(unfinished)
+    verified = [name] if vector_name is not None else [name, *schema.contracts]
+    report.problems += dict.fromkeys(said for each in verified if (said := schema.unfinished_of(each)) is not None)
     return report
 
 
