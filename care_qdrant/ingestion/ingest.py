@@ -158,7 +158,7 @@ def _target(collection: Collection, settings: IngestSettings) -> Collection:
     """Return the collection that a name or an alias stands for now, which need not be there yet."""
     if collection.is_embedded and collection.shard_key is not None:
         raise InputError("--shard-key needs a server: the embedded database has no shards")
-    if collection.is_embedded and settings.indexes:
+    if collection.is_embedded and any(kind != "tenant" for kind in settings.indexes.values()):
         logger.warning("--index has no effect here: the embedded database filters without indexes")
     return collection.sibling(collection.aliases().get(collection.name, collection.name))
 
