@@ -171,7 +171,18 @@ class SearchRequest(_Request):
     mode: Literal["auto", "dense", "sparse", "hybrid"] = Field(
         default="auto", description="`auto` is `hybrid` where the collection has a BM25 vector, else `dense`."
     )
-    top_k: int = Field(default=10, ge=1)
+    top_k: int = Field(default=10, ge=1, description="Documents, or groups, to return.")
+    score_threshold: float | None = Field(
+        default=None,
+        description="Hits with a lower score are left out: the score that hits have, in a hybrid search the fused one. "
+        "`/good-match` answers one that suits the collection. Not for `rrf` and `dbsf`, whose scores tell ranks.",
+    )
+    group_by: StrictStr | None = Field(
+        default=None,
+        description="Metadata key whose values make the groups; null groups by document. The hits of the best group "
+        "come first. A document with a list of values is in several groups, one without the key in none.",
+    )
+    group_size: int = Field(default=1, ge=1, description="Most hits of a group; more than one needs `group_by`.")
     conditions: list[StrictStr] = Field(
         default=[],
         description="On metadata, such as `dept=内科`, `dept!=外科`, `year>=2020`, `date>=2024-03-01`; all must hold. "
@@ -183,7 +194,8 @@ class SearchRequest(_Request):
         default=None,
         ge=0,
         le=1,
-        description="Weight of the dense score in `linear`; null is what `care learn` recorded, else 0.5.",
+        description="Weight of the dense list in `linear` and `rrf`; null is what `care learn` recorded for `linear`, "
+        "else 0.5.",
     )
     marks: bool = Field(default=False, description="Whether the terms of the query are found in the texts.")
 
@@ -198,6 +210,9 @@ class SearchHit(BaseModel):
     title: str
     chunk: int
     metadata: dict[str, Any]
+    group: str | int | float | bool | None = Field(
+        default=None, description="Value of the key that the hits are grouped by; null where they are by document."
+    )
     marks: list[tuple[int, int]] = Field(description="Terms of the query in the text: first character, end.")
     title_marks: list[tuple[int, int]] = Field(description="The same in the title.")
 

@@ -156,8 +156,9 @@ class Searching:
         """Answer one search; wait at most so long, and half of the time left, for a measurement of good matches."""
         collection = await self.served(request.collection)
         check_texts([request.query], "query", self._limits)
-        if request.top_k > self._limits.top_k:
-            raise Refusal(400, "invalid_request", f"top_k is {request.top_k}; at most {self._limits.top_k}")
+        if request.top_k * request.group_size > self._limits.top_k:
+            groups = "" if request.group_size == 1 else f" of {request.group_size} hits each (group_size)"
+            raise Refusal(400, "invalid_request", f"top_k is {request.top_k}{groups}; at most {self._limits.top_k}")
         pair = None if request.mode == "sparse" else self._pair(request.model)
         accepted = time.perf_counter()
         _filter(request)  # refused before anything is encoded
@@ -323,7 +324,15 @@ class Searching:
         trace = tracing.current()
         part = trace.part("search", **{"db.collection.name": collection}) if trace is not None else nullcontext()
         with part, self._metrics.qdrant_seconds.labels(collection).time():
-            [hits] = retriever.search([request.query], request.top_k, filter_, encode=encode)
+            [hits] = retriever.search(
+                [request.query],
+                request.top_k,
+                filter_,
+                score_threshold=request.score_threshold,
+                group_by=request.group_by,
+                group_size=request.group_size,
+                encode=encode,
+            )
         good_match = None
         if pair is not None and _has_scale(request):
             good_match = self._known_good_match(retriever, collection, pair, request.mode)

@@ -25,6 +25,7 @@ from tests.tiny import TEXTS
         ["--mode", "sparse", "--alpha", "0.3"],
         ["--mode", "sparse", "--task", "faq"],
         ["--mode", "sparse", "--vector-name", "care-nano"],
+        ["--group-size", "2"],
     ],
 )
 def test_an_option_that_the_mode_ignores_is_refused(options: Sequence[str], tmp_path: Path) -> None:
