@@ -42,6 +42,7 @@ from care_qdrant.ingestion.settings import DocumentModel, IngestReport, IngestSe
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import (
+    SPARSE_VECTOR_NAME,
     PointVectors,
     Storage,
     create_collection,
@@ -218,6 +219,7 @@ class _Run:
             brought_vectors(dim) if self.model is None else document_vectors(self.model, dim),
             lambda task, row: task.point(self.vectors, row),
             self.settings.batch_tokens,
+            (name,) if self.vectors.sparse is None else (name, SPARSE_VECTOR_NAME),
         )
 
     @property

@@ -19,6 +19,9 @@ from care_qdrant.qdrant.optimizer import wait_before_renaming, wait_for_hidden_p
 from care_qdrant.qdrant.retry import RequestTooLarge, RetryPolicy
 from care_qdrant.qdrant.schema import IDENTITY_KEY, TENANTS_KEY, CollectionSchema, Limits, is_tenant_index
 
+CONDITIONAL_WRITES_SINCE = (1, 17)
+"""First version of the server that updates vectors under a condition."""
+
 T = TypeVar("T")
 PointId = models.ExtendedPointId
 Payloads = bool | list[str]
@@ -175,6 +178,14 @@ class Collection(Calls):
         if self._version is None:
             self._version = as_version(self.server_version())
         return self._version >= version
+
+    @property
+    def compares_writes(self) -> bool:
+        """Whether the server writes vectors under a condition, on keys that have no index."""
+        strict = self.schema.strict_mode
+        if strict is not None and (strict.unindexed_filtering_update is False or strict.filter_max_conditions):
+            return False
+        return not self.is_embedded and self.is_since(CONDITIONAL_WRITES_SINCE)
 
     def require_server(self, version: tuple[int, ...], feature: str) -> None:
         """Refuse a server that is older than a feature; the embedded database is never too old."""

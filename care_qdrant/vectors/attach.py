@@ -349,6 +349,7 @@ class _Run:
                 id=task.id, vector={name: row}, payload={name: task.hash}
             ),
             self.settings.batch_tokens,
+            (name,),
             stop=self.stop,
         )
         worker.run(windows, collection, begin, on_batch)
