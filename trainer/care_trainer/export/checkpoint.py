@@ -27,7 +27,7 @@ from care_trainer.data.read import Pair, is_kept, license_of, read_rows
 from care_trainer.data.table import pair_rows, scored
 from care_trainer.distributed import free_memory
 from care_trainer.learn.learn import GATE_DOCUMENTS
-from care_trainer.learn.outcome import Student, conclude
+from care_trainer.learn.outcome import Student, Training, conclude
 from care_trainer.learn.report import write_report
 from care_trainer.learn.settings import FOLDER
 from care_trainer.learn.snapshot import Snapshot, load_snapshot, opened
@@ -227,11 +227,13 @@ def _register(
     is_table = towers.is_static(model)
     steps = round(sum(record["metrics"].get("steps", 0) for record in records))
     student = Student(
-        vocabulary=len(model.tokenizer.get_vocab()),
-        tokens="base",
-        layers=0 if is_table else towers.transformer_of(model).model.config.num_hidden_layers,
-        steps=steps,
-        best_step=steps,
+        training=Training(
+            vocabulary=len(model.tokenizer.get_vocab()),
+            tokens="base",
+            layers=0 if is_table else towers.transformer_of(model).model.config.num_hidden_layers,
+            steps=steps,
+            best_step=steps,
+        ),
         trained_again=False,
         sentences=snapshot.split.questions,
         questions=snapshot.questions(model),

@@ -17,7 +17,7 @@ from care_qdrant.types import Vectors
 from care_trainer.learn import table as tables
 from care_trainer.learn.checks import require_belonging, require_learnable
 from care_trainer.learn.earlier import Earlier
-from care_trainer.learn.outcome import Student
+from care_trainer.learn.outcome import Student, Training
 from care_trainer.learn.queries import Questions
 from care_trainer.learn.settings import LearnSettings
 from care_trainer.learn.split import Split
@@ -76,11 +76,13 @@ def train(
     )
     asked = tokenize(best.tokens.tokenizer, split.questions)
     student = Student(
-        vocabulary=len(folded),
-        tokens=best.tokens.name,
-        layers=0,
-        steps=best.fit.steps,
-        best_step=best.fit.best_step,
+        training=Training(
+            vocabulary=len(folded),
+            tokens=best.tokens.name,
+            layers=0,
+            steps=best.fit.steps,
+            best_step=best.fit.best_step,
+        ),
         trained_again=again,
         sentences=[text for text, tokens in zip(split.questions, asked.lengths, strict=True) if tokens],
         questions=run.questions(best.tokens, best.fit.table),
