@@ -50,7 +50,7 @@ def plan_attach(
 
     Args:
         collection: An open Qdrant and a name: the collection, or an alias of it.
-        model: The pair, whose weights are not read; None adds BM25.
+        model: The model, whose weights are not read; None adds BM25.
         vector_name: None takes the model's name, or ``bm25``.
         text_field: Payload field with the text; None guesses.
         by_copy: Whether the vector would be added to a copy behind an alias.

@@ -52,7 +52,7 @@ tags: [asymmetric-retrieval, medical, care]
 
 # {name}
 
-An asymmetric pair for retrieval: a small encoder for queries, a larger one for documents, one space of {dim}
+An asymmetric model for retrieval: a small encoder for queries, a larger one for documents, one space of {dim}
 dimensions. Recipe: arXiv 2604.10937, trained with care-qdrant.
 
 ```python
@@ -204,7 +204,7 @@ def export(run: Run, command: str) -> Card:
 
 
 def _give_terms(run: Run, card: Card) -> Card:
-    """Let the pair's queries weigh their BM25 terms, as its pairs teach, or else as the pair that it goes on from."""
+    """Let the model's queries weigh their BM25 terms, as its pairs teach, or else as the model that it goes on from."""
     folder = Path(run.output) / run.name
     try:
         found, gate = give_terms(folder, probe_data(run), Path(run.data_root), rows_folder(run), seed=run.seed)
