@@ -75,7 +75,7 @@ def ingest(
 
     Args:
         corpus: Files (see `Corpus`), whose rejected rows go to a file beside them; or documents.
-        model: The pair; its document encoder is loaded only if something has to be encoded.
+        model: The model; its document encoder is loaded only if something has to be encoded.
         collection: An open Qdrant and a name: the collection, or an alias of it. With a shard key, its shards alone.
         vector_name: None takes the model's name.
         settings: Treatment of the documents.

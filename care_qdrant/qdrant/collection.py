@@ -230,11 +230,11 @@ class Collection(Calls):
 
     def write_contract(self, vector_name: str, contract: Contract | None) -> None:
         """Record what made a vector, or remove the record; the entries of other vectors are not touched."""
-        self.update("writing its contract", metadata=contract_metadata(vector_name, contract))
+        self.update("writing its model record", metadata=contract_metadata(vector_name, contract))
 
     def write_learned(self, vector_name: str, contract: LearnedContract | None) -> None:
         """Record the query encoder that was learned from a vector, or remove the record when it is None."""
-        self.update("writing the contract of a query encoder", metadata=learned_metadata(vector_name, contract))
+        self.update("writing the record of a learned query encoder", metadata=learned_metadata(vector_name, contract))
 
     def wait_for_optimizer(
         self, longest_seconds: float, poll_seconds: float = 0.1, *, sleep: Callable[[float], None] = time.sleep

@@ -72,7 +72,7 @@ class Retriever:
         Args:
             client: An open Qdrant.
             collection: Name or alias.
-            model: The pair whose query encoder is used; only a sparse search does without.
+            model: The model whose query encoder is used; only a sparse search does without.
             mode: Search by vectors of the model, by BM25, or by both; ``auto`` takes both where the collection has
                 both. In a hybrid search the terms of a query count what the model has learned
                 (`CareModel.query_terms`).
@@ -149,12 +149,12 @@ class Retriever:
 
     @property
     def fingerprint(self) -> str | None:
-        """Fingerprint of the pair; None for a sparse search."""
+        """Fingerprint of the model; None for a sparse search."""
         return None if self._model is None else self._model.fingerprint
 
     @property
     def is_plain(self) -> bool:
-        """Whether scores have the scale of every search by this pair and mode: the caller chose nothing but those."""
+        """Whether scores have the scale of every search by this model and mode: the caller chose nothing but those."""
         chosen = (self._alpha, self._prompt, self._shard_key, self._fallback, self._params)
         return self._fusion == "linear" and all(one is None for one in chosen)
 

@@ -149,7 +149,7 @@ class Searching:
         """Collections that were found, for a service without configured ones; None before the first look."""
         self._looked = -math.inf
         self.unserved: Mapping[str, str] = {}
-        """Found collections that no pair can search, with the reason."""
+        """Found collections that no model can search, with the reason."""
         self._good_matches: dict[tuple[str, str, Mode], tuple[float, asyncio.Task[GoodMatch | None]]] = {}
 
     async def search(self, request: SearchRequest, good_match_seconds: float = 0.0) -> SearchAnswer:
@@ -258,7 +258,7 @@ class Searching:
         return LabelAnswer(questions=await self._in_thread(keep))
 
     async def names(self, *, is_new_look: bool = True) -> Sequence[str]:
-        """Return the collections that are served: those that were configured, or all that a pair can search.
+        """Return the collections that are served: those that were configured, or all that a model can search.
 
         Args:
             is_new_look: Whether to find collections that were made after the last look, some time ago.
@@ -274,7 +274,7 @@ class Searching:
         return self._found or ()
 
     def _look(self) -> None:
-        """Find the collections, and which of them a pair can search; the only one is served whatever it is."""
+        """Find the collections, and which of them a model can search; the only one is served whatever it is."""
         there = Collection(self._qdrant(), "").names()
         if len(there) < 2:
             self._found, self.unserved = (only_collection(self._qdrant(), "this service"),), {}
@@ -286,7 +286,7 @@ class Searching:
         self._looked = time.monotonic()
 
     def _why_not(self, name: str) -> str | None:
-        """Return why no pair can search a collection; None where one can."""
+        """Return why no model can search a collection; None where one can."""
         reasons = []
         for pair in self._pairs:
             try:

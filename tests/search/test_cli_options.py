@@ -13,7 +13,7 @@ from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.schema import RUN_PREFIX
 from care_qdrant.types import Chunk, Document
-from care_qdrant.vectors.doctor import plan_attach
+from care_qdrant.vectors.attach_plan import plan_attach
 from tests.search.conftest import fill
 from tests.tiny import TEXTS
 
