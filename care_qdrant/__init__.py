@@ -69,8 +69,9 @@ if TYPE_CHECKING:
     from care_qdrant.search.retriever import Mode, Retriever
     from care_qdrant.types import Chunk, Document, Hit, Vectors, embedded_text, point_id
     from care_qdrant.vectors.attach import AttachReport, AttachSettings, attach_vector
+    from care_qdrant.vectors.attach_plan import AttachPlan, plan_attach
     from care_qdrant.vectors.detach import DetachReport, detach_vector
-    from care_qdrant.vectors.doctor import AttachPlan, CollectionDetail, inspect_collection, plan_attach
+    from care_qdrant.vectors.status import CollectionDetail, inspect_collection
     from care_qdrant.vectors.verify import VerifyReport, VerifySettings, verify_collection
     from care_qdrant.versions.attach_by_copy import CopyReport, attach_by_copy
     from care_qdrant.versions.promote import PromotionReport, promote_collection
@@ -80,7 +81,8 @@ _NAMES = {
     "vectors.attach": ("AttachReport", "AttachSettings", "attach_vector"),
     "versions.attach_by_copy": ("CopyReport", "attach_by_copy"),
     "vectors.detach": ("DetachReport", "detach_vector"),
-    "vectors.doctor": ("AttachPlan", "CollectionDetail", "inspect_collection", "plan_attach"),
+    "vectors.attach_plan": ("AttachPlan", "plan_attach"),
+    "vectors.status": ("CollectionDetail", "inspect_collection"),
     "vectors.verify": ("VerifyReport", "VerifySettings", "verify_collection"),
     "encoders.local.architecture": ("native_folder",),
     "model.card": ("CARD_FILE", "Card", "OnnxFiles"),

@@ -85,6 +85,8 @@ class Hit:
     title: str = ""
     chunk: int = 0
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    group: str | int | float | bool | None = None
+    """Value of the payload key that the hits are grouped by; None where they are not, or by document."""
     payload: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """All that the point holds, as it is stored."""
     vector: Sequence[float] | None = field(default=None, repr=False, compare=False)

@@ -13,15 +13,15 @@ from pydantic import TypeAdapter
 TARGET = Path(__file__).parent / "reference" / "schemas"
 REPORTS = {
     "attach": ("care_qdrant.vectors.attach", "AttachReport"),
-    "attach-dry-run": ("care_qdrant.vectors.doctor", "AttachPlan"),
+    "attach-dry-run": ("care_qdrant.vectors.attach_plan", "AttachPlan"),
     "detach": ("care_qdrant.vectors.detach", "DetachReport"),
     "ingest": ("care_qdrant.ingestion.settings", "IngestReport"),
     "learn": ("care_trainer.learn.outcome", "LearnReport"),
     "promote": ("care_qdrant.versions.promote", "PromotionReport"),
     "publish": ("care_qdrant.versions.publish", "PublicationReport"),
     "search": ("care_qdrant.types", "Hit"),
-    "status": ("care_qdrant.vectors.doctor", "CollectionSummary"),
-    "status-collection": ("care_qdrant.vectors.doctor", "CollectionDetail"),
+    "status": ("care_qdrant.vectors.status", "CollectionSummary"),
+    "status-collection": ("care_qdrant.vectors.status", "CollectionDetail"),
     "verify": ("care_qdrant.vectors.verify", "VerifyReport"),
 }
 """Reports by command. ``care status --json`` and ``care detach --json`` print an array of theirs; the hits of

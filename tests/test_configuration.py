@@ -388,7 +388,7 @@ def test_a_collection_of_another_pair_names_the_pair_before_it_advises_to_attach
 
 def test_the_card_reads_like_one() -> None:
     shown = CliRunner().invoke(care, ["model", "info"]).output
-    assert "a pair of encoders into one space of 256 dimensions, license CC-BY-4.0" in shown
+    assert "two encoders into one space of 256 dimensions, license CC-BY-4.0" in shown
     assert "runs on onnxruntime" in shown
     assert all(len(line) < 120 for line in shown.splitlines())
     assert "{" not in shown

@@ -141,7 +141,7 @@ def gaps(entries: Sequence[Gap], measure: str, sweep: str) -> str:
     places = range(len(entries))
     lines = {
         "document encoder on both sides": [entry.large for entry in entries],
-        "pair": [entry.pair for entry in entries],
+        "query and document encoder": [entry.pair for entry in entries],
         "query encoder on both sides": [entry.small for entry in entries],
     }
     for (label, values), colour in zip(lines.items(), _COLOURS, strict=False):
@@ -156,7 +156,7 @@ def gaps(entries: Sequence[Gap], measure: str, sweep: str) -> str:
     axes.set_ylabel(f"{measure} × 100")
     axes.grid(visible=True, axis="y")
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    return _svg(figure, f"{measure}: part of the gap that the pair closes")
+    return _svg(figure, f"{measure}: part of the gap that the model closes")
 
 
 def _colour(system: str, systems: Sequence[str]) -> str:

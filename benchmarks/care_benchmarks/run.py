@@ -147,7 +147,7 @@ def notes_for(searches: Sequence[QdrantSearch], tasks: Sequence[TaskInfo]) -> It
     systems = [search.system for search in searches]
     if any(system.model.card and system.mode == "dense" for system in systems):
         yield (
-            "Symmetric controls are a pair's own two encoders, without a further step: controls of the architecture, "
+            "Symmetric controls are a model's own two encoders, without a further step: controls of the architecture, "
             "not of equal training compute."
         )
     if any(task.kind == "sts" for task in tasks) and any(system.model.card for system in systems):

@@ -1,4 +1,4 @@
-"""The evaluated systems: a pair, its symmetric controls, BM25 and the hybrid of both."""
+"""The evaluated systems: a model, its symmetric controls, BM25 and the hybrid of both."""
 
 import math
 from collections.abc import Sequence
@@ -77,7 +77,7 @@ def _dense(source: str, precision: Precision, device: str | None, engine: Engine
     sides = [folder, folder] if model.card is None else [folder / "query", folder / "document"]
     return EvaluatedSystem(
         name=model.name,
-        description="one encoder on both sides" if model.card is None else "asymmetric pair",
+        description="one encoder on both sides" if model.card is None else "asymmetric model",
         model=model,
         source=source,
         precision=precision,
@@ -96,7 +96,7 @@ def _control(control: Control, base: EvaluatedSystem) -> EvaluatedSystem:
         return replace(base, name=f"{base.name} + BM25", description="both scores, weighted", mode="hybrid")
     folder = fetch_document_side(base.source)
     if not (folder / CARD_FILE).is_file():
-        raise InputError(f"{base.source}: is one encoder, not a pair; it is its own control {control!r}")
+        raise InputError(f"{base.source}: is one encoder, not a model of two; it is its own control {control!r}")
     twice = _dense(str(folder / control), "auto", base.device, Engine())
     twice = replace(twice, name=f"{base.name}, {control} encoder twice", description="symmetric control")
     return twice if control == "query" else _over_index_of(base, twice)

@@ -59,7 +59,7 @@ class Manifest:
     """The description of a job: its units, its model, and its settings."""
 
     model: str
-    """Folder or name of the pair, as it was given."""
+    """Folder or name of the model, as it was given."""
     model_name: str
     fingerprint: str
     dim: int

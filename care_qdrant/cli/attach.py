@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from care_qdrant.model.pair import CareModel
     from care_qdrant.qdrant.retry import RetryPolicy
     from care_qdrant.vectors.attach import AttachReport
+    from care_qdrant.vectors.attach_plan import AttachPlan
     from care_qdrant.vectors.copy_plan import CopyPlan
-    from care_qdrant.vectors.doctor import AttachPlan
     from care_qdrant.vectors.preflight import Preflight
 
 
@@ -183,7 +183,7 @@ def _plan(
     """Show what the command would do, and end with the exit code of a refusal."""
     from care_qdrant.errors import InputError
     from care_qdrant.qdrant.collection import Collection
-    from care_qdrant.vectors.doctor import plan_attach
+    from care_qdrant.vectors.attach_plan import plan_attach
 
     with target.open() as client:
         plan = plan_attach(

@@ -237,7 +237,7 @@ def _given(option: str, value: str) -> str | None:
     show_default=True,
     help="What runs them: processes here, or a Ray cluster (RAY_ADDRESS names it).",
 )
-@click.option("--model", help="Folder of the pair on this machine.  [default: the one of the plan]")
+@click.option("--model", help="Folder of the model on this machine.  [default: the one of the plan]")
 @engine_options
 @json_option
 def encode(

@@ -16,7 +16,7 @@ from care_qdrant.console.reports import show_json, show_report
 @target_options
 @json_option
 def command(collection: str, vector_name: str | None, is_all: bool, target: Target, as_json: bool) -> None:
-    """Remove an attached vector from COLLECTION, with its contract and its hashes in the payloads.
+    """Remove an attached vector from COLLECTION, with its model record and its hashes in the payloads.
 
     Other vectors and the rest of the payloads stay as they are. Vectors of other tools are never removed. The document
     of --json is a list with one report for each removed vector.

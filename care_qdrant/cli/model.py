@@ -23,7 +23,7 @@ _REFERENCE_VECTORS = re.compile(rb'\{\n "fingerprint": "[0-9a-f]{64}"')
 
 @click.group(cls=Program, name="model")
 def command() -> None:
-    """Show, verify, import or export a pair of encoders.
+    """Show, verify, import or export a model: a query encoder and a document encoder.
 
     \b
     Example:
@@ -59,7 +59,7 @@ def _lines(card: "Card") -> Iterator[str]:
     from care_qdrant.progress import duration
 
     license = f", license {license_notice(card.license)}" if card.license else ""
-    yield f"{card.name}: a pair of encoders into one space of {card.dim} dimensions{license}"
+    yield f"{card.name}: two encoders into one space of {card.dim} dimensions{license}"
     yield f"  fingerprint  {card.fingerprint}"
     if card.geometry == "cut":
         yield "  geometry     document vectors are cut after normalising, and scored by dot product"
@@ -152,7 +152,7 @@ def verify(model: str, as_json: bool) -> None:
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @json_option
 def export_onnx(folder: Path, as_json: bool) -> None:
-    """Export the document encoder of the pair FOLDER to ONNX, so that it runs without torch.
+    """Export the document encoder of the CARE folder FOLDER to ONNX, so that it runs without torch.
 
     The file document/model.onnx reads the weights beside it. The fingerprint does not change, so existing collections
     stay valid. The export needs torch: pip install '.[onnx]' in a clone.
@@ -216,10 +216,10 @@ def reference_vectors(model: str, output: Path, as_json: bool) -> None:
 )
 @json_option
 def join(query: Path, document: Path, folder: Path, probe: Path | None, as_json: bool) -> None:
-    """Make the pair FOLDER from two saved sentence-transformers models, QUERY and DOCUMENT.
+    """Make the CARE folder FOLDER from two saved sentence-transformers models, QUERY and DOCUMENT.
 
     It checks that both load, that their dimensions agree and that the document tokenizer appends its end marker. It
-    cannot check that both were trained into one space: evaluate the pair on your data (care bench).
+    cannot check that both were trained into one space: evaluate the model on your data (care bench).
 
     \b
     Example:
@@ -234,7 +234,7 @@ def join(query: Path, document: Path, folder: Path, probe: Path | None, as_json:
     else:
         click.echo(f"{folder}: {card.name}, {card.dim} dimensions ({card.fingerprint[:12]})")
     click.echo(
-        "not checked: whether the two encoders share one space; evaluate the pair on your data before you use it",
+        "not checked: whether the two encoders share one space; evaluate the model on your data before you use it",
         err=True,
     )
 
@@ -257,9 +257,9 @@ def _show_made(folder: Path, card: "Card") -> None:
 def import_command(
     sources: tuple[str, ...], folder: Path, revision: str | None, base: str | None, probe: Path | None, as_json: bool
 ) -> None:
-    """Make the pair FOLDER from published weights: one source with both encoders, or one for each.
+    """Make the CARE folder FOLDER from published weights: one source with both encoders, or one for each.
 
-    A source is a folder or a hub name: a published CARE pair (query_encoder/ and doc_encoder/, merged or not), or an
+    A source is a folder or a hub name: a published CARE model (query_encoder/ and doc_encoder/, merged or not), or an
     asymmetric sentence-transformers model. No code from the hub runs, and the document encoder is not loaded.
 
     \b

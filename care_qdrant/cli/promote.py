@@ -28,7 +28,7 @@ def command(
 ) -> None:
     """Copy COLLECTION from the embedded database of a folder to a Qdrant server.
 
-    Ids, payloads, vectors and contracts are copied unchanged. To continue an interrupted run, run the same command
+    Ids, payloads, vectors and model records are copied unchanged. To continue an interrupted run, run the same command
     again. After a finished copy, the same command compares every point.
 
     \b

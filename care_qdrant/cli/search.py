@@ -1,5 +1,6 @@
 """``care search``: ask a collection."""
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -32,6 +33,7 @@ _GOOD_MATCH_SECONDS = 10.0
     context_settings=CONTEXT,
     groups={
         "Options": ["collection", "model", "path", "url", "mode", "top_k", "conditions", "as_json"],
+        "Groups and scores": ["score_threshold", "group_by", "group_size"],
         "Vectors and fusion": ["vector_name", "alpha", "task", "shard_key", "fallback"],
     },
 )
@@ -46,7 +48,9 @@ _GOOD_MATCH_SECONDS = 10.0
     show_default=True,
     help="Search by the vectors of the model, by BM25, or by both; auto is hybrid where the collection has BM25.",
 )
-@click.option("--top-k", type=click.IntRange(1), default=10, show_default=True, help="Number of documents to return.")
+@click.option(
+    "--top-k", type=click.IntRange(1), default=10, show_default=True, help="Number of documents, or groups, to return."
+)
 @click.option(
     "--filter",
     "conditions",
@@ -55,6 +59,13 @@ _GOOD_MATCH_SECONDS = 10.0
     help="Condition on metadata: key=value, key!=value, key>=number or date. Put it in quotes. Repeatable; all must "
     "hold.",
 )
+@click.option(
+    "--score-threshold",
+    type=float,
+    help="Leave out hits with a lower score, as the hits show it: in a hybrid search the fused one.",
+)
+@click.option("--group-by", metavar="KEY", help="Metadata key whose values make the groups, in place of documents.")
+@click.option("--group-size", type=click.IntRange(1), default=1, show_default=True, help="Most hits of a group.")
 @click.option("--vector-name", help="Dense vector to search.  [default: the one that the model made]")
 @click.option(
     "--alpha",
@@ -73,6 +84,9 @@ def command(
     mode: "Mode",
     top_k: int,
     conditions: tuple[str, ...],
+    score_threshold: float | None,
+    group_by: str | None,
+    group_size: int,
     open_fallback: "Callable[[], Fallback] | None",
     target: Target,
     load_model: LoadModel,
@@ -89,6 +103,7 @@ def command(
       care search
       care search "糖尿病人能吃西瓜吗"
       care search "HbA1c 6.5%" --mode dense --top-k 3 --filter dept=内科 --json
+      care search "头痛三天" --group-by dept --group-size 2 --score-threshold 0.3
     """
     from care_qdrant.errors import InputError
     from care_qdrant.qdrant.collection import Collection
@@ -99,6 +114,8 @@ def command(
     if query is not None and not query.strip():
         raise InputError("the query is empty")
     _refuse_without_effect("hybrid" if mode == "auto" else mode)
+    if group_size > 1 and group_by is None:
+        raise click.UsageError("--group-size has no effect here; it needs --group-by")
     _parsed(conditions)  # a slip is said before anything is opened
     with target.open() as client:
         model = None if mode == "sparse" else load_model()
@@ -116,11 +133,18 @@ def command(
         good_match = cache(lambda: _good_match(retriever))
         is_for_people = not as_json and open_fallback is None
         for each in _prompted(Collection(client, collection)) if query is None else [query]:
-            [hits] = retriever.search([each], top_k, conditions_filter)
+            [hits] = retriever.search(
+                [each],
+                top_k,
+                conditions_filter,
+                score_threshold=score_threshold,
+                group_by=group_by,
+                group_size=group_size,
+            )
             _refuse_without_effect(retriever.mode)
             if keys is not None:
                 _tell_of_conditions(Collection(client, collection), conditions, keys, is_found=bool(hits))
-            _show(each, collection, retriever.mode, hits, as_json)
+            _show(each, collection, retriever.mode, hits, group_by, as_json)
             _tell(script_note(each, hits))
             if hits and is_for_people and model is not None:
                 _tell(_note(judge(hits, good_match(), model.unread(each)), hits[0]))
@@ -210,12 +234,12 @@ def _prompted(collection: "Collection") -> Iterator[str]:
         yield query
 
 
-def _show(query: str, collection: str, mode: "Mode", hits: "list[Hit]", as_json: bool) -> None:
+def _show(query: str, collection: str, mode: "Mode", hits: "list[Hit]", group_by: str | None, as_json: bool) -> None:
     if as_json:
         found = {"query": query, "collection": collection, "mode": mode, "hits": [hit.as_dict() for hit in hits]}
         show_json(found)
         return
-    click.echo(_listing(hits) if hits else "nothing found")
+    click.echo(_listing(hits, group_by) if hits else "nothing found")
 
 
 def _refuse_without_effect(mode: "Mode") -> None:
@@ -231,13 +255,17 @@ def _refuse_without_effect(mode: "Mode") -> None:
             raise click.UsageError(f"--{option.replace('_', '-')} has no effect here; it needs {needs}")
 
 
-def _listing(hits: "list[Hit]") -> str:
+def _listing(hits: "list[Hit]", group_by: str | None) -> str:
     """Return the hits with as much of their texts as lets a person judge them."""
     from care_qdrant.console.table import wrap
 
     width = len(str(len(hits))) + 2
-    lines = []
+    lines: list[str] = []
+    group: object = None
     for rank, hit in enumerate(hits, 1):
+        if group_by is not None and (not lines or (type(hit.group), hit.group) != group):
+            group = type(hit.group), hit.group
+            lines.append(f"{group_by}={hit.group if isinstance(hit.group, str) else json.dumps(hit.group)}")
         lines.append(f"{rank:<{width}}{hit.score:.4f}  {hit.document_id}  {hit.title}".rstrip())
         lines += [" " * width + line for line in wrap(hit.text, indent=width)]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""``care serve``: the pair as a service."""
+"""``care serve``: the model as a service."""
 
 import logging
 import sys

@@ -11,7 +11,7 @@ from care_qdrant.console.options import Target, json_option, target_options
 from care_qdrant.console.reports import show_json
 
 if TYPE_CHECKING:
-    from care_qdrant.vectors.doctor import CollectionDetail, CollectionSummary, VectorSummary
+    from care_qdrant.vectors.status import CollectionDetail, CollectionSummary, VectorSummary
 
 _SHOWN_FINGERPRINT = 12
 
@@ -33,7 +33,7 @@ def command(collection: str | None, target: Target, as_json: bool) -> None:
       care status articles --json
     """
     from care_qdrant.errors import next_command
-    from care_qdrant.vectors.doctor import describe_all, inspect_collection
+    from care_qdrant.vectors.status import describe_all, inspect_collection
 
     with target.open() as client:
         if collection is not None:

@@ -1,4 +1,4 @@
-"""``care verify``: check that the vectors of a collection are what its contract says."""
+"""``care verify``: check that the vectors of a collection are what its model records say."""
 
 from dataclasses import replace
 

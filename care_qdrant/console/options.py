@@ -341,7 +341,7 @@ def engine_options(command: Command) -> Command:
         "key is read from CARE_ENDPOINT_KEY. Several URLs, repeated or with commas, share the work.",
         environment={
             "CARE_ENDPOINT_KEY": "API key of the servers of --endpoint.",
-            "CARE_ENDPOINT_MODEL": "Name of the model on the servers. [default: name of the pair]",
+            "CARE_ENDPOINT_MODEL": "Name of the model on the servers. [default: the name in its card]",
             "CARE_ENDPOINT_INPUT": "What a server gets: tokens, text, or text-without-prompt. [default: tokens]",
             "CARE_ENDPOINT_TOKENS": "Most tokens of a request. [default: 16384]",
             **PATIENCE,

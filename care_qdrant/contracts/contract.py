@@ -1,7 +1,7 @@
 """The collection contract: which model made the vectors under which name.
 
 Qdrant checks the dimension of a vector and nothing else; two models of one dimension give confident nonsense. So
-every collection that we write keeps, in its metadata under ``care:<vector name>``, the fingerprint of the pair that
+every collection that we write keeps, in its metadata under ``care:<vector name>``, the fingerprint of the model that
 made the vectors, and every writer and every reader checks it first. There is one top-level key per vector, because
 Qdrant merges metadata at the top level: two writers of different vectors cannot lose each other's entries.
 """

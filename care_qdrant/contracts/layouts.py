@@ -30,6 +30,7 @@ from typing import Any, Literal, get_args
 
 from qdrant_client import models
 
+from care_qdrant.contracts.paths import quoted
 from care_qdrant.errors import InputError
 from care_qdrant.types import CARE_KEY, LLAMA_INDEX_KEYS, RESERVED_KEYS, Hit
 
@@ -80,11 +81,21 @@ class Layout:
 
     def find_text(self, payload: Payload) -> str | None:
         """Return the text of a point, or None where it has none."""
+        path = self._text_path(payload)
+        return None if path is None else str(lookup(payload, path))
+
+    def _text_path(self, payload: Payload) -> str | None:
         for path in (self.text_field, *_OTHER_TEXT_PATHS.get(self.tool, ())):
             text = lookup(payload, path)
             if isinstance(text, str) and text.strip():
-                return text
+                return path
         return None
+
+    def conditions(self, payload: Payload) -> tuple[models.Condition, ...]:
+        """Return the conditions that a point meets as long as its text and title are those of its payload."""
+        paths = [self._text_path(payload), self.title_path]
+        found = [_condition(payload, path) for path in paths if path]
+        return tuple(condition for condition in found if condition is not None)
 
     def text(self, payload: Payload) -> str:
         """Return the text of a point."""
@@ -207,6 +218,21 @@ def lookup(payload: Payload, path: str) -> Any:
     if isinstance(inner, str) and rest:
         inner = _parsed(inner)
     return lookup(inner, rest) if isinstance(inner, Mapping) and rest else None
+
+
+def _condition(payload: Payload, path: str, above: str = "") -> models.Condition | None:
+    """Match points with the same value at a path; None where no condition of Qdrant can tell."""
+    name, _, rest = (path, "", "") if path in payload else path.partition(".")
+    value = payload.get(name)
+    try:
+        key = above + quoted(name)
+    except InputError:
+        return None
+    if isinstance(value, Mapping) and rest:
+        return _condition(value, rest, f"{key}.")
+    if isinstance(value, str):  # also JSON with the path inside
+        return models.FieldCondition(key=key, match=models.MatchValue(value=value))
+    return models.IsEmptyCondition(is_empty=models.PayloadField(key=key)) if value is None else None
 
 
 def _layout_of(payload: Payload, text_field: str | None) -> Layout | None:

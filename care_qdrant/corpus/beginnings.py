@@ -1,6 +1,6 @@
 """Documents that begin alike: a letterhead, a menu, a greeting, the front matter of a page.
 
-The built-in pair and BM25 weigh the words of a document from its beginning, so what many documents share there takes
+The built-in model and BM25 weigh the words of a document from its beginning, so what many documents share there takes
 the place of what each of them is about.
 """
 

@@ -27,7 +27,7 @@ class Engine:
     endpoints: tuple[str, ...] = ()
     """Base URLs of servers, such as ``http://localhost:8000/v1``, which have the route ``embeddings``."""
     served_model: str | None = None
-    """Name of the model on the servers; None takes the pair's name."""
+    """Name of the model on the servers; None takes the model's name."""
     sent: Sent = "tokens"
     request_tokens: int = 16_384
     """Most tokens of a request, which has two minutes: fewer for a server on a CPU."""

@@ -1,4 +1,4 @@
-"""One side of a pair: what its encoder does with a text, and how its vectors are compared."""
+"""One side of a model: what its encoder does with a text, and how its vectors are compared."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

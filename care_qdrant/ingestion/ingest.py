@@ -42,6 +42,7 @@ from care_qdrant.ingestion.settings import DocumentModel, IngestReport, IngestSe
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import (
+    SPARSE_VECTOR_NAME,
     PointVectors,
     Storage,
     create_collection,
@@ -74,7 +75,7 @@ def ingest(
 
     Args:
         corpus: Files (see `Corpus`), whose rejected rows go to a file beside them; or documents.
-        model: The pair; its document encoder is loaded only if something has to be encoded.
+        model: The model; its document encoder is loaded only if something has to be encoded.
         collection: An open Qdrant and a name: the collection, or an alias of it. With a shard key, its shards alone.
         vector_name: None takes the model's name.
         settings: Treatment of the documents.
@@ -158,7 +159,7 @@ def _target(collection: Collection, settings: IngestSettings) -> Collection:
     """Return the collection that a name or an alias stands for now, which need not be there yet."""
     if collection.is_embedded and collection.shard_key is not None:
         raise InputError("--shard-key needs a server: the embedded database has no shards")
-    if collection.is_embedded and settings.indexes:
+    if collection.is_embedded and any(kind != "tenant" for kind in settings.indexes.values()):
         logger.warning("--index has no effect here: the embedded database filters without indexes")
     return collection.sibling(collection.aliases().get(collection.name, collection.name))
 
@@ -218,6 +219,7 @@ class _Run:
             brought_vectors(dim) if self.model is None else document_vectors(self.model, dim),
             lambda task, row: task.point(self.vectors, row),
             self.settings.batch_tokens,
+            (name,) if self.vectors.sparse is None else (name, SPARSE_VECTOR_NAME),
         )
 
     @property

@@ -51,6 +51,8 @@ class Task:
     """Name of the text in messages, for example with the id of its document."""
     kind: Kind
     """Kind of the request that writes its point."""
+    unchanged: tuple[models.Condition, ...] = ()
+    """Conditions that a stored point still has to meet when it is written."""
     vector: Vectors | None = None
     """The vector of the text, where a bulk job has made it; None where it is still to be encoded."""
 
@@ -132,6 +134,8 @@ class Worker(Generic[T]):
     """Return what is written for a task, with its vector; with None where that is stored already."""
     batch_tokens: int
     """Padded tokens of one batch."""
+    names: tuple[str, ...]
+    """Names of the vectors of the run."""
     meter: Meter = field(default_factory=Meter)
     """Meter of the calls of the maker."""
     stop: threading.Event = field(default_factory=threading.Event)
@@ -184,9 +188,11 @@ class Worker(Generic[T]):
         for start in range(0, len(tasks), size):
             page = tasks[start : start + size]
             found = [None] * len(page) if rows is None else rows[start : start + size]
-            points = [(task.kind, self.point(task, row)) for task, row in zip(page, found, strict=True)]
-            for kind in dict.fromkeys(kind for kind, _ in points):
-                write = Write([point for its, point in points if its == kind], kind)
+            points = [(task, self.point(task, row)) for task, row in zip(page, found, strict=True)]
+            unchanged = {point.id: task.unchanged for task, point in points if task.unchanged}
+            for kind in dict.fromkeys(task.kind for task in page):
+                of_kind = [point for task, point in points if task.kind == kind]
+                write = Write(of_kind, kind, self.names, unchanged)
                 yield from by_size(write, self.maker.numbers, size)
 
 

@@ -1,4 +1,4 @@
-"""`CareTextEmbedder` and `CareDocumentEmbedder`: the pair as Haystack components (extra ``haystack``)."""
+"""`CareTextEmbedder` and `CareDocumentEmbedder`: the model as Haystack components (extra ``haystack``)."""
 
 from dataclasses import replace
 from functools import cached_property
@@ -13,7 +13,7 @@ from care_qdrant.types import embedded_text
 
 
 class _Pair:
-    """Base of both components: settings that Haystack writes to YAML, and the pair that they lead to."""
+    """Base of both components: settings that Haystack writes to YAML, and the model that they lead to."""
 
     def __init__(self, model: str = BUILT_IN, device: str | None = None, fingerprint: str | None = None) -> None:
         """Keep the settings; nothing is read before `warm_up` or the first text."""
@@ -21,7 +21,7 @@ class _Pair:
 
     @cached_property
     def pair(self) -> CareModel:
-        """The pair."""
+        """The model."""
         pair = CareModel.load(self.model, device=self.device)
         if self.fingerprint not in (None, pair.fingerprint):
             raise FingerprintMismatch(

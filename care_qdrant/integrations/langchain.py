@@ -1,4 +1,4 @@
-"""`CareEmbeddings`: the pair as LangChain embeddings (extra ``langchain``)."""
+"""`CareEmbeddings`: the model as LangChain embeddings (extra ``langchain``)."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ class CareEmbeddings(Embeddings):
         precision: Precision = "auto",
         query_task: str | None = None,
     ) -> None:
-        """Open a pair; no weights are read."""
+        """Open a model; no weights are read."""
         self.model = CareModel.load(model, revision=revision, device=device, precision=precision)
         self._query_prompt = None if query_task is None else self.model.query_prompt(query_task)
 

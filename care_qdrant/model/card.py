@@ -87,7 +87,7 @@ class Card:
     """Digest of the fingerprint and of both sides' reference vectors; empty where there are none."""
     # Not under the fingerprint: they change how stored terms are asked for, and no vector that is stored.
     term_weights: TermWeightsEntry | None = None
-    """Weights of the terms of queries; None where the pair has none."""
+    """Weights of the terms of queries; None where the model has none."""
     geometry: Geometry = "unit"
     license: str = ""
     stages: tuple[Mapping[str, Any], ...] = ()
@@ -214,7 +214,7 @@ def verify_files(folder: Path, card: Card, paths: Iterable[str]) -> None:
 
 
 def verify_term_weights(folder: Path, card: Card) -> None:
-    """Check the file of the term weights against its card, where the pair has one."""
+    """Check the file of the term weights against its card, where the model has one."""
     if card.term_weights is not None:
         _verify_file(folder, TERM_WEIGHTS, card.term_weights.file)
 

@@ -36,7 +36,7 @@ class SavedEncoder:
     folder: Path
     role: Role
     name: str
-    """Name of the pair."""
+    """Name of the model."""
     fingerprint: str
     dim: int
     side: Side

@@ -94,7 +94,7 @@ def write_checkpoint(
 
     Args:
         folder: Destination; must not exist, or be a CARE folder (which is replaced).
-        name: Name of the pair; the default name of its vectors in Qdrant.
+        name: Name of the model; the default name of its vectors in Qdrant.
         query: Folder of the query encoder; an ``onnx/`` folder in it comes along.
         document: Folder of the document encoder; None where the documents are the vectors that a collection holds.
         onnx: Content of the query encoder's ``onnx/`` folder.
@@ -156,7 +156,7 @@ def write_checkpoint(
             data=tuple(data),
         )
         _write_router(building, card)
-        (building / "README.md").write_text(model_card or f"# {name}\n\nA CARE pair.\n", encoding="utf-8")
+        (building / "README.md").write_text(model_card or f"# {name}\n\nA CARE model.\n", encoding="utf-8")
         card.save(building)
         verify_checkpoint(building)
         shutil.rmtree(replaced, ignore_errors=True)
@@ -173,7 +173,7 @@ def add_term_weights(folder: Path, weights: "TermWeights", gate: Mapping[str, An
     """Add weights of the terms of queries to a CARE folder, or replace them; its fingerprint stays.
 
     Args:
-        folder: Folder of the pair.
+        folder: Folder of the model.
         weights: Weights of the terms.
         gate: Gain in nDCG@10 by them, for the card.
     """

@@ -1,4 +1,4 @@
-"""Sources of a model: a folder, the pair inside this package, or the Hugging Face hub."""
+"""Sources of a model: a folder, the model inside this package, or the Hugging Face hub."""
 
 from pathlib import Path
 

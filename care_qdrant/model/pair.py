@@ -53,17 +53,17 @@ class CareModel:
         term_weights: Path | None = None,
         light_documents: bool = False,
     ) -> None:
-        """Put a pair together of its two sides; `CareModel.load` is the usual way."""
+        """Put a model together of its two sides; `CareModel.load` is the usual way."""
         self.name, self.dim, self.fingerprint, self.temperature = name, dim, fingerprint, temperature
         self.query: ModelSide = OpenedOnce(query)
         self.document: ModelSide = OpenedOnce(document)
         self.geometry: Geometry = geometry
         self.card = card
-        """Content of ``care.json``; None for a plain sentence-transformers model that stands in as a symmetric pair."""
+        """Content of ``care.json``; None for a plain sentence-transformers model that is both sides."""
         self.term_weights = term_weights
-        """File with the weights of the terms of queries; None where the pair has none."""
+        """File with the weights of the terms of queries; None where the model has none."""
         self.light_documents = light_documents
-        """Whether the document encoder needs neither torch nor much memory, as that of the built-in pair."""
+        """Whether the document encoder needs neither torch nor much memory, as that of the built-in model."""
 
     @classmethod
     def load(
@@ -75,7 +75,7 @@ class CareModel:
         revision: str | None = None,
         engine: Engine = LOCAL,
     ) -> "CareModel":
-        """Open a pair.
+        """Open a model.
 
         Args:
             source: A CARE folder; a hub name; ``built-in``; or any sentence-transformers model, which then stands in
@@ -153,7 +153,7 @@ class CareModel:
         return encoder.unread(query) if isinstance(encoder, TextReader) else []
 
     def query_terms(self, text: str) -> "SparseVector":
-        """Return a query's BM25 terms: counts, times the weights that the pair has learned for them, where it has any.
+        """Return a query's BM25 terms: counts, times the weights that the model has learned for them, where it has any.
 
         Raises:
             ModelError: The weights are not those that the card lists, or of another analyser.

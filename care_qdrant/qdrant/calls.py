@@ -5,8 +5,9 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from qdrant_client import QdrantClient, models
 
@@ -114,6 +115,10 @@ class Calls:
     def _node(self) -> int:
         """Return the node of a cluster that calls go to now."""
         return self._cluster.node if self._cluster else 0
+
+    def alone(self) -> AbstractContextManager[Any]:
+        """Let other calls to the embedded database wait until the end of the block; those to a server never do."""
+        return self._lock
 
     def write(self, what: str, operation: Callable[[], Written]) -> None:
         """Call a write that has ``wait=True``, and accept nothing less than ``completed``."""

@@ -13,11 +13,14 @@ from care_qdrant.contracts.learned import LearnedContract, learned_metadata
 from care_qdrant.errors import InputError, NoCollection, Rejected, next_command
 from care_qdrant.qdrant import grpc as bulk
 from care_qdrant.qdrant.calls import Calls, Written, in_requests, seconds_left
-from care_qdrant.qdrant.connection import require_server
+from care_qdrant.qdrant.connection import as_version, require_server
 from care_qdrant.qdrant.embedded_search import search_arrays
 from care_qdrant.qdrant.optimizer import wait_before_renaming, wait_for_hidden_points
 from care_qdrant.qdrant.retry import RequestTooLarge, RetryPolicy
-from care_qdrant.qdrant.schema import IDENTITY_KEY, CollectionSchema, Limits
+from care_qdrant.qdrant.schema import IDENTITY_KEY, TENANTS_KEY, CollectionSchema, Limits, is_tenant_index
+
+CONDITIONAL_WRITES_SINCE = (1, 17)
+"""First version of the server that updates vectors under a condition."""
 
 T = TypeVar("T")
 PointId = models.ExtendedPointId
@@ -62,6 +65,7 @@ class Collection(Calls):
         self._asked_node: int | None = None
         """Node whose gRPC port was asked for this collection; None where none had to be."""
         self._schema: CollectionSchema | None = None
+        self._version: tuple[int, ...] | None = None
 
     def __repr__(self) -> str:
         return f"Collection({self.name!r})"
@@ -167,6 +171,22 @@ class Collection(Calls):
         """Return the version of the server, ``embedded`` for a folder."""
         return "embedded" if self.is_embedded else self.call("asking its version", self.client.info).version
 
+    def is_since(self, version: tuple[int, ...]) -> bool:
+        """Return whether the server has this version or a newer one: asked once, and always so where it is embedded."""
+        if self.is_embedded:
+            return True
+        if self._version is None:
+            self._version = as_version(self.server_version())
+        return self._version >= version
+
+    @property
+    def compares_writes(self) -> bool:
+        """Whether the server writes vectors under a condition, on keys that have no index."""
+        strict = self.schema.strict_mode
+        if strict is not None and (strict.unindexed_filtering_update is False or strict.filter_max_conditions):
+            return False
+        return not self.is_embedded and self.is_since(CONDITIONAL_WRITES_SINCE)
+
     def require_server(self, version: tuple[int, ...], feature: str) -> None:
         """Refuse a server that is older than a feature; the embedded database is never too old."""
         self.call("asking its version", lambda: require_server(self.client, version, feature))
@@ -210,11 +230,11 @@ class Collection(Calls):
 
     def write_contract(self, vector_name: str, contract: Contract | None) -> None:
         """Record what made a vector, or remove the record; the entries of other vectors are not touched."""
-        self.update("writing its contract", metadata=contract_metadata(vector_name, contract))
+        self.update("writing its model record", metadata=contract_metadata(vector_name, contract))
 
     def write_learned(self, vector_name: str, contract: LearnedContract | None) -> None:
         """Record the query encoder that was learned from a vector, or remove the record when it is None."""
-        self.update("writing the contract of a query encoder", metadata=learned_metadata(vector_name, contract))
+        self.update("writing the record of a learned query encoder", metadata=learned_metadata(vector_name, contract))
 
     def wait_for_optimizer(
         self, longest_seconds: float, poll_seconds: float = 0.1, *, sleep: Callable[[float], None] = time.sleep
@@ -248,8 +268,13 @@ class Collection(Calls):
         self.call("removing the vector", lambda: self.client.delete_vector_name(self.name, vector_name))
 
     def create_indexes(self, indexes: Mapping[str, Any]) -> None:
-        """Create those payload indexes, by key, that are not there yet; the embedded database has none."""
-        if self.is_embedded or not indexes:
+        """Create those payload indexes, by key, that are not there yet; the embedded database notes keys of tenants."""
+        if self.is_embedded:
+            tenants = {key for key, params in indexes.items() if is_tenant_index(params)}
+            if not tenants <= (known := self.refresh().tenant_keys):
+                self.update("noting keys of tenants", metadata={TENANTS_KEY: sorted(tenants | known)})
+            return
+        if not indexes:
             return
         for key in indexes.keys() - self.refresh().payload_schema.keys():
             self.write(

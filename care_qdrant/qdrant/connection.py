@@ -98,9 +98,14 @@ def require_server(client: QdrantClient, version: tuple[int, ...], feature: str)
     if is_embedded(client):
         return
     found = client.info().version
-    if tuple(int(part) for part in re.findall(r"\d+", found)[:3]) < version:
+    if as_version(found) < version:
         wanted = ".".join(map(str, version))
         raise ServerTooOld(f"this Qdrant server is version {found}; {feature} needs {wanted} or newer")
+
+
+def as_version(text: str) -> tuple[int, ...]:
+    """Return the version of a server as numbers that compare."""
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
 
 
 def _server(

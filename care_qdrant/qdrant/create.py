@@ -46,6 +46,7 @@ TURBO_SINCE = (1, 18)
 
 Index = Literal["keyword", "integer", "float", "bool", "datetime", "text", "uuid", "tenant"]
 """Type of the values under a payload key; ``tenant`` is a keyword by which the server lays points together."""
+_TENANT = models.KeywordIndexParams(type=models.KeywordIndexType.KEYWORD, is_tenant=True)
 _INDEX = re.compile(r"""(?P<key>(?>"[^"]*"|[^=])++)(?:=(?P<kind>.*))?""", re.DOTALL)
 
 
@@ -212,9 +213,8 @@ def index_schemas(indexes: Mapping[str, Index]) -> dict[str, Any]:
 
     A key with a dot gets an index for each of its `readings`, since no payload shows yet which one it is.
     """
-    tenant = models.KeywordIndexParams(type=models.KeywordIndexType.KEYWORD, is_tenant=True)
     return {
-        path: tenant if kind == "tenant" else models.PayloadSchemaType(kind)
+        path: _TENANT if kind == "tenant" else models.PayloadSchemaType(kind)
         for key, kind in indexes.items()
         for path in readings(key)
     }
@@ -250,6 +250,8 @@ def indexes_of(schema: CollectionSchema) -> dict[str, Any]:
     indexes = {key: index.params or index.data_type for key, index in schema.payload_schema.items()}
     if schema.embedded and schema.contracts:
         indexes[DOCUMENT_KEY] = models.PayloadSchemaType.KEYWORD
+    if schema.embedded:
+        indexes |= dict.fromkeys(schema.tenant_keys, _TENANT)
     return indexes
 
 

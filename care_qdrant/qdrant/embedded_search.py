@@ -20,6 +20,7 @@ from qdrant_client.hybrid.fusion import distribution_based_score_fusion, recipro
 from qdrant_client.local.distances import calculate_distance
 
 _READ = (
+    "_compute_idf",
     "_payload_and_non_deleted_mask",
     "_rescore_idf",
     "config",
@@ -70,6 +71,9 @@ def search_arrays(client: QdrantClient, collection: str, request: models.QueryRe
         lists = search.leaves(request.prefetch)
         fuse = reciprocal_rank_fusion if query.fusion is models.Fusion.RRF else distribution_based_score_fusion
         points = None if lists is None else fuse(lists, limit=end)[start:]
+    elif isinstance(query, models.RrfQuery):
+        lists, by = search.leaves(request.prefetch), query.rrf
+        points = None if lists is None else reciprocal_rank_fusion(lists, end, by.k, by.weights)[start:]
     elif isinstance(query, models.FormulaQuery):
         best = search.weighted(request.prefetch, query, end)
         points = None if best is None else best[start:]
@@ -101,7 +105,7 @@ class _Search:
         weights, leaves = _weights(query), sources[0].prefetch
         if weights is None or not isinstance(leaves, list) or any(each.prefetch != leaves for each in sources):
             return None
-        scored = [leaf for each in sources for leaf in leaves if (leaf.query, leaf.using) == (each.query, each.using)]
+        scored = [leaf for each in sources for leaf in leaves if _search_of(leaf) == _search_of(each)]
         found = [rows for leaf in leaves if (rows := self._best(leaf)) is not None]
         if not len(scored) == len(weights) == len(sources) or len(found) < len(leaves):
             return None
@@ -148,11 +152,12 @@ class _Search:
                 return its_scores, its_order
         local, name, query = self._local, leaf.using or "", leaf.query
         scores: Any
-        if leaf.prefetch is not None or leaf.limit == 0 or (leaf.params is not None and leaf.params.idf is not None):
+        has_idf = name in local.sparse_vectors and local.config.sparse_vectors[name].modifier == models.Modifier.IDF
+        if leaf.prefetch is not None or leaf.limit == 0 or (not has_idf and _search_of(leaf)[-1] is not None):
             return None
         if isinstance(query, models.SparseVector) and name in local.sparse_vectors:
-            if local.config.sparse_vectors[name].modifier == models.Modifier.IDF:
-                query = local._rescore_idf(query, name, None)
+            if has_idf:
+                query = self._weighted_by_idf(query, leaf)
             scores = _column(local, name).scores(query)
         elif isinstance(query, list) and query and isinstance(query[0], float) and name in local.vectors:
             distance = local.get_vector_params(name).distance
@@ -165,6 +170,19 @@ class _Search:
         self._scores.append((leaf, scores, order))
         return scores, order
 
+    def _weighted_by_idf(self, query: models.SparseVector, leaf: models.Prefetch) -> models.SparseVector:
+        """Return the query as IDF weighs its terms, counted among all points or those of the corpus that it names."""
+        local, name = self._local, leaf.using or ""
+        idf = None if leaf.params is None else leaf.params.idf
+        if not isinstance(idf, models.IdfCorpusParams):
+            rescored: models.SparseVector = local._rescore_idf(query, name, None)
+            return rescored
+        corpus = self._mask(models.Prefetch(using=name, filter=idf.corpus))
+        found, points = _column(local, name).frequencies(query.indices, corpus), int(np.count_nonzero(corpus))
+        weights = [local._compute_idf(count, points) for count in found.tolist()]
+        values = [value * weight for value, weight in zip(query.values, weights, strict=True)]
+        return models.SparseVector(indices=query.indices, values=values)
+
     def _mask(self, leaf: models.Prefetch) -> Mask:
         """Return which points pass the filter of a leaf, are not deleted and have its vector."""
         mask = next((mask for known, mask in self._masks if known == leaf.filter), None)
@@ -175,9 +193,14 @@ class _Search:
         return mask & ~missing[: len(mask)]
 
 
+def _search_of(leaf: models.Prefetch) -> tuple[Any, ...]:
+    """Return what decides the score of a point in a search."""
+    return leaf.query, leaf.using, None if leaf.params is None else leaf.params.idf
+
+
 def _rescores_all(source: models.Prefetch, candidates: int) -> bool:
-    """Return whether a list scores each candidate of its leaves, and does nothing else."""
-    known = ("prefetch", "query", "using", "limit")
+    """Return whether a list scores each candidate of its leaves, as the leaf of its vector does, and no more."""
+    known = ("prefetch", "query", "using", "params", "limit")
     others = (name for name in models.Prefetch.model_fields if name not in known)
     return (source.limit or 10) >= candidates and all(getattr(source, name) is None for name in others)
 
@@ -255,6 +278,13 @@ class SparseColumn:
         sums = np.bincount(rows, self._stored_values(hits) * weights[places], minlength=count).astype(np.float64)
         sums[np.bincount(rows, minlength=count) == 0] = -np.inf
         return sums.astype(np.float32)
+
+    def frequencies(self, indices: Sequence[int], rows: Mask) -> npt.NDArray[np.int64]:
+        """Return how many of some vectors have each index."""
+        wanted, places = np.unique(np.asarray(indices, dtype=np.uint32), return_inverse=True)
+        entries = self._indices[rows[self._rows]] if len(self._rows) else self._indices
+        at = np.minimum(np.searchsorted(wanted, entries), len(wanted) - 1)
+        return np.bincount(at[wanted[at] == entries], minlength=len(wanted))[places].astype(np.int64)
 
     def _stored_values(self, hits: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """Return the numbers at these places; each is copied when a query first meets it, as most are never met."""

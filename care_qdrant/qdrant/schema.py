@@ -19,13 +19,15 @@ IDENTITY_KEY = "care_id"
 RUN_PREFIX = "care_run:"
 """Prefix of metadata keys: one for each ingestion that has begun to write and has not finished."""
 GOOD_MATCH_PREFIX = "care_good_match:"
-"""Metadata keys: one for each pair and mode, the lowest score of a good match."""
+"""Metadata keys: one for each model and mode, the lowest score of a good match."""
 ATTACH_PREFIX = "care_attach:"
 """Prefix of metadata keys: one for each vector that ``care attach`` has begun to write and has not finished."""
 COPY_KEY = "care_copy"
 """Metadata key of the copy of another collection that has begun here and is not verified yet."""
 PUBLISH_KEY = "care_publish"
 """Metadata key of the record of a version of a published collection."""
+TENANTS_KEY = "care_tenants"
+"""Metadata key of the payload keys of tenants in an embedded collection, which keeps no payload indexes."""
 MAX_POINTS = 256
 """Largest number of points that one request writes."""
 MAX_PAGE = 1_000
@@ -117,6 +119,13 @@ class CollectionSchema:
     def learned(self) -> dict[str, LearnedContract]:
         """Contract of the query encoder that was learned from a vector, for each vector that has one."""
         return parse_learned(self.metadata)
+
+    @cached_property
+    def tenant_keys(self) -> frozenset[str]:
+        """Paths of the payload keys whose values share the points out to tenants."""
+        if self.embedded:
+            return frozenset(self.metadata.get(TENANTS_KEY) or ())
+        return frozenset(key for key, index in self.payload_schema.items() if is_tenant_index(index.params))
 
     @property
     def has_shard_keys(self) -> bool:
@@ -267,6 +276,11 @@ class CollectionSchema:
             for name, vector in self.dense.items()
         }
         return dense | {name: ("sparse", vector.modifier) for name, vector in self.sparse.items()}
+
+
+def is_tenant_index(params: Any) -> bool:
+    """Return whether a payload index, by its parameters, is one of tenants."""
+    return bool(getattr(params, "is_tenant", None))
 
 
 def now_noted() -> str:

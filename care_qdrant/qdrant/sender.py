@@ -1,17 +1,25 @@
-"""Writes points from a few threads behind a bounded queue, so that the encoder never waits for the network."""
+"""Writes points from a few threads behind a bounded queue, so that the encoder never waits for the network.
+
+Others may write the same points at the same time. Where the server compares before it writes, a point is claimed first:
+the hashes of its vectors make room for a token of this very write, unless the point is another one by now. Vectors and
+payload follow where the token still stands. So the last claim writes both, and no point says that its vector is of a
+text of which it is not, however the operations of two writers mix.
+"""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Literal, Self
 
 from qdrant_client import models
+from qdrant_client.local.payload_filters import check_filter
 
 from care_qdrant.errors import QdrantError, Rejected
 from care_qdrant.qdrant.calls import in_requests
-from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.grpc import with_lists
 from care_qdrant.qdrant.retry import RequestTooLarge
 from care_qdrant.types import CARE_KEY
@@ -37,6 +45,10 @@ class Write:
 
     points: Sequence[models.PointStruct]
     kind: Kind = "insert"
+    names: tuple[str, ...] = ()
+    """Names of the vectors whose hashes the payloads say, written or compared; empty for those that are written."""
+    unchanged: Mapping[PointId, Sequence[models.Condition]] = field(default_factory=dict)
+    """Conditions that a point still has to meet, by its id: the text that its vector was made of is its text."""
 
     def __len__(self) -> int:
         return len(self.points)
@@ -46,10 +58,16 @@ class Write:
         if self.kind == "insert":
             collection.upsert(self.points)
             return
-        points = self.points
+        with collection.alone():
+            self._send_changes(collection)
+
+    def _send_changes(self, collection: Collection) -> None:
+        points = self._comparable(collection) if collection.is_embedded else self.points
         while points:
+            write = replace(self, points=points)
+            operations = write._guarded() if collection.compares_writes else _operations(points, self.kind)
             try:
-                collection.apply(f"writing {len(points)} points", _operations(points, self.kind))
+                collection.apply(f"writing {len(points)} points", operations)
                 return
             except Rejected:
                 # The request names ids, so it fails where one has been deleted.
@@ -57,6 +75,47 @@ class Write:
                 if not self._may_miss or len(there) == len(points):
                     raise
                 points = [point for point in points if point.id in there]
+
+    def _comparable(self, collection: Collection) -> Sequence[models.PointStruct]:
+        """Return the points that still meet their conditions; an embedded database applies the others in one call."""
+        if not self.unchanged:
+            return self.points
+        there = collection.retrieve([point.id for point in self.points])
+        return [
+            point
+            for point in self.points
+            if point.id in there
+            and check_filter(
+                models.Filter(must=list(self.unchanged.get(point.id, ()))), there[point.id].payload or {}, point.id, {}
+            )
+        ]
+
+    def _guarded(self) -> list[models.UpdateOperation]:
+        """Claim the points, write the vectors of those that are claimed, and then their payloads."""
+        vectors = _vectors(self.points)
+        names = self.names or tuple(sorted(_names(vectors)))
+        token = f"writing {uuid.uuid4().hex}"
+        claim = models.SetPayload(
+            payload=dict.fromkeys(names, token),
+            key=f"{CARE_KEY}.vectors",
+            filter=models.Filter(should=[self._as_compared(point, names) for point in self.points]),
+        )
+        is_claimed: list[models.Condition] = [_has_hash(name, token) for name in names]
+        operations: list[models.UpdateOperation] = [models.SetPayloadOperation(set_payload=claim)]
+        if vectors:
+            update = models.UpdateVectors(points=vectors, update_filter=models.Filter(must=is_claimed))
+            operations.append(models.UpdateVectorsOperation(update_vectors=update))
+        for point in self.points:
+            own = models.Filter(must=[models.HasIdCondition(has_id=[point.id]), *is_claimed])
+            operations.append(_payload_operation(point, self.kind, models.SetPayload(payload={}, filter=own)))
+        return operations
+
+    def _as_compared(self, point: models.PointStruct, names: Sequence[str]) -> models.Filter:
+        """Match a point that is as it was when it was compared: its text, and the hashes of vectors that stay."""
+        written = point.vector if isinstance(point.vector, dict) else {}
+        hashes = ((point.payload or {}).get(CARE_KEY) or {}).get("vectors") or {}
+        kept = [_has_hash(name, hashes[name]) for name in names if name not in written and name in hashes]
+        return models.Filter(must=[models.HasIdCondition(has_id=[point.id]), *kept, *self.unchanged.get(point.id, ())])
 
     @property
     def _may_miss(self) -> bool:
@@ -68,19 +127,41 @@ def _operations(points: Sequence[models.PointStruct], kind: Kind) -> list[models
 
     A run may end between any two of them: a point never says that its vector is of a text of which it is not.
     """
-    vectors = [models.PointVectors(id=point.id, vector=point.vector) for point in with_lists(points) if point.vector]
+    vectors = _vectors(points)
     operations: list[models.UpdateOperation] = []
     if vectors:
         update = models.UpdateVectors(points=vectors)
         operations += [hash_removal(vectors), models.UpdateVectorsOperation(update_vectors=update)]
     for point in points:
-        payload = models.SetPayload(payload=point.payload or {}, points=[point.id])
-        if kind == "update":
-            operations.append(models.OverwritePayloadOperation(overwrite_payload=payload))
-        else:
-            payload.key = f"{CARE_KEY}.vectors"
-            operations.append(models.SetPayloadOperation(set_payload=payload))
+        operations.append(_payload_operation(point, kind, models.SetPayload(payload={}, points=[point.id])))
     return operations
+
+
+def _payload_operation(
+    point: models.PointStruct, kind: Kind, selection: models.SetPayload
+) -> models.OverwritePayloadOperation | models.SetPayloadOperation:
+    """Return the operation that writes the payload of a point to the points that are selected."""
+    selection.payload = point.payload or {}
+    if kind == "update":
+        return models.OverwritePayloadOperation(overwrite_payload=selection)
+    selection.key = f"{CARE_KEY}.vectors"
+    return models.SetPayloadOperation(set_payload=selection)
+
+
+def _vectors(points: Sequence[models.PointStruct]) -> list[models.PointVectors]:
+    return [models.PointVectors(id=point.id, vector=point.vector) for point in with_lists(points) if point.vector]
+
+
+def _names(vectors: Sequence[models.PointVectors]) -> set[str]:
+    return {name for point in vectors for name in (point.vector if isinstance(point.vector, dict) else ())}
+
+
+def _hash_path(name: str) -> str:
+    return f'{CARE_KEY}.vectors."{name}"'
+
+
+def _has_hash(name: str, value: str) -> models.FieldCondition:
+    return models.FieldCondition(key=_hash_path(name), match=models.MatchValue(value=value))
 
 
 def hash_removal(vectors: Sequence[models.PointVectors]) -> models.DeletePayloadOperation:
@@ -89,8 +170,7 @@ def hash_removal(vectors: Sequence[models.PointVectors]) -> models.DeletePayload
     Without it, a point whose writer was killed would keep the hash of its former text beside the vector of the new
     one, and count as unchanged when the former text comes back.
     """
-    names = {name for point in vectors for name in (point.vector if isinstance(point.vector, dict) else ())}
-    keys = [f'{CARE_KEY}.vectors."{name}"' for name in sorted(names)]
+    keys = [_hash_path(name) for name in sorted(_names(vectors))]
     ids = [point.id for point in vectors]
     return models.DeletePayloadOperation(delete_payload=models.DeletePayload(keys=keys, points=ids))
 

@@ -7,7 +7,7 @@ conditions by the same rules: `Keys` says where a key is in the payloads, `equal
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -269,6 +269,19 @@ def keys_of(conditions: models.Filter) -> set[str]:
             elif isinstance(condition, models.NestedCondition):
                 nested = condition.nested
                 found |= {f"{nested.key}[].{key}" for key in keys_of(nested.filter)}
+    return found
+
+
+def tenant_conditions(conditions: models.Filter, tenant_keys: Set[str]) -> list[models.Condition]:
+    """Return the conditions on keys of tenants that every point which passes a filter meets."""
+    must = conditions.must if isinstance(conditions.must, list) else [conditions.must] if conditions.must else []
+    found: list[models.Condition] = []
+    for condition in must:
+        keys = keys_of(models.Filter(must=[condition]))
+        if keys and keys <= tenant_keys:
+            found.append(condition)
+        elif isinstance(condition, models.Filter):
+            found += tenant_conditions(condition, tenant_keys)
     return found
 
 

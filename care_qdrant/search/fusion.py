@@ -10,8 +10,11 @@ brings both to one scale: half of the best BM25 scores of real patient questions
 Candidates are the best `CANDIDATES` of both kinds, and each is scored by both: without that, a point that only one list
 holds would count as 0 in the other, which no cosine of a language model is.
 
-``dbsf``, ``rrf``: Qdrant's distribution-based and reciprocal-rank fusion, where both lists count the same. They are
-here because people know them and because servers before 1.14 have no formulas.
+``rrf``: Qdrant's reciprocal-rank fusion, which needs no scale: for sparse vectors of other encoders, and for servers
+before 1.14, which have no formulas. ``alpha`` makes the weights of the ranks, which sum to 2: at 0.5 both lists count
+the same. Servers before 1.17 know no weights, so there the two lists are fused here.
+
+``dbsf``: Qdrant's distribution-based fusion, where both lists always count the same.
 
 Which is best was measured, not argued (docs/evidence/experiments/2026-11-21.md).
 """
@@ -21,11 +24,15 @@ from collections.abc import Sequence
 from typing import Literal
 
 from qdrant_client import models
+from qdrant_client.hybrid.fusion import reciprocal_rank_fusion
 
 Fusion = Literal["linear", "dbsf", "rrf"]
 
 DEFAULT_ALPHA = 0.5
-"""Share of the dense score, from 0 (BM25 alone) to 1 (cosine alone)."""
+"""Share of the dense score, or rank, from 0 (the sparse list alone) to 1 (the dense list alone)."""
+
+WEIGHTED_RANKS_SINCE = (1, 17)
+"""First version of the server whose reciprocal-rank fusion takes weights."""
 
 CANDIDATES = 100
 """Points that each kind of vector offers."""
@@ -48,8 +55,22 @@ def fused_request(
     if fusion == "linear":
         prefetch = [_rescored(leaves, by=leaf) for leaf in leaves]
         return models.QueryRequest(prefetch=prefetch, query=_formula(sparse, alpha), limit=limit, with_payload=True)
-    query = models.FusionQuery(fusion=models.Fusion(fusion))
+    query: models.FusionQuery | models.RrfQuery = models.FusionQuery(fusion=models.Fusion(fusion))
+    if fusion == "rrf" and alpha != DEFAULT_ALPHA:
+        query = models.RrfQuery(rrf=models.Rrf(weights=_rank_weights(alpha)))
     return models.QueryRequest(prefetch=leaves, query=query, limit=limit, with_payload=True)
+
+
+def fuse_by_rank(
+    dense: list[models.ScoredPoint], sparse: list[models.ScoredPoint], *, alpha: float, limit: int
+) -> list[models.ScoredPoint]:
+    """Return what a server that knows weights makes of two lists, for one that does not."""
+    return reciprocal_rank_fusion([dense, sparse], limit=limit, weights=_rank_weights(alpha))
+
+
+def _rank_weights(alpha: float) -> list[float]:
+    """Return the weights of the dense and the sparse ranks; Qdrant's own is 1 for each."""
+    return [2 * alpha, 2 * (1 - alpha)]
 
 
 def candidates(limit: int, *, fusion: Fusion | None, max_limit: int | None) -> int:
@@ -68,8 +89,10 @@ def bm25_weight(terms: Sequence[float]) -> float:
 def _rescored(leaves: list[models.Prefetch], *, by: models.Prefetch) -> models.Prefetch:
     """Return the candidates of all leaves, each with its exact score by one of them."""
     limit = sum(leaf.limit or 0 for leaf in leaves)
+    # The parameters of a dense search are for its graph, and here are all candidates.
+    params = by.params if by.params is not None and by.params.idf is not None else None
     # Validation would walk the vector again.
-    return models.Prefetch.model_construct(prefetch=leaves, query=by.query, using=by.using, limit=limit)
+    return models.Prefetch.model_construct(prefetch=leaves, query=by.query, using=by.using, params=params, limit=limit)
 
 
 def _formula(sparse: models.Prefetch, alpha: float) -> models.FormulaQuery:

@@ -1,4 +1,4 @@
-"""Which hits are a good match: the good-match score of a collection, and the queries that a pair does not read.
+"""Which hits are a good match: the good-match score of a collection, and the queries that a model does not read.
 
 Scores of two encoders, or of two collections, have no common scale, and the nearest text is always found. The
 good-match score is what most questions of the collection's own find in *another* document: what a question of this
@@ -40,7 +40,7 @@ _BATCH = 8
 
 @dataclass(frozen=True, slots=True)
 class GoodMatch:
-    """The lowest score of a good match in one collection, by one pair and mode."""
+    """The lowest score of a good match in one collection, by one model and mode."""
 
     score: float | None
     """None for a collection that is too small to tell."""
@@ -62,7 +62,7 @@ class Match:
     good_match_score: float | None
     """The score that it is compared with."""
     unread: tuple[str, ...] = ()
-    """Words of the query that the pair does not read, where they are most of it: its scores mean nothing then."""
+    """Words of the query that the model does not read, where they are most of it: its scores mean nothing then."""
 
 
 def judge(hits: Sequence[Hit], good_match: GoodMatch | None, unread: Sequence[str]) -> Match:
@@ -70,8 +70,8 @@ def judge(hits: Sequence[Hit], good_match: GoodMatch | None, unread: Sequence[st
 
     Args:
         hits: Of one query, best first.
-        good_match: Good-match score of the collection, by the same pair and mode; None where it is not known.
-        unread: Words of the query that the pair does not read (`CareModel.unread`).
+        good_match: Good-match score of the collection, by the same model and mode; None where it is not known.
+        unread: Words of the query that the model does not read (`CareModel.unread`).
     """
     score = None if good_match is None else good_match.score
     if not hits:
@@ -156,5 +156,5 @@ def _keep(retriever: Retriever, good_match: GoodMatch) -> None:
 
 
 def _key(retriever: Retriever) -> str:
-    """Return the metadata key: at the top level, where those of other pairs and modes are merged beside it."""
+    """Return the metadata key: at the top level, where those of other models and modes are merged beside it."""
     return f"{GOOD_MATCH_PREFIX}{retriever.mode}:{(retriever.fingerprint or '')[:16]}"

@@ -8,8 +8,16 @@ from typing import Any
 from qdrant_client import models
 
 from care_qdrant.encoders.terms.sparse import SparseQuery
-from care_qdrant.search.conditions import keys_of
-from care_qdrant.search.fusion import DEFAULT_ALPHA, Fusion, candidates, fused_request
+from care_qdrant.errors import InputError
+from care_qdrant.search.conditions import keys_of, tenant_conditions
+from care_qdrant.search.fusion import (
+    DEFAULT_ALPHA,
+    WEIGHTED_RANKS_SINCE,
+    Fusion,
+    candidates,
+    fuse_by_rank,
+    fused_request,
+)
 from care_qdrant.search.resolve import ResolvedCollection
 from care_qdrant.types import Hit
 
@@ -17,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 FEW_POINTS = 10_000
 """Least number of points from which on a filter on a key without an index is slow."""
+TENANT_IDF_SINCE = (1, 19)
+"""First version of the server that counts the documents of a term among the points of a filter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +44,12 @@ class Query:
     fusion: Fusion | None = "linear"
     """Fusion of the two lists by Qdrant; None where the caller fuses them."""
     alpha: float | None = None
-    """Share of the dense score in a fused one, from 0 to 1; None takes that of the collection."""
+    """Share of the dense list in a fused score, from 0 to 1; None takes that of the collection."""
+    score_threshold: float | None = None
+    """Least score of a hit, on the scale that hits have (a distance: the largest); None for all. Where the caller fuses
+    two lists, it is the caller's to apply."""
+    part: models.Filter | None = None
+    """Part of the points that pass the filter to look at; unlike the filter, it changes no score."""
     sparse_top_k: int | None = None
     """Points that the sparse vector offers to a caller who fuses; None is as many as the dense one."""
     with_vectors: bool = False
@@ -53,15 +68,30 @@ class Query:
         return self.vector is not None and self.has_terms
 
     def alpha_in(self, resolved: ResolvedCollection) -> float:
-        """Return the share of the dense score: the caller's, or in the linear fusion the collection's."""
-        if self.alpha is not None:
-            return self.alpha
-        return resolved.alpha if self.fusion == "linear" else DEFAULT_ALPHA
+        """Return the share of the dense list: the caller's, or in the linear fusion the collection's."""
+        if self.alpha is None:
+            return resolved.alpha if self.fusion == "linear" else DEFAULT_ALPHA
+        if self.fusion == "dbsf" and self.alpha != DEFAULT_ALPHA:
+            raise InputError(f"alpha is {self.alpha}, and dbsf takes both lists alike: leave it out, or take rrf")
+        return self.alpha
+
+    def has_comparable_scores(self) -> bool:
+        """Return whether the score of a hit says the same whatever else was found; ranks do not."""
+        return not self.is_hybrid or self.fusion == "linear"
+
+    def is_nearest_least(self, resolved: ResolvedCollection) -> bool:
+        """Return whether scores are distances, of which the least is the best."""
+        if self.vector is None or self.is_hybrid or resolved.vector_name is None:
+            return False
+        return resolved.schema.dense[resolved.vector_name].distance in (
+            models.Distance.EUCLID,
+            models.Distance.MANHATTAN,
+        )
 
     def requests(self, resolved: ResolvedCollection) -> list[models.QueryRequest]:
         """Return a request per list, or one for two lists that Qdrant fuses; none for a text without terms."""
         max_limit = resolved.limits.query
-        if self.is_hybrid and self.fusion is not None:
+        if self.is_hybrid and self.fusion is not None and not self._is_fused_here(resolved):
             fused = fused_request(
                 self._dense(resolved),
                 self._sparse(resolved),
@@ -89,10 +119,54 @@ class Query:
             with_vector=([leaf.using] if leaf.using else True) if self.with_vectors else None,
         )
 
+    def lists(
+        self, resolved: ResolvedCollection, answers: list[list[models.ScoredPoint]]
+    ) -> list[list[models.ScoredPoint]]:
+        """Return the lists of the answers to `requests`: each of them, or one that is fused of them here."""
+        if self._is_fused_here(resolved):
+            dense, sparse = answers
+            answers = [fuse_by_rank(dense, sparse, alpha=self.alpha_in(resolved), limit=self.top_k)]
+        least = self.score_threshold
+        if least is None or (self.is_hybrid and self.fusion is None):
+            return answers
+        if not self.has_comparable_scores():
+            raise InputError(
+                f"score_threshold is {least}, and a score of {self.fusion} tells the rank of a hit and not how well it "
+                "matches: take the linear fusion, or a dense or sparse search"
+            )
+        sign = -1 if self.is_nearest_least(resolved) else 1
+        return [[point for point in points if sign * point.score >= sign * least] for points in answers]
+
+    def _is_fused_here(self, resolved: ResolvedCollection) -> bool:
+        """Return whether the server cannot weigh ranks as this query wants it."""
+        if not self.is_hybrid or self.fusion != "rrf" or self.alpha_in(resolved) == DEFAULT_ALPHA:
+            return False
+        return not resolved.collection.is_since(WEIGHTED_RANKS_SINCE)
+
+    @property
+    def _passing(self) -> models.Filter | None:
+        """Filter of the points to look at."""
+        given = [each for each in (self.filter, self.part) if each is not None]
+        return models.Filter(must=given) if len(given) > 1 else given[0] if given else None
+
     def _sparse(self, resolved: ResolvedCollection) -> models.Prefetch:
         return models.Prefetch(
-            query=self.terms, using=resolved.sparse_vector_name, filter=self.filter, limit=self.sparse_top_k
+            query=self.terms,
+            using=resolved.sparse_vector_name,
+            filter=self._passing,
+            params=self._tenant_idf(resolved),
+            limit=self.sparse_top_k,
         )
+
+    def _tenant_idf(self, resolved: ResolvedCollection) -> models.SearchParams | None:
+        """Return the parameters that count the documents of a term among those of the tenant that is searched alone."""
+        params = resolved.schema.sparse.get(resolved.sparse_vector_name or "")
+        if self.filter is None or params is None or params.modifier is not models.Modifier.IDF:
+            return None
+        tenant = tenant_conditions(self.filter, resolved.schema.tenant_keys)
+        if not tenant or not resolved.collection.is_since(TENANT_IDF_SINCE):
+            return None
+        return models.SearchParams(idf=models.IdfCorpusParams(corpus=models.Filter(must=tenant)))
 
     def _dense(self, resolved: ResolvedCollection) -> models.Prefetch:
         """Return the search in the dense vector, as its quantisation, its graph and a filter beside it require."""
@@ -100,19 +174,22 @@ class Query:
         added: dict[str, Any] = {"quantization": resolved.quantization}
         if self.vector is not None and resolved.schema.has_index and not given.exact:  # searched by the graph
             added["hnsw_ef"] = resolved.hnsw_ef
-            if self.filter is not None:
-                _tell_unindexed(resolved, self.filter)
+            if self._passing is not None:
+                _tell_unindexed(resolved, self._passing)
                 added["acorn"] = models.AcornSearchParams(enable=True)
         added = {name: value for name, value in added.items() if value is not None and getattr(given, name) is None}
         params = given.model_copy(update=added) if added else self.params
-        return models.Prefetch(query=self.vector, using=resolved.vector_name, filter=self.filter, params=params)
+        return models.Prefetch(query=self.vector, using=resolved.vector_name, filter=self._passing, params=params)
 
 
 def find(resolved: ResolvedCollection, queries: Sequence[Query], what: str = "searching") -> list[list[list[Hit]]]:
     """Ask a collection in one call, and return the hits of each list that each query asked for, best first."""
     requests = [query.requests(resolved) for query in queries]
     answers = iter(resolved.collection.search(what, [request for each in requests for request in each]))
-    return [[[resolved.read(point) for point in next(answers)] for _ in each] for each in requests]
+    found = [
+        query.lists(resolved, [next(answers) for _ in each]) for query, each in zip(queries, requests, strict=True)
+    ]
+    return [[[resolved.read(point) for point in points] for points in lists] for lists in found]
 
 
 def _tell_unindexed(resolved: ResolvedCollection, conditions: models.Filter) -> None:

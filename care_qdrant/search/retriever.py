@@ -1,7 +1,7 @@
 """Queries in, hits out: the online half. It reads the query encoder and never the document encoder."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
@@ -18,6 +18,7 @@ from care_qdrant.qdrant.schema import CollectionSchema
 from care_qdrant.search.conditions import Keys
 from care_qdrant.search.fallback import Fallback
 from care_qdrant.search.fusion import Fusion, candidates
+from care_qdrant.search.grouping import Grouping, find_groups
 from care_qdrant.search.query import Query, find
 from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver, ResolvedCollection, StoreConfig
 from care_qdrant.types import Hit, Vectors
@@ -35,9 +36,6 @@ BATCH_QUERIES = 64
 
 SEARCH_POLICY = RetryPolicy(attempts=3, base_seconds=0.2, cap_seconds=2.0)
 """Retries of a search: fewer than those of ingestion, since somebody waits for the answer."""
-
-_WIDER = (1, 4, 16, 64)
-"""Factors of the number of points that are searched in turn while chunks of few documents fill the answer."""
 
 
 class Retriever:
@@ -74,7 +72,7 @@ class Retriever:
         Args:
             client: An open Qdrant.
             collection: Name or alias.
-            model: The pair whose query encoder is used; only a sparse search does without.
+            model: The model whose query encoder is used; only a sparse search does without.
             mode: Search by vectors of the model, by BM25, or by both; ``auto`` takes both where the collection has
                 both. In a hybrid search the terms of a query count what the model has learned
                 (`CareModel.query_terms`).
@@ -84,12 +82,12 @@ class Retriever:
                 (`care_qdrant.encoders.terms.sparse`); nothing checks that it fits the stored vectors.
             fusion: Fusion of the two lists of a hybrid search (`care_qdrant.search.fusion`); None is ``linear``, and
                 ``rrf`` with a ``sparse_encoder``.
-            alpha: Share of the dense score in the linear fusion, from 0 to 1; None takes what `care learn` recorded for
-                this model and vector, else 0.5.
+            alpha: Share of the dense list in the fusions ``linear`` and ``rrf``, from 0 to 1; None takes what `care
+                learn` recorded for this model and vector (linear), else 0.5.
             task: Name of the task whose prompt queries get; None is the model's own prompt.
             params: Parameters of Qdrant for the dense vector: exact, hnsw_ef, quantization, acorn.
             shard_key: Shards to search in a collection with shards by key; None searches all.
-            unique_documents: Return each document once, by its best chunk.
+            unique_documents: Return each document once, by its best chunk, where a search groups by nothing else.
             fallback: The model that made the vectors, for the queries that a learned encoder is least sure of; one
                 more search of the dense vector for each query.
             check_seconds: Time that a check of the contract holds; it costs two short requests.
@@ -151,12 +149,12 @@ class Retriever:
 
     @property
     def fingerprint(self) -> str | None:
-        """Fingerprint of the pair; None for a sparse search."""
+        """Fingerprint of the model; None for a sparse search."""
         return None if self._model is None else self._model.fingerprint
 
     @property
     def is_plain(self) -> bool:
-        """Whether scores have the scale of every search by this pair and mode: the caller chose nothing but those."""
+        """Whether scores have the scale of every search by this model and mode: the caller chose nothing but those."""
         chosen = (self._alpha, self._prompt, self._shard_key, self._fallback, self._params)
         return self._fusion == "linear" and all(one is None for one in chosen)
 
@@ -182,21 +180,31 @@ class Retriever:
         top_k: int = 10,
         filter: models.Filter | None = None,  # noqa: A002  # the word of Qdrant and of LlamaIndex
         *,
+        score_threshold: float | None = None,
+        group_by: str | None = None,
+        group_size: int = 1,
         encode: Callable[[Sequence[str]], Vectors] | None = None,
     ) -> list[list[Hit]]:
         """Return the hits of each query, best first.
 
         Args:
             queries: Texts; a blank one has no hits.
-            top_k: Most hits of a query.
+            top_k: Most hits of a query; with ``group_by``, most groups.
             filter: Points to search.
+            score_threshold: Least score of a hit, as hits show it: the fused one in a hybrid search. A collection's
+                good-match score (`care_qdrant.search.good_match`) is one. Refused for ``rrf`` and ``dbsf``, whose
+                scores tell ranks.
+            group_by: Payload key whose values make groups in place of documents: the hits of the best group come first,
+                and `Hit.group` says the value. A point with a list of values is in several groups, one without the key
+                in none.
+            group_size: Most hits of a group.
             encode: Makes the query vectors in place of the model's own call: a cache, or batches shared with others.
 
         Returns:
             One list per query, in the order of the queries.
 
         Raises:
-            InputError: The collection or the vector is not there.
+            InputError: The collection, the vector or the key of ``group_by`` is not there.
             ContractError: Another model made the vectors, or another analyser the terms.
             QdrantError: Qdrant refused, or cannot be reached.
         """
@@ -209,7 +217,22 @@ class Retriever:
             raise error.named([f"query {number}" for number in range(len(queries))]) from error
         texts = [queries[number] for number in asked]
         try:
-            found = self._resolver.use(lambda resolved: self._search(resolved, texts, top_k, filter, encode))
+            asked_as = Query(
+                None,
+                None,
+                top_k,
+                filter,
+                self._params,
+                fusion=self._fusion,
+                alpha=self._alpha,
+                score_threshold=score_threshold,
+                shard_key=self._shard_key,
+            )
+            found = self._resolver.use(
+                lambda resolved: self._search(
+                    resolved, texts, asked_as, self._grouping(resolved, group_by, group_size), encode
+                )
+            )
         except UnusableText as error:
             raise error.named([f"query {number}" for number in asked]) from error
         answers: list[list[Hit]] = [[] for _ in queries]
@@ -221,19 +244,30 @@ class Retriever:
         self,
         resolved: ResolvedCollection,
         texts: Sequence[str],
-        top_k: int,
-        filter_: models.Filter | None,
+        asked_as: Query,
+        grouping: Grouping | None,
         encode: Callable[[Sequence[str]], Vectors] | None,
     ) -> list[list[Hit]]:
         answers: list[list[Hit]] = []
         for start in range(0, len(texts), BATCH_QUERIES):
             batch = texts[start : start + BATCH_QUERIES]
             try:
-                asked = self._queries(resolved, batch, top_k, filter_, encode or self._encode)
+                asked = self._queries(resolved, batch, asked_as, encode or self._encode)
             except UnusableText as error:
                 raise UnusableText({start + place: problem for place, problem in error.problems.items()}) from error
-            answers += self._answers(resolved, asked, top_k)
+            self._tell_fewer_candidates(resolved, asked_as.top_k)
+            what = f"searching for {len(asked)} queries"
+            if grouping is None:
+                answers += [lists[0] if lists else [] for lists in find(resolved, asked, what)]
+            else:
+                answers += find_groups(resolved, asked, grouping, what)
         return answers
+
+    def _grouping(self, resolved: ResolvedCollection, group_by: str | None, group_size: int) -> Grouping | None:
+        """Return the groups of hits; None where each hit counts for itself."""
+        if group_by is None and group_size == 1:
+            return Grouping() if self._unique_documents else None
+        return Grouping.by(group_by, group_size, resolved.collection, self._resolver.keys(resolved))
 
     def _encode(self, texts: Sequence[str]) -> Vectors:
         assert self._model is not None, "only a sparse search does without"
@@ -243,8 +277,7 @@ class Retriever:
         self,
         resolved: ResolvedCollection,
         texts: Sequence[str],
-        top_k: int,
-        filter_: models.Filter | None,
+        asked_as: Query,
         encode: Callable[[Sequence[str]], Vectors],
     ) -> list[Query]:
         vectors: Sequence[list[float] | None] = [None] * len(texts)
@@ -255,38 +288,9 @@ class Retriever:
             vectors = encoded
         is_sparse = resolved.sparse_vector_name is not None
         return [
-            Query(
-                vector,
-                self._sparse_query(text) if is_sparse else None,
-                top_k,
-                filter_,
-                self._params,
-                fusion=self._fusion,
-                alpha=self._alpha,
-                shard_key=self._shard_key,
-            )
+            replace(asked_as, vector=vector, terms=self._sparse_query(text) if is_sparse else None)
             for vector, text in zip(vectors, texts, strict=True)
         ]
-
-    def _answers(self, resolved: ResolvedCollection, queries: Sequence[Query], top_k: int) -> list[list[Hit]]:
-        """Ask, and ask again for more points where chunks of few documents fill the answer."""
-        answers: list[list[Hit]] = [[] for _ in queries]
-        numbers = list(range(len(queries)))
-        self._tell_fewer_candidates(resolved, top_k)
-        most = max(top_k, resolved.limits.query or top_k * max(_WIDER))
-        for limit in (min(top_k * times, most) for times in _WIDER):
-            if not numbers:
-                break
-            asked = [replace(queries[number], top_k=limit) for number in numbers]
-            found = find(resolved, asked, f"searching for {len(numbers)} queries")
-            unfinished = []
-            for number, lists in zip(numbers, found, strict=True):
-                hits = lists[0] if lists else []
-                answers[number] = _best_of_each_document(hits)[:top_k] if self._unique_documents else hits
-                if len(hits) == limit < most and len(answers[number]) < top_k:
-                    unfinished.append(number)
-            numbers = unfinished
-        return answers
 
     def _tell_fewer_candidates(self, resolved: ResolvedCollection, top_k: int) -> None:
         """Log once where the server's limit lets a hybrid search look at fewer points than it should."""
@@ -302,11 +306,3 @@ class Retriever:
                 offered,
                 wanted,
             )
-
-
-def _best_of_each_document(hits: Iterable[Hit]) -> list[Hit]:
-    """Keep the first hit of each document, in order."""
-    best: dict[str, Hit] = {}
-    for hit in hits:
-        best.setdefault(hit.document_id, hit)
-    return list(best.values())

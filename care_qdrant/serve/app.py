@@ -1,4 +1,4 @@
-"""One worker's service: its pairs, its collections, its keys, and the ASGI application over them."""
+"""One worker's service: its models, its collections, its keys, and the ASGI application over them."""
 
 import asyncio
 import logging
@@ -118,7 +118,7 @@ class Service:
             ),
             Get(
                 "/v1/models",
-                "The pairs in the shape of OpenAI.",
+                "The models in the shape of OpenAI.",
                 schemas.OpenAIModels,
                 lambda _: openai_models(self.pairs),
             ),
@@ -168,7 +168,7 @@ class Service:
             Get("/ready", "Whether every encoder is loaded.", schemas.State, self._ready, (503,)),
             Get(
                 "/info",
-                "The default pair in the shape of text-embeddings-inference.",
+                "The default model in the shape of text-embeddings-inference.",
                 schemas.TEIInfo,
                 lambda _: tei_info(self.pairs.default, limits),
             ),

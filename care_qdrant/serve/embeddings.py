@@ -5,7 +5,7 @@ side (``input_type``, ``prompt_name``), and a service without document encoders 
 
 ``POST /inference`` is what a Qdrant server asks where its `inference.address` names this service: it posts here
 whenever a client sent ``Document{text, model}`` instead of a vector. ``search`` (queries) and ``update`` (points that
-are written) are the two sides of the pair, so no client can take the wrong one. The protocol is that of Qdrant 1.18
+are written) are the two sides of the model, so no client can take the wrong one. The protocol is that of Qdrant 1.18
 (``src/common/inference/service.rs``): vectors in the order of the inputs, and a 400 whose ``error`` reaches the client
 of the server as a 400. The names ``bm25`` and ``qdrant/bm25`` never arrive: the server answers them itself.
 """
@@ -74,9 +74,9 @@ def openai_models(pairs: Pairs) -> OpenAIModels:
 
 
 async def tei_embed(pairs: Pairs, request: EmbedRequest) -> list[list[float]]:
-    """Return the vectors of the default pair, in the order of the texts."""
+    """Return the vectors of the default model, in the order of the texts."""
     if not request.normalize:
-        raise Refusal(400, "invalid_request", "normalize is false; the vectors of a pair always have unit length")
+        raise Refusal(400, "invalid_request", "normalize is false; the vectors of a model always have unit length")
     texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
     pair, side = pairs.default, request.prompt_name or "query"
     vectors = await pair.encode(texts, side)
@@ -184,6 +184,6 @@ def _constants(item: InferenceInput) -> dict[str, Any]:
                 400,
                 "invalid_option",
                 f"a document of {item.model!r} needs the option {name!r}, a number of at least {lowest} (found: "
-                f"{value!r}). It is in the contract of the collection: care status --json",
+                f"{value!r}). It is in the collection's record of BM25: care status --json",
             )
     return {"lead": None} | constants

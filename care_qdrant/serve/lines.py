@@ -62,7 +62,7 @@ class Line:
 
 
 class QuerySide:
-    """The query encoder of one pair, micro-batched over all requests of this process."""
+    """The query encoder of one model, micro-batched over all requests of this process."""
 
     def __init__(self, name: str, encoder: Encoder, *, capacity: int, metrics: Metrics) -> None:
         self._run = _Run(encoder, "query", name, metrics)
@@ -91,7 +91,7 @@ class QuerySide:
 
 
 class DocumentSide:
-    """The document encoder of one pair, in a thread of its own that gives way to queries."""
+    """The document encoder of one model, in a thread of its own that gives way to queries."""
 
     def __init__(self, name: str, load: Callable[[], Encoder], *, capacity: int, metrics: Metrics) -> None:
         """Set up the side; `load` reads the weights."""

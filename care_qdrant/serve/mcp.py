@@ -1,7 +1,7 @@
 """The collections for assistants: a server of the Model Context Protocol, over HTTP at ``/mcp`` or over stdio.
 
 An assistant that embeds its queries by itself takes another model than the one that made the vectors. Here it sends a
-text, and the pair of the collection answers, behind the same checks, keys and quotas as ``POST /search``.
+text, and the model of the collection answers, behind the same checks, keys and quotas as ``POST /search``.
 """
 
 import asyncio
@@ -56,6 +56,7 @@ class Found(BaseModel):
     title: str
     text: str
     metadata: dict[str, object]
+    group: str | int | float | bool | None = Field(default=None, description="Value of the key of group_by.")
 
 
 class SearchResult(BaseModel):
@@ -154,7 +155,7 @@ class McpPath:
         self,
         query: Annotated[str, Field(description="A question or key words, in the language of the documents.")],
         collection: Collection = None,
-        top_k: Annotated[int, Field(ge=1, le=MAX_HITS, description="Most documents to return.")] = 5,
+        top_k: Annotated[int, Field(ge=1, le=MAX_HITS, description="Most documents, or groups, to return.")] = 5,
         mode: Annotated[
             Literal["auto", "dense", "sparse", "hybrid"],
             Field(description="auto is hybrid where the collection has BM25, else by vectors alone."),
@@ -165,9 +166,25 @@ class McpPath:
                 description="On metadata, all must hold: key=value, key!=value, key>=number, key>=2024-03-01 (a date)."
             ),
         ] = None,
+        score_threshold: Annotated[
+            float | None, Field(description="Leave out hits with a lower score; good ones differ by collection.")
+        ] = None,
+        group_by: Annotated[
+            str | None, Field(description="Metadata key: the best hits of each of its values, the best group first.")
+        ] = None,
+        group_size: Annotated[int, Field(ge=1, le=MAX_HITS, description="Most hits of a group.")] = 1,
     ) -> SearchResult:
         """Find the documents that answer a question, best first."""
-        request = SearchRequest(query=query, collection=collection, top_k=top_k, mode=mode, conditions=conditions or [])
+        request = SearchRequest(
+            query=query,
+            collection=collection,
+            top_k=top_k,
+            mode=mode,
+            conditions=conditions or [],
+            score_threshold=score_threshold,
+            group_by=group_by,
+            group_size=group_size,
+        )
         await self._enter(request.collection)
         answer = await self._searching.search(request, _GOOD_MATCH_SECONDS)
         notes = [answer.note, answer.unfinished]

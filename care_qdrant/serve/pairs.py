@@ -1,7 +1,7 @@
 """The models of a service, and the names that clients give them: ``name``, ``name@fingerprint``, ``name/bm25``.
 
 A service does not see the collections that its vectors are for. A client that writes ``care@3f2a9c`` is therefore
-refused by a service whose pair of that name has another fingerprint, instead of getting vectors of another space.
+refused by a service whose model of that name has another fingerprint, instead of getting vectors of another space.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ BESIDE = ("高血压", "患者，男，68 岁，反复胸闷、气促三年，�
 
 
 class ServedPair:
-    """One pair: its query encoder, and its document encoder where the service has it."""
+    """One model: its query encoder, and its document encoder where the service has it."""
 
     def __init__(self, model: CareModel, *, documents: bool, limits: Limits, metrics: Metrics) -> None:
         """Load the query encoder; the document encoder waits for `DocumentSide.load`."""
@@ -94,25 +94,27 @@ class ServedPair:
 
 
 class Pairs:
-    """All pairs of a service, by the names that clients use."""
+    """All models of a service, by the names that clients use."""
 
     def __init__(self, pairs: Sequence[ServedPair]) -> None:
-        """Take the pairs; the first is the default."""
+        """Take the models; the first is the default."""
         self._pairs = pairs
         for index, pair in enumerate(pairs):
             if any(other.fingerprint == pair.fingerprint for other in pairs[:index]):
-                raise InputError(f"the pair {pair.name}@{pair.fingerprint[:12]} is given twice; give each --model once")
+                raise InputError(
+                    f"the model {pair.name}@{pair.fingerprint[:12]} is given twice; give each --model once"
+                )
 
     def __iter__(self) -> Iterator[ServedPair]:
         return iter(self._pairs)
 
     @property
     def default(self) -> ServedPair:
-        """The pair of a request that cannot name one."""
+        """The model of a request that cannot name one."""
         return self._pairs[0]
 
     def find(self, wanted: str) -> ServedPair:
-        """Return the pair that a client names."""
+        """Return the model that a client names."""
         name, at, prefix = wanted.rpartition("@")
         name, prefix = (name, prefix.lower()) if at else (wanted, "")
         if at and not _FINGERPRINT.fullmatch(prefix):
@@ -122,13 +124,13 @@ class Pairs:
         if len(found) == 1:
             return found[0]
         if len(found) > 1:
-            raise Refusal(400, "ambiguous_model", f"{wanted!r} is more than one pair here: {_listed(found)}")
+            raise Refusal(400, "ambiguous_model", f"{wanted!r} is more than one model here: {_listed(found)}")
         if named:
             raise Refusal(
                 400,
                 "fingerprint_mismatch",
                 f"{wanted!r} is not what is served under this name ({_listed(named)}): its vectors are of another "
-                "space. Ask for the pair that made the vectors of the collection, or serve that one",
+                "space. Ask for the model that made the vectors of the collection, or serve that one",
             )
         raise Refusal(404, "unknown_model", f"model {wanted!r} is not served; there is: {_listed(self._pairs)}")
 

@@ -35,7 +35,8 @@ class InferenceInput(_Foreign):
     model: StrictStr = Field(description="`name`, `name@fingerprint` or `name/bm25`.")
     options: dict[str, Any] | None = Field(
         default=None,
-        description="For documents of `name/bm25`: `average_length`, `k1`, `b`, `lead` of the collection's contract.",
+        description="For documents of `name/bm25`: `average_length`, `k1`, `b`, `lead` of the collection's record of "
+        "BM25.",
     )
 
 
@@ -72,17 +73,17 @@ def _own_side(word: Any) -> Any:
 
 
 class OpenAIRequest(_Foreign):
-    """OpenAI's request for embeddings, and the side of the pair."""
+    """OpenAI's request for embeddings, and the side of the model."""
 
     input: StrictStr | Texts | Tokens | Annotated[list[Tokens], Field(min_length=1)] = Field(
         description="Texts. Token numbers are refused: they belong to another tokenizer."
     )
     model: StrictStr
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(default=None, description="Must be the pair's own, where given.")
+    dimensions: int | None = Field(default=None, description="Must be the model's own, where given.")
     input_type: Annotated[Literal["query", "document"], BeforeValidator(_own_side)] = Field(
         default="query",
-        description="The side of the pair; the words of Cohere and NVIDIA are read as well: `search_query`, "
+        description="The side of the model; the words of Cohere and NVIDIA are read as well: `search_query`, "
         "`search_document`, `passage`.",
     )
 
@@ -115,7 +116,7 @@ class OpenAIAnswer(BaseModel):
 
 
 class OpenAIModel(BaseModel):
-    """A pair that is served."""
+    """A model that is served."""
 
     id: str
     object: Literal["model"] = "model"
@@ -124,30 +125,30 @@ class OpenAIModel(BaseModel):
 
 
 class OpenAIModels(BaseModel):
-    """All pairs that are served."""
+    """All models that are served."""
 
     object: Literal["list"] = "list"
     data: list[OpenAIModel]
 
 
 class EmbedRequest(_Foreign):
-    """The request of text-embeddings-inference; the default pair answers it."""
+    """The request of text-embeddings-inference; the default model answers it."""
 
     inputs: StrictStr | Texts
     truncate: bool = Field(default=False, description="Without it, a text with more tokens than are read is refused.")
     normalize: bool = Field(default=True, description="Must be true: the vectors have unit length.")
     prompt_name: Literal["query", "document"] | None = Field(
-        default=None, description="The side of the pair; `query` where not given."
+        default=None, description="The side of the model; `query` where not given."
     )
 
 
 class TEIInfo(BaseModel):
-    """The description of a server in the shape of text-embeddings-inference, for the default pair."""
+    """The description of a server in the shape of text-embeddings-inference, for the default model."""
 
     model_config = ConfigDict(protected_namespaces=())
 
     model_id: str
-    model_sha: str | None = Field(description="The fingerprint of the pair.")
+    model_sha: str | None = Field(description="The fingerprint of the model.")
     model_dtype: str = "float32"
     model_type: dict[Literal["embedding"], dict[Literal["pooling"], str]]
     max_concurrent_requests: int
@@ -167,11 +168,22 @@ class SearchRequest(_Request):
 
     query: StrictStr
     collection: StrictStr | None = Field(default=None, description="Where not given, the first that is configured.")
-    model: StrictStr | None = Field(default=None, description="Where not given, the default pair.")
+    model: StrictStr | None = Field(default=None, description="Where not given, the default model.")
     mode: Literal["auto", "dense", "sparse", "hybrid"] = Field(
         default="auto", description="`auto` is `hybrid` where the collection has a BM25 vector, else `dense`."
     )
-    top_k: int = Field(default=10, ge=1)
+    top_k: int = Field(default=10, ge=1, description="Documents, or groups, to return.")
+    score_threshold: float | None = Field(
+        default=None,
+        description="Hits with a lower score are left out: the score that hits have, in a hybrid search the fused one. "
+        "`/good-match` answers one that suits the collection. Not for `rrf` and `dbsf`, whose scores tell ranks.",
+    )
+    group_by: StrictStr | None = Field(
+        default=None,
+        description="Metadata key whose values make the groups; null groups by document. The hits of the best group "
+        "come first. A document with a list of values is in several groups, one without the key in none.",
+    )
+    group_size: int = Field(default=1, ge=1, description="Most hits of a group; more than one needs `group_by`.")
     conditions: list[StrictStr] = Field(
         default=[],
         description="On metadata, such as `dept=内科`, `dept!=外科`, `year>=2020`, `date>=2024-03-01`; all must hold. "
@@ -183,7 +195,8 @@ class SearchRequest(_Request):
         default=None,
         ge=0,
         le=1,
-        description="Weight of the dense score in `linear`; null is what `care learn` recorded, else 0.5.",
+        description="Weight of the dense list in `linear` and `rrf`; null is what `care learn` recorded for `linear`, "
+        "else 0.5.",
     )
     marks: bool = Field(default=False, description="Whether the terms of the query are found in the texts.")
 
@@ -198,6 +211,9 @@ class SearchHit(BaseModel):
     title: str
     chunk: int
     metadata: dict[str, Any]
+    group: str | int | float | bool | None = Field(
+        default=None, description="Value of the key that the hits are grouped by; null where they are by document."
+    )
     marks: list[tuple[int, int]] = Field(description="Terms of the query in the text: first character, end.")
     title_marks: list[tuple[int, int]] = Field(description="The same in the title.")
 
@@ -258,20 +274,20 @@ class SearchAnswer(BaseModel):
     """The hits, best first."""
 
     collection: str
-    model: str | None = Field(description="Name of the pair; null for a sparse search, which needs none.")
+    model: str | None = Field(description="Name of the model; null for a sparse search, which needs none.")
     fingerprint: str | None
     mode: str
     hits: list[SearchHit]
     good_match: bool | None = Field(
         description="Whether the best hit seems to answer the query: false for a score below `good_match_score`, and "
-        "where the pair does not read the query. Null where nothing tells: in a sparse search, with a fusion or weight "
-        "of your own, and before the good-match score of a collection was measured."
+        "where the model does not read the query. Null where nothing tells: in a sparse search, with a fusion or "
+        "weight of your own, and before the good-match score of a collection was measured."
     )
     good_match_score: float | None = Field(
         description="What `/good-match` answers for this search; null where it is not known."
     )
     unread: list[str] = Field(
-        description="Words of the query that the tokenizer of the pair does not know, where they are most of it: its "
+        description="Words of the query that the tokenizer of the model does not know, where they are most of it: its "
         "scores mean nothing then. Empty for a query that it reads."
     )
     unfinished: str | None = Field(
@@ -289,7 +305,7 @@ class CollectionState(BaseModel):
     """A served collection, and what it can be asked."""
 
     name: str
-    models: list[str] = Field(description="Pairs that are served and made a vector of it.")
+    models: list[str] = Field(description="Models that are served and made a vector of it.")
     sparse: bool = Field(description="Whether it has BM25 vectors that this version reads.")
     problem: str | None = Field(default=None, description="Why it cannot be searched.")
     unfinished: str | None = Field(
@@ -315,7 +331,7 @@ class Collections(BaseModel):
 
 
 class PairState(BaseModel):
-    """A pair that is served."""
+    """A model that is served."""
 
     name: str
     fingerprint: str

@@ -149,15 +149,16 @@ class Searching:
         """Collections that were found, for a service without configured ones; None before the first look."""
         self._looked = -math.inf
         self.unserved: Mapping[str, str] = {}
-        """Found collections that no pair can search, with the reason."""
+        """Found collections that no model can search, with the reason."""
         self._good_matches: dict[tuple[str, str, Mode], tuple[float, asyncio.Task[GoodMatch | None]]] = {}
 
     async def search(self, request: SearchRequest, good_match_seconds: float = 0.0) -> SearchAnswer:
         """Answer one search; wait at most so long, and half of the time left, for a measurement of good matches."""
         collection = await self.served(request.collection)
         check_texts([request.query], "query", self._limits)
-        if request.top_k > self._limits.top_k:
-            raise Refusal(400, "invalid_request", f"top_k is {request.top_k}; at most {self._limits.top_k}")
+        if request.top_k * request.group_size > self._limits.top_k:
+            groups = "" if request.group_size == 1 else f" of {request.group_size} hits each (group_size)"
+            raise Refusal(400, "invalid_request", f"top_k is {request.top_k}{groups}; at most {self._limits.top_k}")
         pair = None if request.mode == "sparse" else self._pair(request.model)
         accepted = time.perf_counter()
         _filter(request)  # refused before anything is encoded
@@ -257,7 +258,7 @@ class Searching:
         return LabelAnswer(questions=await self._in_thread(keep))
 
     async def names(self, *, is_new_look: bool = True) -> Sequence[str]:
-        """Return the collections that are served: those that were configured, or all that a pair can search.
+        """Return the collections that are served: those that were configured, or all that a model can search.
 
         Args:
             is_new_look: Whether to find collections that were made after the last look, some time ago.
@@ -273,7 +274,7 @@ class Searching:
         return self._found or ()
 
     def _look(self) -> None:
-        """Find the collections, and which of them a pair can search; the only one is served whatever it is."""
+        """Find the collections, and which of them a model can search; the only one is served whatever it is."""
         there = Collection(self._qdrant(), "").names()
         if len(there) < 2:
             self._found, self.unserved = (only_collection(self._qdrant(), "this service"),), {}
@@ -285,7 +286,7 @@ class Searching:
         self._looked = time.monotonic()
 
     def _why_not(self, name: str) -> str | None:
-        """Return why no pair can search a collection; None where one can."""
+        """Return why no model can search a collection; None where one can."""
         reasons = []
         for pair in self._pairs:
             try:
@@ -323,7 +324,15 @@ class Searching:
         trace = tracing.current()
         part = trace.part("search", **{"db.collection.name": collection}) if trace is not None else nullcontext()
         with part, self._metrics.qdrant_seconds.labels(collection).time():
-            [hits] = retriever.search([request.query], request.top_k, filter_, encode=encode)
+            [hits] = retriever.search(
+                [request.query],
+                request.top_k,
+                filter_,
+                score_threshold=request.score_threshold,
+                group_by=request.group_by,
+                group_size=request.group_size,
+                encode=encode,
+            )
         good_match = None
         if pair is not None and _has_scale(request):
             good_match = self._known_good_match(retriever, collection, pair, request.mode)

@@ -32,7 +32,7 @@ class Limits:
     """Characters of a query: a tokenizer needs 5 µs for each and lets no other thread run meanwhile."""
     document_characters: int = 32_768
     waiting_texts: int = 4_096
-    """Texts that were accepted and are not encoded yet, for each side of each pair."""
+    """Texts that were accepted and are not encoded yet, for each side of each model."""
     searches: int = 64
     """Searches that were accepted and are not answered yet."""
     search_threads: int = 8
@@ -45,11 +45,11 @@ class ServeSettings:
     """One service."""
 
     load_models: Callable[[], "list[CareModel]"]
-    """Opens the pairs; called again at every reload. The first one is the default."""
+    """Opens the models; called again at every reload. The first one is the default."""
     open_qdrant: "Callable[[], AbstractContextManager[QdrantClient]] | None" = None
     """Opens the Qdrant that holds the collections; None for a service that only encodes."""
     collections: tuple[str, ...] = ()
-    """Names or aliases that may be searched; empty for all that the pairs can search."""
+    """Names or aliases that may be searched; empty for all that the models can search."""
     examples: Mapping[str, str] = field(default_factory=dict)
     """Questions that the page offers, with an English gloss each; empty for questions of the collection's own."""
     labels: Path | None = None

@@ -1,6 +1,6 @@
-"""The process that loads the pairs, holds the port, and forks the workers.
+"""The process that loads the models, holds the port, and forks the workers.
 
-A fork shares memory pages: any number of workers hold the weights of the query encoders once. A reload opens the pairs
+A fork shares memory pages: any number of workers hold the weights of the query encoders once. A reload opens the models
 again, forks a new generation of workers, and ends the old one when the new one is ready. The listening socket stays the
 same, so at every moment there is somebody who accepts; what cannot be loaded leaves the old generation in force.
 
@@ -286,7 +286,7 @@ def _send(pid: int, number: int) -> None:
 
 @contextmanager
 def _ports(settings: ServeSettings) -> Iterator[list[socket.socket]]:
-    """Reserve the addresses of the service and of its counters; nobody can connect before the pairs are loaded."""
+    """Reserve the addresses of the service and of its counters; nobody can connect before the models are loaded."""
     with ExitStack() as stack:
         numbers = [(settings.port, "--port"), (settings.metrics_port, "--metrics-port")]
         yield [stack.enter_context(_bind(settings.host, at, option)) for at, option in numbers if at is not None]

@@ -109,7 +109,7 @@ def attach_vector(
 
     Args:
         collection: An open Qdrant and a name; of an alias, the collection that is behind it now.
-        model: The pair; its document encoder is loaded only if something has to be encoded. None adds BM25, as
+        model: The model; its document encoder is loaded only if something has to be encoded. None adds BM25, as
             ingestion writes it: the first run then reads all texts once more, for their mean length.
         vector_name: None takes the model's name, or ``bm25``.
         settings: Settings of the attach.
@@ -253,7 +253,7 @@ def _prepare(
     metadata = contract_metadata(vector_name, replace(contract, text_field=text_field, beside=beside))
     # In one write: a vector that is there and not whole always says so.
     note = {} if has_vector else _note(vector_name, {"first": True})
-    collection.update("writing its contract", metadata=metadata | note)
+    collection.update("writing its model record", metadata=metadata | note)
     if has_vector:
         remove_orphaned_hashes(collection, vector_name)
     else:
@@ -349,6 +349,7 @@ class _Run:
                 id=task.id, vector={name: row}, payload={name: task.hash}
             ),
             self.settings.batch_tokens,
+            (name,),
             stop=self.stop,
         )
         worker.run(windows, collection, begin, on_batch)

@@ -1,7 +1,7 @@
 """The points of a live collection: reads their texts, tells whose vector is missing or outdated."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from qdrant_client import models
@@ -80,8 +80,10 @@ class PointReader:
         """Return the tasks whose point still has the text that their vector was made of, and no vector of it."""
         window = PointWindow(place)
         self.sort(window, list(place.retrieve([task.id for task in tasks]).values()))
-        wanted = {task.id: task.hash for task in window.encode}
-        window.encode = [task for task in tasks if wanted.get(task.id) == task.hash]
+        wanted = {(task.id, task.hash): task.unchanged for task in window.encode}
+        window.encode = [
+            replace(task, unchanged=wanted[task.id, task.hash]) for task in tasks if (task.id, task.hash) in wanted
+        ]
         return window
 
     def sort(self, window: PointWindow, records: Sequence[models.Record]) -> None:
@@ -101,11 +103,12 @@ class PointReader:
             elif stored == expected:
                 window.unchanged += 1
             else:
-                todo.append((record.id, stored_text(self.layout, payload), expected))
-        lengths = self.counter.count_tokens([text for _, text, _ in todo])
+                text = stored_text(self.layout, payload)
+                todo.append((record.id, text, expected, self.layout.of_point(payload).conditions(payload)))
+        lengths = self.counter.count_tokens([text for _, text, _, _ in todo])
         window.encode += [
-            PointTask(id_, digest, text=text, tokens=tokens, name=f"point {id_!r}", kind="attach")
-            for (id_, text, digest), tokens in zip(todo, lengths, strict=True)
+            PointTask(id_, digest, text=text, tokens=tokens, name=f"point {id_!r}", kind="attach", unchanged=unchanged)
+            for (id_, text, digest, unchanged), tokens in zip(todo, lengths, strict=True)
         ]
 
 

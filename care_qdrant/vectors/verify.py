@@ -130,7 +130,7 @@ def verify_collection(
 
     Args:
         collection: An open Qdrant and a name: the collection, or an alias of it.
-        model: The pair that is said to have made the vectors; None for BM25.
+        model: The model that is said to have made the vectors; None for BM25.
         vector_name: None takes the one that the model made, and then all others that this package made: BM25 in the
             same way, those of other models without encoding a sample. Without a model it takes BM25 alone.
         text_field: Payload field with the text; None takes what attach took, or guesses.

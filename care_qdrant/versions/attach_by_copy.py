@@ -79,7 +79,7 @@ def attach_by_copy(
 
     Args:
         collection: An open Qdrant and a name: the collection, or an alias of it.
-        model: The pair; its document encoder is loaded only if something has to be encoded.
+        model: The model; its document encoder is loaded only if something has to be encoded.
         alias: Alias that readers search afterwards; None takes ``collection``, which then must be an alias.
         vector_name: None takes the model's name.
         settings: Settings of the attach.

@@ -96,7 +96,7 @@ def _prepare(source: Collection, target: Collection, schema: CollectionSchema, s
         target.create_indexes(indexes_of(schema))
         ours = (key for key in metadata if key.startswith(METADATA_PREFIX) and key not in found.metadata)
         if lacking := {key: metadata[key] for key in ours}:
-            target.update("writing the contracts", metadata=lacking)
+            target.update("writing the model records", metadata=lacking)
         if found.metadata.get(COPY_KEY) is None:
             _note(source, target)
 

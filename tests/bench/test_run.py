@@ -260,7 +260,7 @@ def test_results_of_another_version_are_refused(saved: tuple[Path, str], tmp_pat
 
 def test_a_symmetric_model_is_no_base_for_one_sided_controls(clinic: Path, pair_folder: Path, tmp_path: Path) -> None:
     options = ["--model", pair_folder / "query", "--control", "document"]
-    with pytest.raises(CareError, match="is one encoder, not a pair"):
+    with pytest.raises(CareError, match="is one encoder, not a model of two"):
         bench("run", clinic, "--output", tmp_path / "out", *options)
 
 

@@ -18,7 +18,7 @@ from care_qdrant.errors import ContractError, FingerprintMismatch, InputError, S
 from care_qdrant.qdrant.checks import check_contract
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.types import TermCounts
-from care_qdrant.vectors.doctor import describe_all
+from care_qdrant.vectors.status import describe_all
 
 OURS = VectorContract(fingerprint="a" * 64, model="pair-a", dim=4)
 

@@ -5,6 +5,10 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from llama_index.core.vector_stores import FilterCondition, MetadataFilters
+from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode
+from llama_index.vector_stores.care import CareVectorStore
+from llama_index.vector_stores.qdrant import QdrantVectorStore
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.contracts.contract import SparseContract, VectorContract, contract_metadata
@@ -52,6 +56,9 @@ def plain(document: Document) -> dict[str, Any]:
     return {"text": document.text, "doc_id": document.id, **document.metadata}
 
 
+WRITERS = [ours, llama_index, langchain, haystack, plain]
+
+
 def node_id(document: Document) -> str:
     return str(uuid.uuid5(uuid.NAMESPACE_OID, document.id))
 
@@ -90,3 +97,23 @@ def fill(
             vectors["bm25"] = bm25.document_vector(document.text, average_length=12.0)
         point = models.PointStruct(id=node_id(document), vector=vectors, payload=dict(write(document)))
         client.upsert(collection, [point], wait=True)
+
+
+def find(store: QdrantVectorStore, text: str, top_k: int = 1, **query: Any) -> list[str]:
+    result = store.query(VectorStoreQuery(query_embedding=vector(text), similarity_top_k=top_k, **query))
+    return [node.get_content() for node in result.nodes or ()]
+
+
+def filtered(store: CareVectorStore, *filters: Any, condition: str = "and") -> list[str]:
+    chosen = MetadataFilters(filters=list(filters), condition=FilterCondition(condition))
+    by_sync = [node.ref_doc_id or "" for node in store.get_nodes(filters=chosen)]
+    searched = store.query(VectorStoreQuery(query_embedding=vector("x"), similarity_top_k=9, filters=chosen))
+    assert sorted(by_sync) == sorted(node.ref_doc_id for node in searched.nodes or ())  # type: ignore[type-var]
+    return sorted(by_sync)
+
+
+def query_of(text: str, mode: VectorStoreQueryMode = VectorStoreQueryMode.HYBRID, **more: Any) -> VectorStoreQuery:
+    """Return a query whose vector is of another text than its terms, so that the two can be told apart."""
+    return VectorStoreQuery(
+        query_embedding=vector(DOCUMENTS[0].text), query_str=text, mode=mode, similarity_top_k=4, **more
+    )

@@ -22,6 +22,7 @@ from care_qdrant.errors import InputError
 from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.connection import client_lock
 from care_qdrant.types import Vectors
+from tests.llama.collections import DOCUMENTS, NAME, fill, node_id
 from tests.tiny import HashEncoder, HashModel
 
 
@@ -183,3 +184,23 @@ def test_a_forked_server_worker_searches_as_its_parent_does(hash_model: HashMode
     assert ours.recv() == here
     child.join()
     assert child.exitcode == 0
+
+
+async def test_one_embedded_folder_serves_both(tmp_path: Path, embedding: CareEmbedding) -> None:
+    client = QdrantClient(path=str(tmp_path), force_disable_check_same_thread=True)
+    fill(client)
+    store = CareVectorStore(NAME, client, embedding=embedding)
+    retriever = VectorStoreIndex.from_vector_store(store, embed_model=embedding).as_retriever(similarity_top_k=1)
+    answers = await asyncio.gather(*(retriever.aretrieve(document.text) for document in DOCUMENTS * 5))
+    for document, (hit,) in zip(DOCUMENTS * 5, answers, strict=True):
+        assert hit.node.ref_doc_id == document.id
+        assert retriever.retrieve(document.text)[0].node.ref_doc_id == document.id
+    assert len(await store.aget_nodes()) == 4
+    await store.adelete("d1")
+    await store.adelete_nodes([node_id(DOCUMENTS[0])])
+    assert client.count(NAME).count == 2
+    await store.aclear()
+    assert not client.collection_exists(NAME)
+    with pytest.raises(ValueError, match="no collection 'corpus'"):
+        store.get_nodes(node_ids=[node_id(DOCUMENTS[0])])
+    client.close()

@@ -47,6 +47,10 @@ def _requests() -> list[models.QueryRequest]:
             dense = models.Prefetch(query=[0.1, 0.2, -0.3, 0.4], using="d", filter=where)
             plain = models.QueryRequest(query=sparse.query, using="bm25", filter=where, limit=7, with_payload=True)
             requests += [plain, plain.model_copy(update={"offset": 3, "score_threshold": 1.0})]
+            tenant = models.SearchParams(idf=models.IdfCorpusParams(corpus=EVEN))
+            requests.append(plain.model_copy(update={"params": tenant}))
+            of_tenant = sparse.model_copy(update={"params": tenant})
+            requests.append(fused_request(dense, of_tenant, fusion="linear", alpha=0.4, limit=7))
             for fusion in FUSIONS:
                 requests.append(fused_request(dense, sparse, fusion=fusion, alpha=0.4, limit=7))
     return requests

@@ -75,6 +75,18 @@ def test_filters_narrow_the_answer(run: Run) -> None:
     assert numbers("--filter", "dept=儿科") == []
 
 
+def test_hits_come_by_group_and_with_a_least_score(run: Run) -> None:
+    options = ("HbA1c 6.5%", "--mode", "hybrid", "--group-by", "dept", "--group-size", "2")
+    found = [(hit["group"], hit["score"]) for hit in json.loads(run(*options, "--json").stdout)["hits"]]
+    assert [group for group, _ in found] == ["外科", "外科", "内科", "内科"]
+    above = json.loads(run(*options, "--score-threshold", str(found[0][1] - 1e-6), "--json").stdout)["hits"]
+    assert [hit["group"] for hit in above] == ["外科"]
+    lines = run(*options).stdout.splitlines()
+    assert [line for line in lines if line.startswith("dept=")] == ["dept=外科", "dept=内科"]
+    refused = run("HbA1c", "--group-by", "department").exception
+    assert isinstance(refused, InputError) and "group_by: no point of 'corpus' has 'department'" in str(refused)
+
+
 def test_nothing_found_says_so(run: Run) -> None:
     assert run("xyz", "--mode", "sparse").stdout == "nothing found\n"
 

@@ -13,7 +13,7 @@ from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.schema import RUN_PREFIX
 from care_qdrant.types import Chunk, Document
-from care_qdrant.vectors.doctor import plan_attach
+from care_qdrant.vectors.attach_plan import plan_attach
 from tests.search.conftest import fill
 from tests.tiny import TEXTS
 
@@ -25,6 +25,7 @@ from tests.tiny import TEXTS
         ["--mode", "sparse", "--alpha", "0.3"],
         ["--mode", "sparse", "--task", "faq"],
         ["--mode", "sparse", "--vector-name", "care-nano"],
+        ["--group-size", "2"],
     ],
 )
 def test_an_option_that_the_mode_ignores_is_refused(options: Sequence[str], tmp_path: Path) -> None:

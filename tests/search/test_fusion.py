@@ -9,10 +9,12 @@ import qdrant_edge as edge
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders.terms import bm25
+from care_qdrant.errors import InputError
 from care_qdrant.search import fusion
 from care_qdrant.search.retriever import Retriever
-from care_qdrant.types import Document
+from care_qdrant.types import Document, Hit
 from tests.search.conftest import COLLECTION
+from tests.standin import StandIn
 from tests.tiny import HashModel
 
 QUERIES = ["糖化血红蛋白 HbA1c 6.5% 说明什么", "二甲双胍恶心怎么办", "EGFR 靶向药"]
@@ -81,6 +83,44 @@ def test_qdrants_own_fusions_are_asked_for(corpus: QdrantClient, model: HashMode
         COLLECTION, prefetch=[dense, sparse], query=models.FusionQuery(fusion=models.Fusion(method)), limit=10
     )
     assert [hit.point_id for hit in hits] == [point.id for point in expected.points]
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.2, 0.5, 0.8, 1.0])
+def test_alpha_weighs_ranks(corpus: QdrantClient, model: HashModel, alpha: float) -> None:
+    """The score is Qdrant's: 1 / ((rank + 1) / weight + 1) over both lists, with weights that sum to 2."""
+    [found] = Retriever(corpus, COLLECTION, model, mode="hybrid", fusion="rrf", alpha=alpha).search(
+        QUERIES[:1], top_k=9
+    )
+    expected: dict[str, float] = {}
+    for vector, name, weight in (
+        (model.encode_query(QUERIES[:1])[0].tolist(), model.name, 2 * alpha),
+        (model.query_terms(QUERIES[0]), bm25.VECTOR_NAME, 2 - 2 * alpha),
+    ):
+        listed = corpus.query_points(COLLECTION, query=vector, using=name, limit=100).points
+        for rank, point in enumerate(listed):
+            score = 1 / ((rank + 1) / weight + 1) if weight else 0.0
+            expected[str(point.id)] = expected.get(str(point.id), 0.0) + score
+    assert [hit.score for hit in found] == pytest.approx(sorted(expected.values(), reverse=True)[:9], rel=1e-4)
+    assert [hit.score for hit in found] == pytest.approx([expected[hit.point_id] for hit in found], rel=1e-4)
+
+
+def test_a_server_without_weights_of_ranks_gives_the_same_hits(
+    served: QdrantClient, server: StandIn, model: HashModel
+) -> None:
+    def hits() -> list[list[Hit]]:
+        retriever = Retriever(served, COLLECTION, model, mode="hybrid", fusion="rrf", alpha=0.8)
+        return retriever.search(QUERIES, top_k=7)
+
+    expected = hits()
+    server.engine.version = "1.16.3"
+    server.requests.clear()
+    assert hits() == expected
+    assert server.count("POST", "/points/query/batch") == 1
+
+
+def test_a_share_that_a_fusion_cannot_take_is_refused(corpus: QdrantClient, model: HashModel) -> None:
+    with pytest.raises(InputError, match=r"alpha is 0\.8, and dbsf takes both lists alike"):
+        Retriever(corpus, COLLECTION, model, mode="hybrid", fusion="dbsf", alpha=0.8).search(QUERIES)
 
 
 def test_a_query_without_terms_is_searched_by_its_dense_vector(corpus: QdrantClient, model: HashModel) -> None:

@@ -14,11 +14,14 @@ from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.search import retriever
+from care_qdrant.search.fusion import Fusion
+from care_qdrant.search.query import Query, find
+from care_qdrant.search.resolve import StoreConfig, resolve_vectors
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Chunk, Document
 from tests.search.conftest import COLLECTION, fill
 from tests.standin import StandIn
-from tests.tiny import HashModel, point_alias
+from tests.tiny import HashModel, medical_texts, point_alias
 
 QUERIES = ["糖化血红蛋白 HbA1c 6.5% 说明什么", "二甲双胍恶心怎么办", "EGFR 靶向药"]
 
@@ -213,3 +216,36 @@ def test_a_query_with_half_a_character_is_named() -> None:
     with pytest.raises(UnusableText, match=f"^query {len(queries) - 1} "):
         Retriever(client, "corpus", model).search(queries)
     client.close()
+
+
+@pytest.mark.parametrize("mode", ["dense", "sparse", "hybrid"])
+def test_hits_below_the_least_score_are_left_out(corpus: QdrantClient, model: HashModel, mode: retriever.Mode) -> None:
+    searching = Retriever(corpus, COLLECTION, None if mode == "sparse" else model, mode=mode)
+    query = medical_texts(60)[4]
+    [everything] = searching.search([query], top_k=60)
+    for place in (0, 3, len(everything) - 1):
+        least = everything[place].score - 1e-5  # products are not always added up in the same order
+        [found] = searching.search([query], top_k=60, score_threshold=least)
+        assert {hit.point_id for hit in found} == {hit.point_id for hit in everything if hit.score >= least}
+    assert searching.search([query], score_threshold=everything[0].score + 1) == [[]]
+
+
+@pytest.mark.parametrize("fusion", ["rrf", "dbsf"])
+def test_a_least_score_of_ranks_is_refused(corpus: QdrantClient, model: HashModel, fusion: Fusion) -> None:
+    searching = Retriever(corpus, COLLECTION, model, mode="hybrid", fusion=fusion)
+    with pytest.raises(InputError, match=f"a score of {fusion} tells the rank"):
+        searching.search(["糖尿病"], score_threshold=0.4)
+
+
+def test_of_distances_the_least_score_is_the_largest_one(client: QdrantClient, model: HashModel) -> None:
+    vectors = {"v": models.VectorParams(size=model.dim, distance=models.Distance.EUCLID)}
+    client.create_collection(COLLECTION, vectors_config=vectors)
+    encoded = model.encode_document(medical_texts(8)).tolist()
+    points = [models.PointStruct(id=number, vector={"v": vector}) for number, vector in enumerate(encoded)]
+    client.upsert(COLLECTION, points)
+    collection = Collection(client, COLLECTION)
+    resolved = resolve_vectors(collection, collection.schema, StoreConfig(vector_name="v"), checked_at=0.0)
+    query = Query(encoded[0], None, 8)
+    [[everything]] = find(resolved, [query])
+    [[found]] = find(resolved, [replace(query, score_threshold=everything[2].score + 1e-5)])
+    assert [hit.point_id for hit in found] == [hit.point_id for hit in everything[:3]]

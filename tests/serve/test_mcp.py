@@ -45,6 +45,10 @@ async def test_an_assistant_finds_lists_and_fetches(make_service, listen, filled
         found = await asked.call_tool("search", {"query": TEXTS[3], "top_k": 2, "conditions": ["n>=3"]})
         hits = found.structured_content["hits"]
         assert (hits[0]["document_id"], len(hits)) == ("d3", 2)
+        grouped = await asked.call_tool("search", {"query": TEXTS[3], "group_by": "dept", "group_size": 1})
+        assert [hit["group"] for hit in grouped.structured_content["hits"]] == ["内科", "外科"]
+        above = await asked.call_tool("search", {"query": TEXTS[3], "score_threshold": hits[0]["score"] - 1e-6})
+        assert [hit["document_id"] for hit in above.structured_content["hits"]] == ["d3"]
         none = await asked.call_tool("search", {"query": TEXTS[3], "conditions": ["department=内科"]})
         assert "no point of 'corpus' has 'department'" in none.structured_content["note"]
         nothing = await asked.call_tool("search", {"query": TEXTS[3], "conditions": ["a.b!=内科"]})

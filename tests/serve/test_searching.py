@@ -51,6 +51,21 @@ async def test_conditions_and_a_filter_of_qdrant_narrow_together(make_service, c
     assert await numbers(conditions=["dept=内科", "n>=3"], filter=fewer) == [3, 7]
 
 
+async def test_hits_come_by_group_and_with_a_least_score(make_service, connect, filled: QdrantClient) -> None:
+    model = aligned()
+    http = connect(make_service(model, collections=("corpus",), over=filled))
+    asked = {"query": TEXTS[3], "mode": "dense", "group_by": "dept", "group_size": 2}
+    answer = (await http.post("/search", json=asked)).json()
+    [expected] = Retriever(filled, "corpus", model, mode="dense").search([TEXTS[3]], group_by="dept", group_size=2)
+    found = [(hit["document_id"], hit["group"]) for hit in answer["hits"]]
+    assert found == [(hit.document_id, hit.group) for hit in expected]
+    assert {group for _, group in found} == {"内科", "外科"}
+    few = await http.post("/search", json={**asked, "score_threshold": expected[0].score - 1e-6})
+    assert [hit["document_id"] for hit in few.json()["hits"]] == [expected[0].document_id]
+    none = (await http.post("/search", json={**asked, "score_threshold": 2})).json()
+    assert (none["hits"], none["good_match"]) == ([], False)
+
+
 async def test_keys_are_sent_back_as_they_are_offered(make_service, connect, filled: QdrantClient) -> None:
     """Also those with a dot, which Qdrant would take for a path, and numbers that JSON holds as 2020.0."""
     [first, *others], _ = filled.scroll("corpus", limit=100)
@@ -116,6 +131,11 @@ async def test_a_pair_that_did_not_make_the_vectors_is_refused(make_service, con
         ({"query": "发烧", "top_k": 0}, 400),
         ({"query": "发烧", "top_k": 1001}, 400),
         ({"query": "发烧", "topk": 3}, 400),
+        ({"query": "发烧", "group_by": "department"}, 400),
+        ({"query": "发烧", "group_size": 2}, 400),
+        ({"query": "发烧", "group_by": "dept", "group_size": 101}, 400),
+        ({"query": "发烧", "fusion": "rrf", "score_threshold": 0.1}, 400),
+        ({"query": "发烧", "fusion": "dbsf", "alpha": 0.1}, 400),
         ({"query": "发烧", "alpha": 2}, 400),
         ({"query": "发烧", "conditions": ["nonsense"]}, 400),
         ({"query": "发烧", "filter": {"must": [{"nonsense": 1}]}}, 400),

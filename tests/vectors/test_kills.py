@@ -21,7 +21,7 @@ from care_qdrant.qdrant.collection import Collection
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.vectors.attach import AttachSettings, attach_vector
 from care_qdrant.vectors.detach import detach_vector
-from care_qdrant.vectors.doctor import describe
+from care_qdrant.vectors.status import describe
 from care_qdrant.vectors.verify import verify_collection
 from care_qdrant.versions.attach_by_copy import attach_by_copy
 from care_qdrant.versions.promote import promote_collection

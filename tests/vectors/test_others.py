@@ -11,8 +11,8 @@ from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.types import Document
 from care_qdrant.vectors.attach import AttachSettings, attach_vector
+from care_qdrant.vectors.attach_plan import plan_attach
 from care_qdrant.vectors.detach import detach_vector
-from care_qdrant.vectors.doctor import plan_attach
 from care_qdrant.vectors.verify import verify_collection
 from tests.tiny import HashModel
 from tests.vectors.collections import DIM, NAME, contents, fill

@@ -13,8 +13,8 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.errors import InputError
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.vectors.attach import attach_vector
+from care_qdrant.vectors.attach_plan import plan_attach
 from care_qdrant.vectors.detach import detach_vector
-from care_qdrant.vectors.doctor import plan_attach
 from care_qdrant.vectors.verify import verify_collection
 from care_qdrant.versions.attach_by_copy import attach_by_copy
 from tests.databases import require_added_vectors
@@ -232,7 +232,7 @@ def test_no_attach_changes_what_a_tool_finds(place: Place, tool: Callable[[Place
 
 
 def test_the_stock_store_of_llama_index_reads_the_unnamed_vector_whatever_it_is_told(place: Place) -> None:
-    """Where this fails, it has learned to read a named one beside it, and the notice of attach and doctor can go."""
+    """Where this fails, it has learned to read a named one beside it, and the notice of attach can go."""
     from llama_index.core.vector_stores import VectorStoreQuery
     from llama_index.vector_stores.qdrant import QdrantVectorStore
 

@@ -76,7 +76,7 @@ def test_a_key_that_may_only_read(server: StandIn, model: HashModel) -> None:
     with open_client(url=server.url, api_key="all") as owner, open_client(url=server.url, api_key="read") as reader:
         fill(owner, "named", "plain")
         before = contents(owner)
-        with pytest.raises(Rejected, match=r"writing its contract.*403.*manage access.* Give a key that may write"):
+        with pytest.raises(Rejected, match=r"writing its model record.*403.*manage access.* Give a key that may write"):
             attach_vector(reader, NAME, model)
         assert contents(owner) == before
         assert owner.get_collection(NAME).config.metadata == {"owner": "team"}

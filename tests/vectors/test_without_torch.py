@@ -12,7 +12,7 @@ from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.model.pair import CareModel
 from care_qdrant.types import Document
 from care_qdrant.vectors.attach import attach_vector
-from care_qdrant.vectors.doctor import plan_attach
+from care_qdrant.vectors.attach_plan import plan_attach
 from care_qdrant.versions.attach_by_copy import attach_by_copy
 from tests.vectors.collections import NAME, contents, fill
 
@@ -48,7 +48,7 @@ def test_ingest(client: QdrantClient, pair: CareModel) -> None:
     assert not client.collection_exists("corpus")
 
 
-def test_doctor_says_it(client: QdrantClient, pair: CareModel) -> None:
+def test_the_plan_of_an_attach_says_it(client: QdrantClient, pair: CareModel) -> None:
     fill(client, "named", "plain")
     (refusal,) = plan_attach(client, NAME, pair).refusals
     assert "document encoder needs torch" in refusal

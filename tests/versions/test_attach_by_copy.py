@@ -14,9 +14,9 @@ from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.vectors.attach import AttachSettings, attach_vector
+from care_qdrant.vectors.attach_plan import plan_attach
 from care_qdrant.vectors.copy_plan import CopyPlan
 from care_qdrant.vectors.detach import detach_vector
-from care_qdrant.vectors.doctor import plan_attach
 from care_qdrant.vectors.verify import verify_collection
 from care_qdrant.versions.attach_by_copy import MOST_PASSES, attach_by_copy
 from care_qdrant.versions.publish import roll_back
@@ -250,7 +250,7 @@ def test_it_works_where_a_vector_could_be_added_too(qdrant: QdrantClient, model:
     assert contents(qdrant, without="care", name=LIVE) == contents(qdrant) == before
 
 
-def test_the_doctor_says_what_would_be_done(old: QdrantClient, model: HashModel) -> None:
+def test_the_plan_says_what_would_be_done(old: QdrantClient, model: HashModel) -> None:
     fill(old, "named", "plain")
     found = plan_attach(old, NAME, model)
     assert f"care attach {NAME} --via copy --as {LIVE}" in found.refusals[0]

@@ -1,9 +1,9 @@
 """A run in small before it is paid for: every stage at its real widths, with its own files and processes.
 
 Each stage takes three steps: it is stopped after the first one and resumed from its checkpoint, and its last step is
-timed. Then the pair is exported and loaded. With fewer layers the run is repeated with one layer less on each side, and
-what a layer takes is the difference: nothing here counts memory or operations on paper. Memory is compared as what a
-part added to what the process held before: what a run leaves behind would hide the layer that the next run lacks.
+timed. Then the model is exported and loaded. With fewer layers the run is repeated with one layer less on each side,
+and what a layer takes is the difference: nothing here counts memory or operations on paper. Memory is compared as what
+a part added to what the process held before: what a run leaves behind would hide the layer that the next run lacks.
 """
 
 import shutil
@@ -153,7 +153,7 @@ def _layers(run: Run, side: Side) -> int:
 
 
 def _run(run: Run, name: str, depths: Depths, full: Depths, rows: int | None) -> dict[str, Part]:
-    """Train all stages of a run in small, export the pair and load it, and return what each part took."""
+    """Train all stages of a run in small, export the model and load it, and return what each part took."""
     work = Path(run.output) / name
     small = _small(run, work, depths, full, rows)
     parts = {}

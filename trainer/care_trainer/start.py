@@ -1,4 +1,4 @@
-"""From question–answer pairs to a scored pair: a held-out part, a configuration, the training, one table."""
+"""From question–answer pairs to a scored model: a held-out part, a configuration, the training, one table."""
 
 import hashlib
 import json
@@ -97,14 +97,14 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Result:
-    """How the pair does on the held-out questions; each figure is a mean from 0 to 1 with its 95 % interval."""
+    """How the model does on the held-out questions; each figure is a mean from 0 to 1 with its 95 % interval."""
 
     model: str
     """Folder of the trained pair."""
     ndcg_at_10: dict[str, Estimate]
     recall_at_10: dict[str, Estimate]
     gain: Estimate | None
-    """Difference of nDCG@10 after and before, question by question; None without a pair before."""
+    """Difference of nDCG@10 after and before, question by question; None without a model before."""
 
 
 def prepare(
@@ -210,7 +210,7 @@ def split(pairs: Sequence[Pair], wanted: int, seed: int = 0) -> tuple[list[Pair]
 
 
 def measure(run: Run, model: Path, before: str | None) -> Result:
-    """Search the held-out documents with their questions: by the pair, by BM25, by both, and by the pair before.
+    """Search the held-out documents with their questions: by the model, by BM25, by both, and by the model before.
 
     Documents are ingested and searched as in production, in a temporary embedded database.
     """
@@ -303,7 +303,7 @@ seed = 0
         if base == SCRATCH
         else f"""dim = {CareModel.load(base).dim}
 
-# Both encoders go on from this pair, with its own pooling.
+# Both encoders go on from this model, with its own pooling.
 [query]
 base = {json.dumps(base)}
 pooling = "own"

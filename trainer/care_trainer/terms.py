@@ -99,7 +99,7 @@ def learn_terms(data: Data, root: Path, cache: Path, *, seed: int) -> tuple[Term
 
 
 def give_terms(folder: Path, data: Data, root: Path, cache: Path, *, seed: int) -> tuple[Card | None, TermGate]:
-    """Give a pair the weights that a data set teaches, unless they gain nothing: then the card is None."""
+    """Give a model the weights that a data set teaches, unless they gain nothing: then the card is None."""
     read_card(folder)  # one that is no pair is said before the minute that follows
     weights, gate = learn_terms(data, root, cache, seed=seed)
     return (add_term_weights(folder, weights, asdict(gate)) if gate.passed else None), gate

@@ -49,7 +49,7 @@ _TOLERANCE = 1e-2
 
 
 class TorchEncoder:
-    """One side of a pair as a sentence-transformers model; bfloat16 on a GPU, float32 on a CPU.
+    """One side of a model as a sentence-transformers model; bfloat16 on a GPU, float32 on a CPU.
 
     A table of token vectors, and a model whose input is not token ids alone, go through sentence-transformers' own
     ``encode``.

@@ -244,7 +244,7 @@ def check_adapter(adapter: Path, base: Path) -> None:
         )
     if not (adapter / CHECK_FILE).is_file():
         said = "not checked: that %s was trained on %s: another base of the same shape cannot be told from it; "
-        logger.warning(said + "score the pair before you use it", adapter, base)
+        logger.warning(said + "score the model before you use it", adapter, base)
 
 
 def adapter_name(name: str) -> str:

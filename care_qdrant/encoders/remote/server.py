@@ -1,11 +1,11 @@
 """The document encoder on OpenAI-compatible embeddings servers (vLLM, TEI, infinity), checked in every request.
 
 A server can be wrong without an error: another checkpoint, another pooling, a missing end marker. It therefore receives
-token ids of the pair's own tokenizer, and its vectors of a few known texts are compared with reference vectors that the
-pair itself made: all of them before the first document, then one in every request. So a server that is restarted with
+token ids of the model's own tokenizer, and its vectors of a few known texts are compared with reference vectors by the
+model itself: all of them before the first document, then one in every request. So a server that is restarted with
 other weights is refused with the request that shows it: nothing of it was written since the last good check, its texts
 are sent to another server, and it is asked again later. A server without token ids (Ollama) receives the texts, cut to
-the pair's length; the reference vectors then also check its tokenizer.
+the model's length; the reference vectors then also check its tokenizer.
 """
 
 import logging

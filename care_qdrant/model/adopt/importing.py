@@ -1,4 +1,4 @@
-"""A CARE folder of weights that exist: published CARE pairs, asymmetric sentence-transformers models, two encoders."""
+"""A CARE folder of weights that exist: published CARE models, asymmetric sentence-transformers models, two encoders."""
 
 import json
 import logging
@@ -133,13 +133,13 @@ def join_encoders(
 ) -> Card:
     """Write the CARE folder of two saved sentence-transformers models of one dimension.
 
-    That the two were trained into one space cannot be seen from their files: score the pair before you use it.
+    That the two were trained into one space cannot be seen from their files: score the model before you use it.
 
     Args:
         query: Folder of the query encoder; it stays as it is.
         document: Folder of the document encoder; it may be the same.
         folder: Destination.
-        name: Name of the pair.
+        name: Name of the model.
         probe_texts: Real queries. With them the query encoder is exported for onnxruntime, and its int8 form has to
             pass its gate on them; without them the query side needs torch.
 

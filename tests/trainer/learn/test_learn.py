@@ -21,7 +21,7 @@ from tests.trainer.learn.conftest import SETTINGS, TEXTS
 
 def test_it_finds_documents_for_questions_of_their_words(learned) -> None:  # type: ignore[no-untyped-def]
     client, folder, report = learned
-    assert report.registered and report.refused is None and report.text_field == "page_content"
+    assert report.registered and report.refused is None and report.sample.text_field == "page_content"
     assert report.held_out.recall_at_10 > 0.7
     assert verify_checkpoint(folder).saved_sides == ("query",)
     queries = [text.split("。")[1] for text in TEXTS[:100]]
@@ -52,7 +52,7 @@ def test_an_interrupted_run_is_continued_to_the_same_encoder(tmp_path: Path) -> 
 
     halves = learn(client, "articles", tmp_path / "halves", settings=SETTINGS, on_progress=note)
     assert 80 < steps[0] <= 100 and not state.exists()
-    assert halves.steps == whole.steps and halves.held_out.recall_at_10 == pytest.approx(
+    assert halves.training.steps == whole.training.steps and halves.held_out.recall_at_10 == pytest.approx(
         whole.held_out.recall_at_10, abs=0.1
     )
 
@@ -74,7 +74,7 @@ def test_wide_vectors_are_factorised(tmp_path: Path) -> None:
     client = QdrantClient(":memory:")
     write_langchain(client, TEXTS, WordModel(dim=256).encode(TEXTS))
     report = learn(client, "articles", tmp_path / "queries", settings=replace(SETTINGS, width=64))
-    assert report.registered and report.dim == 256
+    assert report.registered and report.contract.dim == 256
     assert CareModel.load(tmp_path / "queries").encode_query(["心痛，肝炎"]).shape == (1, 256)
 
 
@@ -120,4 +120,4 @@ def test_an_update_follows_new_documents(tmp_path: Path) -> None:
     assert first.new_documents is None
     assert second.new_documents is not None and second.new_documents.queries == 200
     assert second.registered and second.held_out.mrr >= second.new_documents.mrr - 0.1
-    assert second.fingerprint != first.fingerprint
+    assert second.contract.fingerprint != first.contract.fingerprint

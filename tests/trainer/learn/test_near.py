@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from care_trainer.learn import near
 from care_trainer.learn.near import near_copies
-from care_trainer.learn.reading import Pairs
+from care_trainer.learn.reading import Pairs, Sample
 from care_trainer.learn.settings import LearnSettings
 from care_trainer.learn.split import Split
 from care_trainer.learn.training import train
@@ -56,7 +56,16 @@ def pairs_of(texts: list[str]) -> Pairs:
     vectors += 0.05 * generator.normal(size=vectors.shape)
     unit = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
     ids = list(range(len(texts)))
-    return Pairs(ids, [""] * len(ids), texts, unit, None, CARE_LAYOUT, len(ids), 0, 0, 0, ids)
+    return Pairs(
+        ids,
+        [""] * len(ids),
+        texts,
+        unit,
+        None,
+        CARE_LAYOUT,
+        Sample(len(ids), len(ids), 0, 0, 0, CARE_LAYOUT.text_field),
+        ids,
+    )
 
 
 @pytest.mark.timeout(400)

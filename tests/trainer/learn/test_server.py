@@ -41,7 +41,7 @@ def test_a_server_that_stumbles_is_asked_again_and_one_that_is_gone_is_named(ser
             learn(Collection(client, "articles", POLICY), tmp_path / "queries", settings=SETTINGS, on_progress=leave)
         server.come_back()
         report = learn(Collection(client, "articles", POLICY), tmp_path / "queries", settings=SETTINGS)
-        assert report.registered and report.texts == len(TEXTS)
+        assert report.registered and report.sample.texts == len(TEXTS)
 
 
 @pytest.mark.timeout(400)

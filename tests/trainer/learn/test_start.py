@@ -55,7 +55,7 @@ def test_the_tokens_that_find_held_out_documents_are_kept(tmp_path: Path) -> Non
         client = QdrantClient(":memory:")
         write_langchain(client, texts, stored[name])
         settings = LearnSettings(vocabulary=2_000, batch=64, epochs=10, learning_rate=1e-2)
-        chosen[name] = learn(client, "articles", tmp_path / name, settings=settings, force=True).tokens
+        chosen[name] = learn(client, "articles", tmp_path / name, settings=settings, force=True).training.tokens
     assert chosen == {"real": "built-in", "made-up": "collection"}
 
 

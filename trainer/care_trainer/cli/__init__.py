@@ -13,7 +13,7 @@ from care_trainer.cli.start import start
 @click.group(cls=Program, context_settings=CONTEXT)
 @log_options
 def care_train() -> None:
-    """Train an asymmetric pair, from base models to a CARE folder.
+    """Train an asymmetric model, from base models to a CARE folder.
 
     \b
     Example:

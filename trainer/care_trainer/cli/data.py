@@ -115,7 +115,7 @@ def mine(
 @click.argument("pairs")
 @set_option
 def terms(folder: Path, pairs: str, overrides: tuple[str, ...]) -> None:
-    """Learn from PAIRS the weights of query terms in hybrid searches, and write them into the pair FOLDER.
+    """Learn from PAIRS the weights of query terms in hybrid searches, and write them into the CARE folder FOLDER.
 
     PAIRS is a JSONL file with 'query' and 'positive', or a configuration with such data. Words that most questions
     share then count less than the words that a question is about. Stored vectors and the fingerprint stay as they are.

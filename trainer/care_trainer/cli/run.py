@@ -57,7 +57,7 @@ def run(
     preset: str | None,
     minutes: float | None,
 ) -> None:
-    """Run the stages of CONFIG, a file or the name of a shipped configuration, and export the pair.
+    """Run the stages of CONFIG, a file or the name of a shipped configuration, and export the model.
 
     \b
     Example:

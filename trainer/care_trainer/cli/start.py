@@ -1,4 +1,4 @@
-"""``care train start``: from question–answer pairs to a scored pair."""
+"""``care train start``: from question–answer pairs to a scored model."""
 
 from pathlib import Path
 
@@ -17,15 +17,15 @@ from care_qdrant.errors import InputError, needs_extra
 )
 @click.option(
     "--base",
-    help="Pair to go on from: a CARE folder, a sentence-transformers model, 'built-in'; 'scratch' for random weights. "
+    help="Model to go on from: a CARE folder, a sentence-transformers model, 'built-in'; 'scratch' for random weights. "
     " [default: 'built-in' where the questions are Chinese, else 'scratch']",
 )
 @json_option
 def start(pairs: Path, output: Path | None, base: str | None, as_json: bool) -> None:
-    """Train a pair on PAIRS, JSON lines with 'query' and 'positive', and score it on questions that it did not see.
+    """Train a model on PAIRS, JSON lines with 'query' and 'positive', and score it on questions that it did not see.
 
     A tenth of them, at most 2,000, is held out, of which no text is in the rest; a commented configuration for this
-    machine is written; the stages run; and a table shows the pair before and after, BM25, and both. The same command
+    machine is written; the stages run; and a table shows the model before and after, BM25, and both. The same command
     goes on where it was interrupted.
 
     \b

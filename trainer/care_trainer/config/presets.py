@@ -168,6 +168,6 @@ PRESETS: dict[str, Preset] = {
     "hotelmatch": Preset("–", "up-projection to the document's dimension, a tenth of the rate there", _hotelmatch),
     "longer-joint": Preset("control", "no Stage I, its epochs given to Stage II: equal data passes", _longer_joint),
     "pruned": Preset("control", "the layers of KALE and Wang & Lyu with Stage I's own objective", _pruned()),
-    "without-retromae": Preset("–", "the pair, its query encoder without RetroMAE", _without("retromae")),
-    "without-unsupervised": Preset("–", "the pair, its query encoder without it", _without("unsupervised")),
+    "without-retromae": Preset("–", "the model, its query encoder without RetroMAE", _without("retromae")),
+    "without-unsupervised": Preset("–", "the model, its query encoder without it", _without("unsupervised")),
 }

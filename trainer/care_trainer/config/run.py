@@ -226,7 +226,7 @@ class Run:
     """A whole run."""
 
     name: Name
-    """Name of the pair."""
+    """Name of the model."""
     output: str
     """Output folder. Each stage writes one folder below it, and the export writes ``output/name``."""
     dim: Count
@@ -247,7 +247,7 @@ class Run:
     """Geometry of document vectors: ``unit`` has length 1 at ``dim``, compared by cosine; ``cut`` is normalised at full
     width, cut to ``dim`` and not normalised again, scored by dot product, as in the published script."""
     symmetric: Side | None = None
-    """Side whose encoder encodes both sides: the symmetric models of table 4. None means the pair."""
+    """Side whose encoder encodes both sides: the symmetric models of table 4. None trains two encoders."""
     seed: CountOrZero = 0
     """Seed of all random draws."""
     checkpoint_minutes: PositiveOrZero = 5.0

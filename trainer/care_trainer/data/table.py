@@ -32,7 +32,7 @@ from care_trainer.data.sampling import Sources
 from care_trainer.disk import writing
 
 ROWS_FOLDER = "rows"
-"""Name of the folder below a run's output until the pair is exported, or below its cache."""
+"""Name of the folder below a run's output until the model is exported, or below its cache."""
 LAYOUT = 3
 """Version of the layout, part of the key: a file of another layout is not read."""
 PIECE_ROWS = 1024

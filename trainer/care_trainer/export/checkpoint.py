@@ -27,7 +27,7 @@ from care_trainer.data.read import Pair, is_kept, license_of, read_rows
 from care_trainer.data.table import pair_rows, scored
 from care_trainer.distributed import free_memory
 from care_trainer.learn.learn import GATE_DOCUMENTS
-from care_trainer.learn.outcome import Student, conclude
+from care_trainer.learn.outcome import Student, Training, conclude
 from care_trainer.learn.report import write_report
 from care_trainer.learn.settings import FOLDER
 from care_trainer.learn.snapshot import Snapshot, load_snapshot, opened
@@ -52,7 +52,7 @@ tags: [asymmetric-retrieval, medical, care]
 
 # {name}
 
-An asymmetric pair for retrieval: a small encoder for queries, a larger one for documents, one space of {dim}
+An asymmetric model for retrieval: a small encoder for queries, a larger one for documents, one space of {dim}
 dimensions. Recipe: arXiv 2604.10937, trained with care-qdrant.
 
 ```python
@@ -204,7 +204,7 @@ def export(run: Run, command: str) -> Card:
 
 
 def _give_terms(run: Run, card: Card) -> Card:
-    """Let the pair's queries weigh their BM25 terms, as its pairs teach, or else as the pair that it goes on from."""
+    """Let the model's queries weigh their BM25 terms, as its pairs teach, or else as the model that it goes on from."""
     folder = Path(run.output) / run.name
     try:
         found, gate = give_terms(folder, probe_data(run), Path(run.data_root), rows_folder(run), seed=run.seed)
@@ -227,11 +227,13 @@ def _register(
     is_table = towers.is_static(model)
     steps = round(sum(record["metrics"].get("steps", 0) for record in records))
     student = Student(
-        vocabulary=len(model.tokenizer.get_vocab()),
-        tokens="base",
-        layers=0 if is_table else towers.transformer_of(model).model.config.num_hidden_layers,
-        steps=steps,
-        best_step=steps,
+        training=Training(
+            vocabulary=len(model.tokenizer.get_vocab()),
+            tokens="base",
+            layers=0 if is_table else towers.transformer_of(model).model.config.num_hidden_layers,
+            steps=steps,
+            best_step=steps,
+        ),
         trained_again=False,
         sentences=snapshot.split.questions,
         questions=snapshot.questions(model),

@@ -143,10 +143,10 @@ def learn(
         "name": "learn",
         "texts": len(split.texts),
         "settings": asdict(settings),
-        "best_step": student.best_step,
+        "best_step": student.training.best_step,
         "held_out": asdict(split.score(student.questions)),
         "start": BUILT_IN if trained.built_in_start else "random",
-        "tokens": student.tokens,
+        "tokens": student.training.tokens,
     }
     on_progress("export", 0, 1)
     output.parent.mkdir(parents=True, exist_ok=True)

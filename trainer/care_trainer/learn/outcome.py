@@ -2,13 +2,14 @@
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from qdrant_client import models
 
+from care_qdrant.contracts.contract import VectorContract
 from care_qdrant.contracts.learned import PROBES, LearnedContract, agreement, probe_vectors, signs
 from care_qdrant.model.card import Card
 from care_qdrant.model.pair import CareModel
@@ -18,7 +19,7 @@ from care_trainer.learn import quality
 from care_trainer.learn.graph import GraphSearch, measure_graph
 from care_trainer.learn.labelled import KnownLabels, LabelledQuality, measure_labelled
 from care_trainer.learn.queries import Questions
-from care_trainer.learn.reading import restored
+from care_trainer.learn.reading import Sample, restored
 from care_trainer.learn.split import HeldOut, Split
 from care_trainer.learn.weak import Example, Kind, weak_kinds, worst_examples
 
@@ -30,15 +31,25 @@ _SCRIPT_TEXTS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Student:
-    """A trained query encoder before it is written: its size, its steps, and its vectors of the held-out questions."""
+class Training:
+    """Size of a trained query encoder, and the steps of its training."""
 
     vocabulary: int
     tokens: str
+    """Source of the tokens: "collection", "built-in", "earlier" after an update, "base" in the trainer."""
     layers: int
+    """Layers of a transformer; 0 for a table of token vectors."""
     steps: int
     best_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Student:
+    """A trained query encoder before it is written, and its vectors of the held-out questions."""
+
+    training: Training
     trained_again: bool
+    """Whether the encoder was trained again with the held-out documents after the measurement."""
     sentences: list[str]
     """The held-out documents' questions that have a token."""
     questions: Vectors
@@ -55,22 +66,12 @@ class LearnReport:
     collection: str
     vector_name: str
     folder: str
-    model: str
-    fingerprint: str
-    dim: int
-    points: int
-    texts: int
-    without_text: int
-    without_vector: int
-    repeated: int
-    text_field: str
-    vocabulary: int
-    tokens: str
-    """Source of the tokens: "collection", "built-in", "earlier" after an update, "base" in the trainer."""
-    layers: int
-    """Layers of a transformer; 0 for a table of token vectors."""
-    steps: int
-    best_step: int
+    contract: VectorContract = field(metadata={"printed": ("model", "fingerprint", "dim")})
+    """Record of the query encoder."""
+    sample: Sample = field(
+        metadata={"printed": ("points", "texts", "without_text", "without_vector", "repeated", "text_field")}
+    )
+    training: Training = field(metadata={"printed": ("vocabulary", "tokens", "layers", "steps", "best_step")})
     seconds: float
     cpu_seconds: float
     """CPU time of all threads of the main process."""
@@ -146,20 +147,9 @@ def conclude(
         collection=collection.name,
         vector_name=vector_name,
         folder=str(folder),
-        model=card.name,
-        fingerprint=card.fingerprint,
-        dim=card.dim,
-        points=pairs.points,
-        texts=len(pairs.texts),
-        without_text=pairs.without_text,
-        without_vector=pairs.without_vector,
-        repeated=pairs.repeated,
-        text_field=pairs.layout.text_field,
-        vocabulary=student.vocabulary,
-        tokens=student.tokens,
-        layers=student.layers,
-        steps=student.steps,
-        best_step=student.best_step,
+        contract=model.contract(),
+        sample=pairs.sample,
+        training=student.training,
         seconds=round(seconds, 1),
         cpu_seconds=round(cpu_seconds, 1),
         trained_again=student.trained_again,
@@ -213,9 +203,9 @@ def _contract(
     documents = collection.schema.contracts.get(vector_name)
     measured = report.graph or collection.schema.learned.get(vector_name)  # else what an earlier run recorded
     return LearnedContract(
-        fingerprint=report.fingerprint,
-        model=report.model,
-        dim=report.dim,
+        fingerprint=report.contract.fingerprint,
+        model=report.contract.model,
+        dim=report.contract.dim,
         distance=params.distance.value,
         probes={key: signs(vector) for key, vector in probe_vectors(records.values(), vector_name).items()},
         documents=None if documents is None else documents.fingerprint,

@@ -31,6 +31,21 @@ _MAX_NORM_SPREAD = 0.02
 
 
 @dataclass(frozen=True, slots=True)
+class Sample:
+    """Counts of the points of a sample, by what they have to learn from."""
+
+    points: int
+    """Points of the collection, read or not."""
+    texts: int
+    """Points that are learned from: with a vector, and a text that no point before has."""
+    without_text: int
+    without_vector: int
+    repeated: int
+    """Points with a text that was read before."""
+    text_field: str
+
+
+@dataclass(frozen=True, slots=True)
 class Pairs:
     """Texts of a collection with their vectors, in random order."""
 
@@ -42,12 +57,7 @@ class Pairs:
     basis: Vectors | None
     """Orthonormal rows (width, dim) that span the learned space; None where it is the whole space."""
     layout: Layout
-    points: int
-    """Points of the collection, read or not."""
-    without_text: int
-    without_vector: int
-    repeated: int
-    """Points with a text that was read before."""
+    sample: Sample
     read: list[PointId]
     """All points of the sample, those without a text, a vector or a new text as well."""
 
@@ -118,11 +128,12 @@ def read_pairs(
         done += len(page)
         on_progress(done, len(ids))
     pairs = reader.pairs(ids, collection.count() if len(ids) == settings.sample else len(ids))
+    found = pairs.sample
     if len(pairs.ids) < MIN_DOCUMENTS:
         raise TooFewDocuments(
             f"collection {collection.name!r} has {len(pairs.ids)} different texts with a vector {vector_name!r} in a "
-            f"sample of {len(ids)} points ({pairs.without_text} without text, {pairs.without_vector} without vector, "
-            f"{pairs.repeated} repeated); learning needs at least {MIN_DOCUMENTS}"
+            f"sample of {len(ids)} points ({found.without_text} without text, {found.without_vector} without vector, "
+            f"{found.repeated} repeated); learning needs at least {MIN_DOCUMENTS}"
         )
     if params.distance is models.Distance.EUCLID and reader.norm_spread > _MAX_NORM_SPREAD:
         raise SchemaMismatch(
@@ -188,10 +199,14 @@ class Reader:
             vectors,
             self._basis,
             self._layout,
-            points,
-            self._without_text,
-            self._without_vector,
-            self._repeated,
+            Sample(
+                points,
+                len(self._texts),
+                self._without_text,
+                self._without_vector,
+                self._repeated,
+                self._layout.text_field,
+            ),
             read,
         )
 

@@ -1,8 +1,9 @@
 """The report of a training run, in words and as a picture."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
+from care_qdrant.console.reports import printed
 from care_qdrant.errors import needs_extra
 from care_trainer.disk import write_json
 from care_trainer.learn.graph import GraphSearch
@@ -15,7 +16,7 @@ from care_trainer.learn.settings import FOLDER
 def write_report(folder: Path, report: LearnReport) -> None:
     """Write ``report.md``, ``report.json`` and, where matplotlib is installed, ``report.png`` into a CARE folder."""
     target = folder / FOLDER
-    write_json(target / "report.json", asdict(replace(report, examples=[])))
+    write_json(target / "report.json", printed(replace(report, examples=[])))
     examples = [f"- {one.question!r} (rank {one.rank:,})" for one in report.examples]
     shown = ["**Held-out questions that did worst**, with the rank of their document:", "\n".join(examples)]
     (target / "report.md").write_text(
@@ -25,15 +26,16 @@ def write_report(folder: Path, report: LearnReport) -> None:
 
 def paragraphs(report: LearnReport) -> list[str]:
     """Return what a person has to know before using the query encoder."""
-    found = report.held_out
+    found, sample, training = report.held_out, report.sample, report.training
+    what = f"transformer of {training.layers} layers" if training.layers else "table"
     lines = [
-        f"# {report.model}: a query encoder learned from collection {report.collection}",
-        f"{report.texts:,} texts of {report.points:,} points (field {report.text_field!r}) and their vectors "
-        f"{report.vector_name or '(unnamed)'!r} of {report.dim} dimensions; {report.without_text:,} points have no "
-        f"text, {report.without_vector:,} no vector, {report.repeated:,} a text that was read before. "
-        f"{report.steps:,} steps in {report.seconds:,.0f} s ({report.cpu_seconds:,.0f} CPU s); the "
-        f"{f'transformer of {report.layers} layers' if report.layers else 'table'} of step {report.best_step:,} is "
-        f"kept, with {report.vocabulary:,} tokens ({report.tokens})"
+        f"# {report.contract.model}: a query encoder learned from collection {report.collection}",
+        f"{sample.texts:,} texts of {sample.points:,} points (field {sample.text_field!r}) and their vectors "
+        f"{report.vector_name or '(unnamed)'!r} of {report.contract.dim} dimensions; {sample.without_text:,} points "
+        f"have no text, {sample.without_vector:,} no vector, {sample.repeated:,} a text that was read before. "
+        f"{training.steps:,} steps in {report.seconds:,.0f} s ({report.cpu_seconds:,.0f} CPU s); the "
+        f"{what} of step {training.best_step:,} is "
+        f"kept, with {training.vocabulary:,} tokens ({training.tokens})"
         + (", and trained once more with the held-out documents." if report.trained_again else "."),
         f"**Quality.** {found.queries:,} documents were held out. For one of its sentences or its title, a document is "
         f"the first of {found.candidates:,} in {found.recall_at_1:.0%} of the cases and among the first ten in "
@@ -77,7 +79,7 @@ def paragraphs(report: LearnReport) -> list[str]:
         lines.append(f"**With BM25**, hybrid searches weight the dense score by alpha = {report.alpha:.3f}.")
     lines.append(
         "**Not for** questions in a language that the texts are not in, "
-        f"{'' if report.layers else 'meaning that depends on word order (negation, who did what to whom), '}"
+        f"{'' if training.layers else 'meaning that depends on word order (negation, who did what to whom), '}"
         "very short words that the collection does not have, or documents: those still need the model that made the "
         "vectors."
     )
@@ -147,8 +149,13 @@ def plot(report: LearnReport, file: Path) -> None:
         beside.set(ylabel="nDCG@10, 95 % interval", ylim=(0, 1), title="labelled questions")
     steps = [row["step"] for row in report.history]
     axes.plot(steps, [row["score"] for row in report.history], color="tab:blue", label="mean reciprocal rank")
-    axes.axvline(report.best_step, color="tab:blue", linestyle=":", label="kept step")
-    axes.set(xlabel="step", ylabel="held-out documents", ylim=(0, 1), title=f"{report.model}: {report.texts:,} texts")
+    axes.axvline(report.training.best_step, color="tab:blue", linestyle=":", label="kept step")
+    axes.set(
+        xlabel="step",
+        ylabel="held-out documents",
+        ylim=(0, 1),
+        title=f"{report.contract.model}: {report.sample.texts:,} texts",
+    )
     loss = axes.twinx()
     loss.plot(steps, [row["loss"] for row in report.history], color="tab:orange", label="loss")
     loss.set_ylabel("training loss")

@@ -24,7 +24,7 @@ from care_trainer.config import StoredDocuments
 from care_trainer.config.run import COLLECTION_TEXTS
 from care_trainer.data.read import read_rows, write_rows
 from care_trainer.learn.checks import require_belonging, require_learnable
-from care_trainer.learn.reading import Pairs, dense_vector, read_pairs
+from care_trainer.learn.reading import Pairs, Sample, dense_vector, read_pairs
 from care_trainer.learn.settings import LearnSettings
 from care_trainer.learn.split import HeldOut, Split, candidate_rows
 from care_trainer.learn.weak import rare_share
@@ -112,7 +112,7 @@ def _write(folder: Path, vector_name: str, split: Split, rare: npt.NDArray[np.fl
         "questions": split.questions,
         "rare": rare.tolist(),
         "layout": asdict(pairs.layout),
-        "pairs": {key: getattr(pairs, key) for key in _COUNTS},
+        "pairs": {key: getattr(pairs.sample, key) for key in _COUNTS},
     }
     (folder / "read.json").write_text(json.dumps(record, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -125,15 +125,16 @@ def load_snapshot(folder: Path) -> Snapshot:
     rows = [*trained, *others]
     train, rest = np.arange(len(trained)), np.arange(len(trained), len(rows))
     held, copies = rest[: record["held"]], rest[record["held"] :]
+    layout = Layout(**record["layout"])
     pairs = Pairs(
         ids=[row["id"] for row in rows],
         titles=[row["title"] for row in rows],
         texts=[row["body"] for row in rows],
         vectors=vectors,
         basis=None,
-        layout=Layout(**record["layout"]),
+        layout=layout,
+        sample=Sample(texts=len(rows), text_field=layout.text_field, **record["pairs"]),
         read=[],
-        **record["pairs"],
     )
     split = Split(
         pairs,

@@ -1,7 +1,7 @@
 """The start of a table's training: what the built-in query encoder knows of the tokens.
 
-The built-in pair has read questions as well as texts, so its vectors relate words that a collection has with words that
-only its users have. They lead into the space of the stored vectors by a linear map, which ridge regression of the
+The built-in model has read questions as well as texts, so its vectors relate words that a collection has with words
+that only its users have. They lead into the space of the stored vectors by a linear map, which ridge regression of the
 vectors on the texts gives in closed form. They are the start where the texts are Chinese.
 """
 

@@ -17,7 +17,7 @@ from care_qdrant.types import Vectors
 from care_trainer.learn import table as tables
 from care_trainer.learn.checks import require_belonging, require_learnable
 from care_trainer.learn.earlier import Earlier
-from care_trainer.learn.outcome import Student
+from care_trainer.learn.outcome import Student, Training
 from care_trainer.learn.queries import Questions
 from care_trainer.learn.settings import LearnSettings
 from care_trainer.learn.split import Split
@@ -38,7 +38,7 @@ class Trained:
     encoder: SentenceTransformer
     """Ends in the learned space, before the normalisation."""
     built_in_start: bool
-    """Whether it began with what the built-in pair knows of its tokens."""
+    """Whether it began with what the built-in model knows of its tokens."""
     student: Student
 
 
@@ -53,8 +53,8 @@ def train(
 ) -> Trained:
     """Train a table of token vectors, measure it on the held-out documents, and train it again with all of them.
 
-    Where the texts are Chinese, a table of the built-in pair's tokens is trained as well. It is kept unless the
-    collection's own tokens are clearly better on the held-out documents: the built-in pair has read questions, so it
+    Where the texts are Chinese, a table of the built-in model's tokens is trained as well. It is kept unless the
+    collection's own tokens are clearly better on the held-out documents: the built-in model has read questions, so it
     has whole tokens for words that only they have.
     """
     state.mkdir(parents=True, exist_ok=True)
@@ -76,11 +76,13 @@ def train(
     )
     asked = tokenize(best.tokens.tokenizer, split.questions)
     student = Student(
-        vocabulary=len(folded),
-        tokens=best.tokens.name,
-        layers=0,
-        steps=best.fit.steps,
-        best_step=best.fit.best_step,
+        training=Training(
+            vocabulary=len(folded),
+            tokens=best.tokens.name,
+            layers=0,
+            steps=best.fit.steps,
+            best_step=best.fit.best_step,
+        ),
         trained_again=again,
         sentences=[text for text, tokens in zip(split.questions, asked.lengths, strict=True) if tokens],
         questions=run.questions(best.tokens, best.fit.table),
@@ -129,7 +131,7 @@ class Trainings:
     where: str
     earlier: Earlier | None
     starts_mapped: bool
-    """Whether tables begin with what the built-in pair knows of their tokens."""
+    """Whether tables begin with what the built-in model knows of their tokens."""
     state: Path
     on_step: Callable[[int, int], None]
     fits_left: int

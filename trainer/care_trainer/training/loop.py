@@ -62,7 +62,7 @@ def fit(
 
     Args:
         job: The stage, its run, and how far it goes.
-        model: The encoder, or the pair of encoders.
+        model: The encoder, or both encoders.
         loss: The loss over the model; its own parameters train as well.
         rows: The rows, with the source and the weight of each.
         collator: Makes a tokenised batch of rows.

@@ -97,7 +97,7 @@ class CareEmbedding(BaseEmbedding):
     fingerprint: str | None = Field(
         default=None,
         frozen=True,
-        description="Of the pair, refused when the model has another; to_dict() always writes it.",
+        description="Fingerprint that the model must have; another is refused, and to_dict() always writes it.",
     )
     documents: bool = Field(
         default=True, frozen=True, description="False refuses documents, so that no server loads the large encoder."
@@ -147,7 +147,7 @@ class CareEmbedding(BaseEmbedding):
         if self.model_name not in ("unknown", self.model):
             raise ValueError(
                 f"model_name is {self.model_name!r}, which other embedding classes load; here it is model= that names "
-                f"the pair, and that is {self.model!r}"
+                f"the model, and that is {self.model!r}"
             )
         fields["model_name"] = self.model
         store = self.embeddings_cache
@@ -190,7 +190,7 @@ class CareEmbedding(BaseEmbedding):
         return self._shared().contract()
 
     def query_terms(self, text: str) -> "SparseVector":
-        """Return a query's BM25 terms: counts, times the weights that the pair has learned for them."""
+        """Return a query's BM25 terms: counts, times the weights that the model has learned for them."""
         return self._shared().query_terms(text)
 
     @property

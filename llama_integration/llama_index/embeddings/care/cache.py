@@ -1,4 +1,4 @@
-"""An embeddings cache that keeps queries and documents, and the vectors of different pairs, apart."""
+"""An embeddings cache that keeps queries and documents, and the vectors of different models, apart."""
 
 import asyncio
 from collections.abc import Iterator
@@ -28,14 +28,14 @@ def embedding_queries() -> Iterator[None]:
 
 
 class RoleCache(BaseKVStore):
-    """A key-value store in which one text has one vector per role and pair.
+    """A key-value store in which one text has one vector per role and model.
 
     `BaseEmbedding` asks it for ``"embeddings"`` by raw text, whoever embeds: after a document was embedded, a query of
     the same words would get the document's vector. Other collections pass through.
     """
 
     def __init__(self, inner: BaseKVStore, settings: PairSettings) -> None:
-        """Wrap a store for the pair of these settings."""
+        """Wrap a store for the model of these settings."""
         self.inner, self.settings = inner, settings
 
     @override

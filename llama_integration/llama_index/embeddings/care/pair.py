@@ -73,11 +73,11 @@ class SharedPair:
         return shared_pair, (self.settings,)
 
     def contract(self) -> "VectorContract":
-        """Return what a collection must say of its vectors for this pair to search it."""
+        """Return what a collection must say of its vectors for this model to search it."""
         return self._model().contract()
 
     def query_terms(self, text: str) -> "SparseVector":
-        """Return a query's BM25 terms with the pair's weights."""
+        """Return a query's BM25 terms with the model's weights."""
         return self._model().query_terms(text)
 
     @property
@@ -150,7 +150,7 @@ _lock = ForkLock()
 
 
 def shared_pair(settings: PairSettings) -> SharedPair:
-    """Return the one pair of these settings in this process; it lives as long as somebody refers to it."""
+    """Return the one model of these settings in this process; it lives as long as somebody refers to it."""
     key = (settings, _saved_at(settings.model))
     with _lock:
         pair = _pairs.get(key)

@@ -1,11 +1,51 @@
-"""The sparse encoders that a caller may put in the place of BM25 by this package."""
+"""Terms of queries and nodes: BM25 by this package, or a sparse encoder that a caller puts in its place."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from care_qdrant.encoders.terms.sparse import FastEmbedSparse, SparseQueryEncoder, Terms, TwoSidedSparse
+from llama_index.core.schema import BaseNode, MetadataMode
+from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode
+from qdrant_client import models
+
+from care_qdrant.encoders.terms import bm25
+from care_qdrant.encoders.terms.sparse import (
+    FastEmbedSparse,
+    SparseQuery,
+    SparseQueryEncoder,
+    Terms,
+    TwoSidedSparse,
+    document_terms,
+)
 from care_qdrant.errors import InputError
+from care_qdrant.search.resolve import ResolvedCollection
+
+
+class StoreTerms:
+    """What cuts the queries and the nodes of one store into terms."""
+
+    def __init__(self, encoder: SparseQueryEncoder | None, weighted: Callable[[str], models.SparseVector]) -> None:
+        """Set up.
+
+        Args:
+            encoder: Sparse encoder in place of BM25 by this package; None for BM25.
+            weighted: BM25 terms of a query with the weights that the model has learned.
+        """
+        self.encoder = encoder
+        self._weighted = weighted
+
+    def of_query(self, query: VectorStoreQuery) -> SparseQuery:
+        """Return the terms of a query; in a hybrid one they have the weights that the model has learned."""
+        own = self._weighted if query.mode == VectorStoreQueryMode.HYBRID else bm25.query_vector
+        return (self.encoder or own)(query.query_str or "")
+
+    def of_nodes(self, resolved: ResolvedCollection, nodes: Sequence[BaseNode]) -> list[SparseQuery]:
+        """Return the terms of nodes, as a collection stores them."""
+        texts = [node.get_content(MetadataMode.EMBED) for node in nodes]
+        if self.encoder is not None:
+            return document_terms(self.encoder, texts)
+        assert resolved.bm25 is not None, "without another encoder, the sparse vector is BM25 of this package"
+        return list(map(resolved.bm25.vector, texts))
 
 
 def two_sided(documents: Terms | None, queries: Terms | None) -> TwoSidedSparse | None:

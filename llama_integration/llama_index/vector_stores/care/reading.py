@@ -1,0 +1,161 @@
+"""What `CareVectorStore` reads: the answer to a query, nodes by id or filter, scores of nodes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+from llama_index.core.schema import BaseNode
+from llama_index.core.vector_stores.types import (
+    MetadataFilters,
+    VectorStoreQuery,
+    VectorStoreQueryMode,
+    VectorStoreQueryResult,
+)
+from llama_index.vector_stores.care.filters import is_empty, node_filter, passing_without, query_filter
+from llama_index.vector_stores.care.index_nodes import IndexNodes
+from llama_index.vector_stores.care.modes import LEXICAL, is_lexical, require_mode
+from llama_index.vector_stores.care.once import OnceLogger
+from llama_index.vector_stores.care.points import as_node, as_point_id, as_result, having_ids
+from llama_index.vector_stores.care.scores import choose_diverse, clip_scores, fuse_by_scaled_score
+from llama_index.vector_stores.care.settings import StoreSettings, shard_keys
+from llama_index.vector_stores.care.sparse import StoreTerms
+from qdrant_client import models
+
+from care_qdrant.search.conditions import Keys, no_such_key
+from care_qdrant.search.fallback import Fallback
+from care_qdrant.search.fusion import Fusion
+from care_qdrant.search.query import Query, find
+from care_qdrant.search.resolve import CollectionResolver, ResolvedCollection
+from care_qdrant.search.script import script_note
+from care_qdrant.types import Hit
+
+_NOT_RESTRICTED = (
+    "collection %r: a query names index and image nodes alone, as the retriever of a LlamaIndex index does in every "
+    "query when the index holds such a node. It is not restricted to them, so that text nodes are found; to restrict "
+    "it, give qdrant_filters= (of a retriever: vector_store_kwargs=)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Searches and reads a collection that was checked, as LlamaIndex asks."""
+
+    resolver: CollectionResolver
+    """Where the keys of the payloads come from."""
+    terms: StoreTerms
+    fusion: Fusion
+    """How dense and BM25 scores are fused."""
+    fallback: Fallback | None
+    finds_bm25: bool
+    """Whether queries become hybrid by themselves once the collection has BM25."""
+    index_nodes: IndexNodes
+    warnings: OnceLogger
+
+    def search(
+        self,
+        resolved: ResolvedCollection,
+        query: VectorStoreQuery,
+        options: Mapping[str, Any],
+        settings: StoreSettings,
+    ) -> VectorStoreQueryResult:
+        """Answer a query; the options are those of the stock store."""
+        if resolved.bm25 is not None and query.mode == VectorStoreQueryMode.DEFAULT and query.query_str:
+            query = replace(query, mode=VectorStoreQueryMode.HYBRID)
+        asked = self._asked(resolved, query, options, settings)
+        if self.fallback is not None and asked.vector is not None and query.query_str:
+            [vector] = self.fallback.improve(resolved, [query.query_str], [asked.vector], asked.shard_key)
+            asked = replace(asked, vector=vector)
+        [lists] = find(resolved, [asked])
+        self._tell_script(query.query_str or "", lists, settings)
+        if settings.hybrid_fusion_fn is not None and asked.is_hybrid:
+            return settings.hybrid_fusion_fn(*map(as_result, lists), alpha=asked.alpha_in(resolved), top_k=asked.top_k)
+        hits: list[Hit] = lists[0] if lists else []
+        if asked.with_vectors:
+            threshold = options.get("mmr_threshold", query.mmr_threshold)
+            hits = choose_diverse(hits, asked.vector or [], threshold, asked.top_k)
+        elif asked.is_hybrid:
+            hits = (
+                clip_scores(hits)
+                if asked.fusion is not None
+                else fuse_by_scaled_score(lists[0], lists[1], asked.alpha_in(resolved), asked.top_k)
+            )
+        return as_result(hits)
+
+    def nodes(
+        self,
+        resolved: ResolvedCollection,
+        node_ids: Sequence[str] | None,
+        filters: MetadataFilters | None,
+        limit: int | None,
+        shard: Any | None,
+    ) -> list[BaseNode]:
+        """Return the nodes that have one of the ids and pass the filters, with their vectors; None does not count."""
+        pages = resolved.collection.of_shard(shard).scroll(
+            where=node_filter(node_ids, filters, self._keys(resolved, filters)),
+            limit=limit,
+            vectors=[resolved.vector_name] if resolved.vector_name else True,
+            as_seen=True,
+        )
+        return [as_node(resolved.read(record)) for page in pages for record in page]
+
+    def _asked(
+        self, resolved: ResolvedCollection, query: VectorStoreQuery, options: Mapping[str, Any], settings: StoreSettings
+    ) -> Query:
+        """Return a query as the core takes it."""
+        require_mode(query, resolved, is_hybrid=settings.enable_hybrid, finds_bm25=self.finds_bm25)
+        own_filter, params = options.get("qdrant_filters"), options.get("search_params")
+        terms = self.terms.of_query(query) if query.mode in LEXICAL and query.query_str else None
+        hybrid_top_k = query.hybrid_top_k if query.mode == VectorStoreQueryMode.HYBRID else None
+        return Query(
+            None if is_lexical(query) else query.query_embedding,
+            terms,
+            hybrid_top_k or query.similarity_top_k,
+            filter=own_filter if own_filter is not None else self._filter(resolved, query, settings),
+            params=models.SearchParams(**params) if isinstance(params, dict) else params,
+            fusion=self.fusion if resolved.bm25 is not None and settings.hybrid_fusion_fn is None else None,
+            alpha=query.alpha,
+            sparse_top_k=query.sparse_top_k,
+            with_vectors=query.mode == VectorStoreQueryMode.MMR and query.query_embedding is not None,
+            shard_key=shard_keys(settings, options.get("shard_identifier")),
+        )
+
+    def _filter(
+        self, resolved: ResolvedCollection, query: VectorStoreQuery, settings: StoreSettings
+    ) -> models.Filter | None:
+        """Return the filter of a query, and log once of each key by which it means to rule points out and cannot."""
+        keys = self._keys(resolved, query.filters)
+        for one in passing_without(query.filters) if query.filters is not None else ():
+            said = f"key {one.key}"
+            if not self.warnings.has_warned(said) and not keys.has(resolved.collection, one.key):
+                reason = no_such_key(resolved.collection, one.key)
+                self.warnings.warn(said, "%s: a filter on it with %s passes every point", reason, one.operator.value)
+        if query.node_ids and self.index_nodes.are_a_list(resolved.collection, query.node_ids):
+            self.warnings.warn("index nodes", _NOT_RESTRICTED, settings.collection_name)
+            query = replace(query, node_ids=None)
+        return query_filter(query, resolved.layout, keys)
+
+    def _keys(self, resolved: ResolvedCollection, filters: MetadataFilters | None) -> Keys:
+        return Keys() if filters is None or is_empty(filters) else self.resolver.keys(resolved)
+
+    def _tell_script(self, question: str, lists: Sequence[Sequence[Hit]], settings: StoreSettings) -> None:
+        """Log once that a question is in the other script of Chinese than all that it found."""
+        if self.warnings.has_warned("script"):
+            return
+        if (note := script_note(question, chain(*lists))) is not None:
+            self.warnings.warn("script", "collection %r: %s", settings.collection_name, note)
+
+
+def score_nodes(
+    resolved: ResolvedCollection, query_embedding: list[float], node_ids: Sequence[str]
+) -> dict[str, float]:
+    """Return the cosine of a query with the stored vector of each node; nodes without one are left out."""
+    request = models.QueryRequest(
+        query=query_embedding,
+        using=resolved.vector_name,
+        filter=models.Filter(must=[having_ids(node_ids)]),
+        limit=len(node_ids),
+    )
+    [found] = resolved.collection.search(f"scoring {len(node_ids)} nodes", [request])
+    scores: dict[Any, float] = {point.id: point.score for point in found}
+    return {node_id: scores[point] for node_id in node_ids if (point := as_point_id(node_id)) in scores}

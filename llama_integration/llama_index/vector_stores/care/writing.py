@@ -1,0 +1,100 @@
+"""What `CareVectorStore` writes: nodes as points, and the filters of what it deletes."""
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from llama_index.core.schema import BaseNode
+from llama_index.core.utils import iter_batch
+from llama_index.core.vector_stores.types import MetadataFilters
+from llama_index.embeddings.care.base import embeds_other_metadata
+from llama_index.vector_stores.care.filters import is_empty, node_filter, require_selective
+from llama_index.vector_stores.care.once import OnceLogger
+from llama_index.vector_stores.care.points import build_points, changed_texts, writes
+from llama_index.vector_stores.care.settings import StoreSettings
+from llama_index.vector_stores.care.sparse import StoreTerms
+from qdrant_client import models
+
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.sender import send_all
+from care_qdrant.search.conditions import Keys
+from care_qdrant.search.resolve import ResolvedCollection
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Writes nodes to a collection that was checked; vectors of other models on the same points stay."""
+
+    terms: StoreTerms
+    fingerprint: str | None
+    """Fingerprint of the model that makes the vectors; None where it is not known."""
+    warnings: OnceLogger
+
+    def write(
+        self, resolved: ResolvedCollection, nodes: Sequence[BaseNode], shard: Any | None, settings: StoreSettings
+    ) -> list[str]:
+        """Write nodes, ``parallel`` requests at a time, and return their ids."""
+        if resolved.layout is not None and resolved.layout.tool == "care":
+            self._warn_of_metadata(nodes, settings)
+        write = partial(self._write_batch, resolved, resolved.collection.of_shard(shard), settings)
+        with ThreadPoolExecutor(settings.parallel, thread_name_prefix="care-add") as threads:
+            outdated = sum(threads.map(write, iter_batch(nodes, settings.batch_size)))
+        if outdated:
+            logger.warning(
+                "%d points of collection %r have a new text; their vectors of other models were made of the old one: "
+                "let the pipelines that made them run again (`care attach` for those that it made)",
+                outdated,
+                settings.collection_name,
+            )
+        return [node.node_id for node in nodes]
+
+    def _write_batch(
+        self,
+        resolved: ResolvedCollection,
+        collection: Collection,
+        settings: StoreSettings,
+        nodes: Sequence[BaseNode],
+    ) -> int:
+        """Write nodes, and return how many have a new text."""
+        terms = {}
+        if settings.enable_hybrid and resolved.sparse_vector_name is not None:
+            terms[resolved.sparse_vector_name] = self.terms.of_nodes(resolved, nodes)
+        points = build_points(nodes, resolved.vector_name or "", terms, resolved.layout, self.fingerprint)
+        there = collection.retrieve([point.id for point in points]) if resolved.has_other_vectors else {}
+        for write in writes(points, there.values()):
+            send_all(collection, write)
+        return len(changed_texts(points, there.values(), resolved.layout))
+
+    def _warn_of_metadata(self, nodes: Sequence[BaseNode], settings: StoreSettings) -> None:
+        leaking = next((node for node in nodes if embeds_other_metadata(node)), None)
+        if leaking is not None:
+            self.warnings.warn(
+                "metadata",
+                "node %s of collection %r was embedded with its metadata in front of the text, unlike what care-ingest "
+                "wrote: take transformations=[CareNodeParser(embedding=...)], or put CareNodeText() behind another "
+                "splitter (keys: %s)",
+                leaking.node_id,
+                settings.collection_name,
+                ", ".join(sorted(leaking.metadata)),
+            )
+
+
+def deletion_filter(
+    resolved: ResolvedCollection, node_ids: Sequence[str] | None, filters: MetadataFilters | None
+) -> models.Filter:
+    """Return the filter of the nodes to delete; those that have one of the ids and pass the filters.
+
+    Raises:
+        InputError: Every node would pass: a filter rules nodes out by a key that no point has.
+    """
+    if filters is None or is_empty(filters):
+        return node_filter(node_ids, None, Keys())
+    resolved.collection.refresh()  # what was there at the last check may be gone
+    keys = Keys.of(resolved.collection)
+    require_selective(filters, resolved.collection, keys)
+    return node_filter(node_ids, filters, keys)

@@ -1,0 +1,158 @@
+"""Query modes of `CareVectorStore`: hybrid, sparse, MMR, and those that are refused."""
+
+import uuid
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from llama_index.core.schema import TextNode
+from llama_index.core.vector_stores import SimpleVectorStore
+from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode
+from llama_index.embeddings.care import CareEmbedding
+from llama_index.vector_stores.care import CareVectorStore
+from qdrant_client import QdrantClient
+
+from care_qdrant.encoders.terms import bm25
+from care_qdrant.encoders.terms.weights import TermWeights
+from care_qdrant.errors import FingerprintMismatch, InputError
+from tests.llama.collections import DOCUMENTS, NAME, fill, node_id, query_of, vector
+from tests.tiny import HashModel
+
+
+@pytest.fixture
+def store(client: QdrantClient, embedding: CareEmbedding) -> CareVectorStore:
+    fill(client, sparse=True)
+    return CareVectorStore(NAME, client, embedding=embedding, enable_hybrid=True, check_vectors=False)
+
+
+async def test_alpha_says_who_counts_and_zero_is_zero(store: CareVectorStore) -> None:
+    for alpha, best in ((1.0, "d0"), (0.0, "d2")):
+        asked = query_of("耳鸣 噪声", alpha=alpha)
+        for result in (store.query(asked), await store.aquery(asked)):
+            scores = result.similarities or []
+            assert (result.nodes or [])[0].ref_doc_id == best
+            assert all(0 <= score <= 1 for score in scores)
+            assert scores == sorted(scores, reverse=True)
+
+
+@pytest.mark.parametrize(("heavy", "best"), [("耳鸣", "d2"), ("阑尾炎", "d3")])
+def test_the_weights_of_the_pair_count_beside_vectors_only(
+    client: QdrantClient, embedding: CareEmbedding, monkeypatch: pytest.MonkeyPatch, heavy: str, best: str
+) -> None:
+    fill(client, sparse=True)
+    terms = np.sort(np.array([bm25.term_id(term) for term in bm25.terms(heavy)], np.uint32))
+    weights = TermWeights(terms, np.full(len(terms), 9.0, np.float32))
+    monkeypatch.setattr(HashModel, "query_terms", lambda _, text: weights.query_vector(text))
+    store = CareVectorStore(NAME, client, embedding=embedding, enable_hybrid=True, check_vectors=False)
+    found = store.query(query_of("耳鸣 阑尾炎", alpha=0.0))
+    assert (found.nodes or [])[0].ref_doc_id == best
+    plain = CareVectorStore(NAME, client, enable_hybrid=True, vector_name="care")
+    asked = query_of("耳鸣 阑尾炎", VectorStoreQueryMode.SPARSE)
+    assert store.query(asked).similarities == plain.query(asked).similarities
+
+
+def test_sparse_alone(store: CareVectorStore) -> None:
+    found = store.query(query_of("阑尾炎", VectorStoreQueryMode.SPARSE))
+    assert [node.ref_doc_id for node in found.nodes or ()] == ["d3"]
+    assert store.query(query_of("？！", VectorStoreQueryMode.SPARSE)).nodes == []
+
+
+def test_a_query_without_terms_is_dense(store: CareVectorStore) -> None:
+    assert (store.query(query_of("？")).nodes or [])[0].ref_doc_id == "d0"
+
+
+def test_another_sparse_encoder_is_fused_by_rank_of_score(client: QdrantClient) -> None:
+    fill(client, sparse=True)
+
+    def words(texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
+        from care_qdrant.encoders.terms import bm25
+
+        vectors = [bm25.query_vector(text) for text in texts]
+        return [one.indices for one in vectors], [[50 * value for value in one.values] for one in vectors]
+
+    store = CareVectorStore(
+        NAME, client, vector_name="care", enable_hybrid=True, sparse_query_fn=words, sparse_doc_fn=words
+    )
+    for alpha, best in ((1.0, "d0"), (0.0, "d2")):
+        result = store.query(query_of("耳鸣 噪声", alpha=alpha))
+        assert (result.nodes or [])[0].ref_doc_id == best
+        assert max(result.similarities or [2]) <= 1
+
+
+def test_functions_that_are_exchanged_later_are_used(store: CareVectorStore) -> None:
+    asked: list[str] = []
+
+    def nothing(texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
+        asked.extend(texts)
+        return [[] for _ in texts], [[] for _ in texts]
+
+    def second(_: Any, sparse: Any, **__: Any) -> Any:
+        return sparse
+
+    store.set_query_functions(hybrid_fusion_fn=second)
+    assert [node.ref_doc_id for node in store.query(query_of("阑尾炎", alpha=1.0)).nodes or ()] == ["d3"]
+    store.set_query_functions(sparse_doc_fn=nothing, sparse_query_fn=nothing)
+    assert (store.query(query_of("阑尾炎")).nodes or [])[0].ref_doc_id == "d0"
+    assert asked == ["阑尾炎"]
+    with pytest.raises(InputError, match="two sides"):
+        store.set_query_functions(sparse_doc_fn=nothing)
+    with pytest.raises(InputError, match="other terms"):
+        CareVectorStore(NAME, store.client, enable_hybrid=True, sparse_doc_fn=nothing)
+
+
+def test_queries_are_hybrid_where_the_collection_has_bm25(client: QdrantClient, embedding: CareEmbedding) -> None:
+    fill(client, sparse=True)
+    asked = query_of("阑尾炎", VectorStoreQueryMode.DEFAULT, alpha=0.0)
+    store = CareVectorStore(NAME, client, embedding=embedding, check_vectors=False)
+    assert (store.query(asked).nodes or [])[0].ref_doc_id == "d3"
+    dense = CareVectorStore(NAME, client, embedding=embedding, check_vectors=False, enable_hybrid=False)
+    assert (dense.query(asked).nodes or [])[0].ref_doc_id == "d0"
+    node = TextNode(id_=node_id(DOCUMENTS[0]), text="肛裂", embedding=vector("肛裂"))
+    store.add([node])
+    assert (store.query(query_of("肛裂", VectorStoreQueryMode.SPARSE)).nodes or [])[0].get_content() == "肛裂"
+
+
+def test_a_hybrid_query_can_be_switched_off(client: QdrantClient) -> None:
+    fill(client, sparse=True)
+    with pytest.raises(ValueError, match="enable_hybrid=True"):
+        CareVectorStore(NAME, client, enable_hybrid=False).query(query_of("x"))
+
+
+def test_a_hybrid_query_without_bm25_names_the_way_to_it(client: QdrantClient) -> None:
+    fill(client)
+    with pytest.raises(ValueError, match=f"care attach {NAME} --bm25"):
+        CareVectorStore(NAME, client).query(query_of("x"))
+
+
+def test_another_analyser_is_refused(client: QdrantClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(client, sparse=True)
+    monkeypatch.setattr("care_qdrant.encoders.terms.bm25.ANALYSER", "another")
+    with pytest.raises(FingerprintMismatch, match="cut into terms"):
+        CareVectorStore(NAME, client, enable_hybrid=True)
+
+
+def test_mmr_is_that_of_llama_index(client: QdrantClient) -> None:
+    vectors = [[1.0, 0.0], [1.0, 0.01], [0.8, 0.6], [0.0, 1.0]]
+    nodes = [
+        TextNode(id_=str(uuid.UUID(int=number)), text=f"t{number}", embedding=one) for number, one in enumerate(vectors)
+    ]
+    store, simple = CareVectorStore(NAME, client), SimpleVectorStore()
+    store.add(nodes)
+    simple.add(nodes)  # type: ignore[arg-type]  # lists are invariant
+    query = VectorStoreQuery(query_embedding=[1.0, 0.1], similarity_top_k=3, mode=VectorStoreQueryMode.MMR)
+    answers = []
+    for threshold in (0.1, 0.5, 1.0):
+        found, expected = (one.query(query, mmr_threshold=threshold) for one in (store, simple))
+        assert found.ids == expected.ids
+        assert found.similarities == pytest.approx(expected.similarities, abs=1e-6)
+        answers.append(found.ids)
+    assert answers[0] != answers[-1]
+    assert store.query(replace(query, mmr_threshold=1.0)).ids == answers[-1]
+
+
+@pytest.mark.parametrize("mode", [VectorStoreQueryMode.SVM, VectorStoreQueryMode.TEXT_SEARCH])
+def test_a_mode_that_is_not_answered_is_refused(client: QdrantClient, mode: VectorStoreQueryMode) -> None:
+    fill(client)
+    with pytest.raises(ValueError, match=f"default, sparse, hybrid, mmr, none of mode {mode.value}"):
+        CareVectorStore(NAME, client).query(VectorStoreQuery(query_embedding=vector("x"), mode=mode))

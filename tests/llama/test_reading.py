@@ -1,0 +1,178 @@
+"""What `CareVectorStore` reads of payloads that LlamaIndex did not write."""
+
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llama_index.core import StorageContext, VectorStoreIndex, load_index_from_storage
+from llama_index.core.indices.vector_store import VectorIndexRetriever
+from llama_index.core.schema import BaseNode, ImageNode, IndexNode, TextNode
+from llama_index.core.vector_stores import FilterCondition, FilterOperator, MetadataFilter, MetadataFilters
+from llama_index.core.vector_stores.types import VectorStoreQuery
+from llama_index.embeddings.care import CareEmbedding
+from llama_index.vector_stores.care import CareVectorStore
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.errors import InputError
+from tests.llama import collections as made
+from tests.llama.collections import DOCUMENTS, NAME, WRITERS, Write, fill, filtered, find, node_id, vector
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_filters_reach_the_metadata_of_every_writer(client: QdrantClient, write: Write) -> None:
+    fill(client, write)
+    store = CareVectorStore(NAME, client)
+    op = FilterOperator
+
+    def one(key: str, operator: FilterOperator, value: Any) -> MetadataFilter:
+        return MetadataFilter(key=key, operator=operator, value=value)
+
+    assert filtered(store, one("dept", op.EQ, "心内科")) == ["d0"]
+    assert filtered(store, one("dept", op.NE, "心内科")) == ["d1", "d2", "d3"], "d3 has no dept"
+    assert filtered(store, one("year", op.IN, [2020.0, 2023])) == ["d0", "d3"]
+    assert filtered(store, one("year", op.GTE, 2022)) == ["d2", "d3"]
+    assert filtered(store, one("tags", op.CONTAINS, "用药")) == ["d1", "d2"]
+    assert filtered(store, one("tags", op.ALL, ["用药", "慢病"])) == ["d2"]
+    assert filtered(store, one("dept", op.IS_EMPTY, None)) == ["d3"]
+    either = one("dept", op.EQ, "心内科"), one("tags", op.ALL, ["用药", "慢病"])
+    assert filtered(store, *either, condition="or") == ["d0", "d2"]
+    assert filtered(store, *either, condition="not") == ["d1", "d3"]
+    nested = MetadataFilters(filters=list(either), condition=FilterCondition.OR)
+    assert filtered(store, nested, one("year", op.LT, 2022)) == ["d0"]
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_documents_are_selected_and_deleted_by_their_own_id(client: QdrantClient, write: Write) -> None:
+    fill(client, write)
+    store = CareVectorStore(NAME, client)
+    assert find(store, "x", 9, doc_ids=["d1"]) == [DOCUMENTS[1].text]
+    store.delete("d1")
+    assert client.count(NAME).count == 3
+    assert find(store, "x", 9, doc_ids=["d1"]) == []
+
+
+def test_a_point_without_text_does_not_fail_the_query(client: QdrantClient) -> None:
+    fill(client, made.langchain)
+    client.set_payload(NAME, {"page_content": None}, [node_id(DOCUMENTS[0])])
+    assert find(CareVectorStore(NAME, client), DOCUMENTS[0].text) == [""]
+
+
+def test_a_collection_without_text_names_its_keys(client: QdrantClient) -> None:
+    fill(client, lambda document: dict(document.metadata))
+    with pytest.raises(InputError, match="keys: dept, tags, year"):
+        CareVectorStore(NAME, client)
+
+
+def test_the_text_can_be_anywhere(client: QdrantClient) -> None:
+    fill(client, lambda document: {"record": {"report": document.text}, "title": "x"})
+    store = CareVectorStore(NAME, client, text_field="record.report")
+    assert find(store, DOCUMENTS[0].text) == [DOCUMENTS[0].text]
+
+
+def test_points_with_numbers_for_ids_are_scored_selected_and_deleted(client: QdrantClient) -> None:
+    store = CareVectorStore(NAME, _numbered(client, 4))
+    found = store.query(VectorStoreQuery(query_embedding=[1.0, 0.0], similarity_top_k=2)).ids or []
+    assert found == ["0", "1"]
+    assert list(store.score([1.0, 0.0], [*found, "no id"])) == found
+    assert [node.get_content() for node in store.get_nodes(found)] == ["t0", "t1"]
+    one = VectorStoreQuery(query_embedding=[1.0, 0.0], similarity_top_k=4, node_ids=["1"])
+    assert store.query(one).ids == ["1"]
+    store.delete_nodes(found)
+    assert [node.node_id for node in store.get_nodes()] == ["2", "3"]
+
+
+def test_a_collection_that_is_filled_after_it_was_opened(client: QdrantClient) -> None:
+    dense = models.VectorParams(size=32, distance=models.Distance.COSINE)
+    client.create_collection(NAME, vectors_config={"care": dense})
+    store = CareVectorStore(NAME, client)
+    assert store.get_nodes() == []
+    for document in DOCUMENTS:
+        vectors = {"care": vector(document.text)}
+        client.upsert(
+            NAME, [models.PointStruct(id=node_id(document), vector=vectors, payload={**made.langchain(document)})]
+        )
+    assert find(store, DOCUMENTS[0].text) == [DOCUMENTS[0].text]
+    assert filtered(store, MetadataFilter(key="year", value=2021)) == ["d1"]
+
+
+@pytest.mark.parametrize("write", [made.langchain, made.haystack, made.plain])
+def test_what_keeps_metadata_below_a_key_is_deleted_by_their_own_names(client: QdrantClient, write: Write) -> None:
+    fill(client, lambda document: write(replace(document, metadata={**document.metadata, "source.system": "old"})))
+    client.set_payload(NAME, write(replace(DOCUMENTS[2], metadata={"source.system": "new"})), [node_id(DOCUMENTS[2])])
+    store = CareVectorStore(NAME, client)
+    others = MetadataFilter(key="source.system", operator=FilterOperator.NE, value="new")
+    assert filtered(store, others) == ["d0", "d1", "d3"]
+    store.delete_nodes(filters=MetadataFilters(filters=[others]))
+    assert [node.ref_doc_id for node in store.get_nodes()] == ["d2"]
+
+
+def test_nodes_come_by_the_thousand(client: QdrantClient) -> None:
+    store = CareVectorStore(NAME, _numbered(client, 10_050))
+    assert len(store.get_nodes()) == 10_050
+    assert len(store.get_nodes(limit=1_500)) == 1_500
+
+
+def test_node_ids_narrow_a_filter(client: QdrantClient) -> None:
+    fill(client)
+    store = CareVectorStore(NAME, client)
+    either = MetadataFilters(
+        filters=[MetadataFilter(key="year", value=2020), MetadataFilter(key="year", value=2021)],
+        condition=FilterCondition.OR,
+    )
+    assert [node.ref_doc_id for node in store.get_nodes([node_id(DOCUMENTS[0])], either)] == ["d0"]
+    store.delete_nodes([node_id(DOCUMENTS[0])], either)
+    assert client.count(NAME).count == 3
+
+
+@pytest.mark.parametrize("other", [ImageNode(text="图", image_url="x"), IndexNode(text="章", index_id="c")])
+def test_an_index_or_image_node_hides_no_text(
+    client: QdrantClient, embedding: CareEmbedding, tmp_path: Path, other: BaseNode
+) -> None:
+    """The retriever of LlamaIndex's index names such nodes, and those alone, in every query."""
+    context = StorageContext.from_defaults(vector_store=CareVectorStore(NAME, client, embedding=embedding))
+    texts = [TextNode(id_=node_id(document), text=document.text) for document in DOCUMENTS]
+    index = VectorStoreIndex([*texts, other], storage_context=context, embed_model=embedding)
+    everything = {other.node_id, *map(node_id, DOCUMENTS)}
+
+    def found(index: Any, **options: Any) -> set[str]:
+        asked = index.as_retriever(similarity_top_k=9, **options).retrieve("高血压")
+        return {hit.node.node_id for hit in asked}
+
+    assert found(index) == everything
+    assert found(index, vector_store_query_mode="mmr") == everything
+    context.persist(str(tmp_path))
+    again = StorageContext.from_defaults(
+        persist_dir=str(tmp_path), vector_store=CareVectorStore(NAME, client, embedding=embedding)
+    )
+    assert found(load_index_from_storage(again, embed_model=embedding)) == everything  # type: ignore[no-untyped-call]
+    before = index.as_retriever(similarity_top_k=9)
+    more = ImageNode(text="另一张图", image_url="y")
+    index.insert_nodes([more])
+    assert {hit.node.node_id for hit in before.retrieve("高血压")} == everything | {more.node_id}
+    index.delete_nodes([more.node_id])
+    index.delete_nodes([other.node_id])
+    assert found(index) == everything - {other.node_id}
+
+
+def test_nodes_that_somebody_names_restrict_a_query(client: QdrantClient, embedding: CareEmbedding) -> None:
+    store = CareVectorStore(NAME, client, embedding=embedding)
+    images = [ImageNode(text=f"图{number}", image_url="x") for number in range(2)]
+    text = TextNode(text="高血压")
+    context = StorageContext.from_defaults(vector_store=store)
+    index = VectorStoreIndex([*images, text], storage_context=context, embed_model=embedding)
+    for named in ([text], [images[0]], [images[0], text]):
+        ids = [node.node_id for node in named]
+        hits = VectorIndexRetriever(index, similarity_top_k=9, node_ids=ids).retrieve("高血压")
+        assert {hit.node.node_id for hit in hits} == set(ids)
+    missing = VectorIndexRetriever(index, similarity_top_k=9, node_ids=[str(uuid.uuid4())])
+    assert missing.retrieve("高血压") == []
+
+
+def _numbered(client: QdrantClient, count: int) -> QdrantClient:
+    """Create points with numbers for ids."""
+    client.create_collection(NAME, {"care": models.VectorParams(size=2, distance=models.Distance.COSINE)})
+    points = [models.PointStruct(id=i, vector={"care": [1.0, i]}, payload={"text": f"t{i}"}) for i in range(count)]
+    client.upload_points(NAME, points, wait=True)
+    return client

@@ -1,0 +1,67 @@
+"""What `care status` shows of a collection, alone and before attach, verify and detach."""
+
+from pathlib import Path
+
+from click.testing import CliRunner
+from qdrant_client import QdrantClient, models
+
+from care_qdrant.errors import InputError
+from care_qdrant.vectors.status import inspect_collection
+from tests.vectors.collections import NAME, contents, fill
+
+
+def test_strict_mode_is_shown(client: QdrantClient) -> None:
+    fill(client, "named", "plain")
+    client.update_collection(NAME, strict_mode_config=models.StrictModeConfig(enabled=True, upsert_max_batchsize=7))
+    found = inspect_collection(client, NAME)
+    assert found.strict_mode["upsert_max_batchsize"] == 7
+
+
+def test_the_four_commands_in_their_order(tmp_path: Path, pair_folder: Path) -> None:
+    """As a person runs them, with a real pair, on a folder."""
+    import json
+
+    from care_qdrant.cli import attach as attach_cli
+    from care_qdrant.cli import detach as detach_cli
+    from care_qdrant.cli import status, verify
+    from care_qdrant.errors import NotVerified
+
+    client = QdrantClient(path=str(tmp_path))
+    fill(client, "unnamed", "llama-index", count=12)
+    before = contents(client)
+    client.close()
+    path, model = ["--path", str(tmp_path)], ["--model", str(pair_folder)]
+
+    seen = CliRunner().invoke(status.command, [NAME, *path], catch_exceptions=False).stdout
+    assert "payloads of llama-index: 12 of 12" in seen
+    planned = CliRunner().invoke(attach_cli.command, [NAME, *path, *model, "--dry-run"], catch_exceptions=False).stdout
+    assert "would add vector 'tiny-pair'" in planned
+    assert "note: the collection has an unnamed vector" in planned
+
+    done = CliRunner().invoke(attach_cli.command, [NAME, *path, *model, "--json"], catch_exceptions=False)
+    assert json.loads(done.stdout)["covered"] == 12
+    assert "note: the collection has an unnamed vector" in done.stderr
+
+    good = CliRunner().invoke(verify.command, [NAME, *path, *model], catch_exceptions=False)
+    assert good.stdout.endswith("OK: 12 points, 1 vector\n")
+    client = QdrantClient(path=str(tmp_path))
+    client.delete_vectors(NAME, ["tiny-pair"], [1])
+    client.close()
+    bad = CliRunner().invoke(verify.command, [NAME, *path, *model, "--json"])
+    assert isinstance(bad.exception, NotVerified)
+    assert json.loads(bad.stdout)["covered"] == 11
+
+    sparse = [NAME, *path, "--bm25"]
+    CliRunner().invoke(attach_cli.command, sparse, catch_exceptions=False)
+    assert CliRunner().invoke(verify.command, [NAME, *path, "--vector-name", "bm25"]).exit_code == 0
+    refused = CliRunner().invoke(attach_cli.command, [*sparse, "--via", "copy"])
+    assert refused.exit_code == 2 and "leave out --via copy" in refused.output
+    unsure = CliRunner().invoke(detach_cli.command, [NAME, *path])
+    assert isinstance(unsure.exception, InputError)
+    assert "bm25, tiny-pair; give --vector-name, or --all" in str(unsure.exception)
+    assert CliRunner().invoke(detach_cli.command, [NAME, *path, "--all", "--vector-name", "bm25"]).exit_code == 2
+    gone = CliRunner().invoke(detach_cli.command, [NAME, *path, "--all", "--json"], catch_exceptions=False)
+    assert [report["vector_name"] for report in json.loads(gone.stdout)] == ["bm25", "tiny-pair"]
+    client = QdrantClient(path=str(tmp_path))
+    assert contents(client) == before
+    client.close()
