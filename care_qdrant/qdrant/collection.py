@@ -13,7 +13,7 @@ from care_qdrant.contracts.learned import LearnedContract, learned_metadata
 from care_qdrant.errors import InputError, NoCollection, Rejected, next_command
 from care_qdrant.qdrant import grpc as bulk
 from care_qdrant.qdrant.calls import Calls, Written, in_requests, seconds_left
-from care_qdrant.qdrant.connection import require_server
+from care_qdrant.qdrant.connection import is_server_since, require_server
 from care_qdrant.qdrant.embedded_search import search_arrays
 from care_qdrant.qdrant.optimizer import wait_before_renaming, wait_for_hidden_points
 from care_qdrant.qdrant.retry import RequestTooLarge, RetryPolicy
@@ -21,6 +21,7 @@ from care_qdrant.qdrant.schema import IDENTITY_KEY, CollectionSchema, Limits
 
 T = TypeVar("T")
 PointId = models.ExtendedPointId
+SLICES_SINCE = (1, 19)
 Payloads = bool | list[str]
 """Payload keys that are read with a point: all, none, or those named."""
 
@@ -171,6 +172,10 @@ class Collection(Calls):
         """Refuse a server that is older than a feature; the embedded database is never too old."""
         self.call("asking its version", lambda: require_server(self.client, version, feature))
 
+    def is_server_since(self, version: tuple[int, ...]) -> bool:
+        """Return whether this is on a server of a version or a newer one; the embedded database is none."""
+        return self.call("asking its version", lambda: is_server_since(self.client, version))
+
     # Schema and metadata
 
     @property
@@ -300,6 +305,17 @@ class Collection(Calls):
             left = None if left is None else left - len(page)
             if offset is None:
                 return
+
+    def slices(self, total: int) -> list[models.Filter | None]:
+        """Return filters that pass disjoint parts of the points, together all of them, of about the same size.
+
+        A point's part follows from its id alone, so that it is the same at any time. A server before 1.19 and the
+        embedded database know no slices: there is one part, of all points.
+        """
+        if total == 1 or not self.is_server_since(SLICES_SINCE):
+            return [None]
+        slices = (models.Slice(total=total, index=index) for index in range(total))
+        return [models.Filter(must=[models.SliceCondition(slice=each)]) for each in slices]
 
     def ids(self) -> Iterator[list[PointId]]:
         """Return the ids of all points, many at a time.
