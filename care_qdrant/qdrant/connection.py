@@ -98,18 +98,19 @@ def require_server(client: QdrantClient, version: tuple[int, ...], feature: str)
     if is_embedded(client):
         return
     found = client.info().version
-    if _is_older(found, version):
+    if numbers_of(found) < version:
         wanted = ".".join(map(str, version))
         raise ServerTooOld(f"this Qdrant server is version {found}; {feature} needs {wanted} or newer")
 
 
 def is_server_since(client: QdrantClient, version: tuple[int, ...]) -> bool:
     """Return whether this is a server of a version or a newer one; the embedded database is none."""
-    return not is_embedded(client) and not _is_older(client.info().version, version)
+    return not is_embedded(client) and numbers_of(client.info().version) >= version
 
 
-def _is_older(found: str, version: tuple[int, ...]) -> bool:
-    return tuple(int(part) for part in re.findall(r"\d+", found)[:3]) < version
+def numbers_of(version: str) -> tuple[int, ...]:
+    """Return the three numbers of a version."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
 def _server(
