@@ -50,7 +50,7 @@ def query_vector(text: str, tokenizer: Tokenizer) -> models.SparseVector:
 def by_text_index(searched: Searched, tokenizer: Tokenizer, constants: Constants) -> dict[str, Scores]:
     """Return nDCG@10 of searches by a text index, alone and beside the dense vectors of the built-in pair.
 
-    Both get the scale that the number of the question's words gives, which a client does not know: only the server cuts.
+    Both get the scale that the number of the question's words gives, unknown to a client: the server cuts.
     """
     counts = [Counter(map(bm25.term_id, tokenizer(text))) for text in searched.documents]
     average = float(np.mean([sum(its.values()) for its in counts if its]))
