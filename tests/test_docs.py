@@ -91,3 +91,19 @@ def test_the_table_of_exit_codes_has_all_of_them() -> None:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and errors.CareError in kind.__bases__]
     assert {kind.exit_code: kind.__name__ for kind in kinds}.items() <= documented.items()
     assert {errors.REJECTED_ROWS_EXIT_CODE, errors.INTERRUPTED_EXIT_CODE} <= documented.keys()
+
+
+@pytest.mark.timeout(120)
+def test_the_site_gives_language_models_every_page_as_markdown(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=True, timeout=100)
+    listed = (tmp_path / "llms.txt").read_text(encoding="utf-8")
+    pages = re.findall(r"^- \[[^\]]+\]\(([^)]+)\)", listed, re.MULTILINE)
+    assert listed.startswith("# care-qdrant\n\n> Asymmetric retrieval")
+    sources = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    assert set(pages) == {page for page in sources if not page.startswith("evidence/experiments/")}
+    whole = (tmp_path / "llms-full.txt").read_text(encoding="utf-8")
+    for page in pages:
+        of_site, source = ((folder / page).read_text(encoding="utf-8") for folder in (tmp_path, ROOT / "docs"))
+        assert of_site.strip() in whole
+        assert re.findall(r"^#.*", of_site, re.MULTILINE) == re.findall(r"^#.*", source, re.MULTILINE)

@@ -131,13 +131,14 @@ def scores(
         average = float(np.mean([sum(its.values()) for its in counts]))
         for constants in (each for each in tried if each.lead == lead):
             documents = [bm25.weighted(its, average_length=average, k1=constants.k1, b=constants.b) for its in counts]
-            found[constants] = _scores(searched, documents, encoders)
+            found[constants] = scored(searched, documents, encoders)
     return found
 
 
-def _scores(
+def scored(
     searched: Searched, documents: Sequence[models.SparseVector], encoders: Sequence[QueryVector]
 ) -> dict[str, Scores]:
+    """Return nDCG@10 of each kind of search over document vectors, (questions,), the mean over the encoders' seeds."""
     terms = np.unique(np.concatenate([np.array(vector.indices, np.uint32) for vector in documents]))
     stored = by_term(documents, terms)
     holders = stored.getnnz(axis=0)

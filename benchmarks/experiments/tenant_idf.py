@@ -53,9 +53,7 @@ def main(folder: Path) -> None:
     """Print a row for each tenant and mode."""
     model, client = CareModel.load(), QdrantClient(":memory:")
     source = {row["id"]: row["metadata"]["source"] for row in rows(folder / "corpus.jsonl.gz")}
-    documents = (
-        Document(row["id"], row["text"], metadata=row["metadata"]) for row in rows(folder / "corpus.jsonl.gz")
-    )
+    documents = (Document(row["id"], row["text"], metadata=row["metadata"]) for row in rows(folder / "corpus.jsonl.gz"))
     ingest(documents, model, client, "all", settings=IngestSettings(sparse=True, indexes={"source": "tenant"}))
     texts = {row["id"]: row["text"] for row in rows(folder / "queries.jsonl.gz")}
     questions: dict[str, list[tuple[str, str]]] = defaultdict(list)
@@ -69,7 +67,7 @@ def main(folder: Path) -> None:
             retriever = Retriever(client, "all", None if mode == "sparse" else model, mode=mode)
             for tenant, asked in questions.items():
                 scores[tenant, mode, own] = gains(retriever, asked[:QUESTIONS], tenant)
-    for tenant, asked in questions.items():
+    for tenant in questions:
         count = sum(found == tenant for found in source.values())
         for mode in modes:
             its, of_all = scores[tenant, mode, True], scores[tenant, mode, False]

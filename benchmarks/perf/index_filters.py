@@ -60,12 +60,12 @@ class _Kind:
 def measure_filters(binary: str, scratch: Path | None, arrangement: str, rows: Vectors, queries: Vectors) -> Arranged:
     """Search with each filter in one collection; in one without payload indexes, once more after they were made."""
     payloads, kinds = _payloads(len(rows)), list(_kinds(rows, queries))
-    graph = replace(graph_of(WAYS["float32"], rows.shape[1]), indexes=ARRANGEMENTS[arrangement])
     with (
         tempfile.TemporaryDirectory(dir=scratch) as folder,
         QdrantServer(binary, Path(folder)) as server,
         connected(server) as client,
     ):
+        graph = replace(graph_of(client, WAYS["float32"], rows.shape[1]), indexes=ARRANGEMENTS[arrangement])
         built = build(server, client, graph, rows, payloads)
         searches = list(_search(server, client, arrangement, queries, kinds))
         if not graph.indexes:

@@ -12,7 +12,7 @@ from pathlib import Path
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.create import QUANTIZATION
+from care_qdrant.qdrant.create import Quantization, storage_settings
 from care_qdrant.search.tuning import OVERSAMPLING, Rescoring, record_rescoring
 from care_qdrant.types import Vectors
 from tests.reliability.processes import QdrantServer
@@ -46,22 +46,28 @@ class Way:
     """How the vectors are held; a quantised copy is always in memory."""
 
     m: int = 16
-    quantization: models.QuantizationConfig | None = None
+    quantization: Quantization | None = None
     datatype: models.Datatype | None = None
     on_disk: bool = False
+    since: tuple[int, ...] = (1, 18)
+    """Version of the server that knows it."""
 
 
 WAYS = {
     "float32": Way(),
     "float32, m 32": Way(m=32),
     "float16": Way(datatype=models.Datatype.FLOAT16),
-    "int8": Way(quantization=QUANTIZATION["int8"]),
-    "product": Way(quantization=QUANTIZATION["product"]),
-    "binary": Way(quantization=QUANTIZATION["binary"]),
-    "turbo": Way(quantization=QUANTIZATION["turbo"]),
+    "turbo4, no originals": Way(datatype=models.Datatype.TURBO4, since=(1, 19)),
+    "turbo8, no originals": Way(datatype=models.Datatype.TURBO8, since=(1, 20)),
+    "turbo16, no originals": Way(datatype=models.Datatype.TURBO16, since=(1, 20)),
+    "int8": Way(quantization="int8"),
+    "product": Way(quantization="product"),
+    "binary": Way(quantization="binary"),
+    "turbo": Way(quantization="turbo"),
     "float32 on disk": Way(on_disk=True),
-    "int8, originals on disk": Way(quantization=QUANTIZATION["int8"], on_disk=True),
-    "binary, originals on disk": Way(quantization=QUANTIZATION["binary"], on_disk=True),
+    "int8, originals on disk": Way(quantization="int8", on_disk=True),
+    "turbo, originals on disk": Way(quantization="turbo", on_disk=True),
+    "binary, originals on disk": Way(quantization="binary", on_disk=True),
 }
 
 
@@ -99,16 +105,18 @@ class Measured:
     restarts: list[Restart]
 
 
-def graph_of(way: Way, dim: int) -> Graph:
+def graph_of(client: QdrantClient, way: Way, dim: int) -> Graph:
     """Return how the collection is created."""
+    held = storage_settings(Collection(client, COLLECTION), way.quantization, on_disk=way.on_disk)
+    quantization = held.pop("quantization_config", None)
     params = models.VectorParams(
         size=dim,
         distance=models.Distance.COSINE,
-        on_disk=way.on_disk or None,
         datatype=way.datatype,
         hnsw_config=models.HnswConfigDiff(m=way.m),
+        **held,
     )
-    return Graph(params, way.quantization)
+    return Graph(params, quantization)
 
 
 def measure_way(
@@ -123,7 +131,7 @@ def measure_way(
     """Build one collection on a server of its own, search it, and start the server again."""
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         with QdrantServer(binary, Path(folder)) as server, connected(server) as client:
-            built = build(server, client, graph_of(way, rows.shape[1]), rows)
+            built = build(server, client, graph_of(client, way, rows.shape[1]), rows)
             used, (data, log) = memory(server), storage_bytes(server)
             recorded = record_rescoring(Collection(client, COLLECTION), VECTOR)
             found = dict(_searches(server, client, way, queries, exact))
@@ -166,12 +174,12 @@ def _restart(binary: str, folder: Path, limit_mib: int | None, queries: Vectors,
 
 def measure_loading(binary: str, scratch: Path | None, rows: Vectors, *, deferred: bool) -> Build:
     """Load float32 vectors on a server of their own, and build the graph at the end or meanwhile."""
-    graph = replace(graph_of(WAYS["float32"], rows.shape[1]), deferred=deferred)
     with (
         tempfile.TemporaryDirectory(dir=scratch) as folder,
         QdrantServer(binary, Path(folder)) as server,
         connected(server) as client,
     ):
+        graph = replace(graph_of(client, WAYS["float32"], rows.shape[1]), deferred=deferred)
         return build(server, client, graph, rows)
 
 
@@ -193,8 +201,7 @@ def measure_beside(
     binary: str, scratch: Path | None, rows: Vectors, queries: Vectors, exact: Sequence[set[int]]
 ) -> Beside:
     """Search a collection, one query after the other, while its size is doubled."""
-    half, graph = len(rows) // 2, graph_of(WAYS["float32"], rows.shape[1])
-    seconds = []
+    half, seconds = len(rows) // 2, []
     for is_searched in (False, True):
         with (
             tempfile.TemporaryDirectory(dir=scratch) as folder,
@@ -203,7 +210,7 @@ def measure_beside(
             connected(server) as writer,
             ThreadPoolExecutor(1) as pool,
         ):
-            build(server, client, graph, rows[:half])
+            build(server, client, graph_of(client, WAYS["float32"], rows.shape[1]), rows[:half])
             at_rest = search(server, client, queries, exact)
             start = time.perf_counter()
             load = pool.submit(upload, writer, rows[half:], first=half)

@@ -12,6 +12,7 @@ from typing import Any
 import click
 import numpy as np
 
+from care_qdrant.qdrant.connection import as_version
 from care_qdrant.types import Vectors
 from tests.reliability.processes import QdrantServer
 
@@ -97,7 +98,8 @@ def main(
         "dim": rows.shape[1],
         "queries": len(questions),
     }
-    names = [name for name in ways or WAYS if WAYS[name].on_disk or not on_disk]
+    known = as_version(about["server"])
+    names = [name for name in ways or WAYS if (WAYS[name].on_disk or not on_disk) and WAYS[name].since <= known]
     if "ways" in (stages or STAGES):
         exact = nearest(used, questions, TOP_K)
         for name in names:

@@ -128,42 +128,42 @@ class Job:
             raise InputError(f"{url}: cannot be opened: {error}") from error
         self._root = PurePosixPath(root)
 
-    def manifest(self) -> Manifest:
-        """Read the manifest."""
+    def manifest(self, name: str = MANIFEST) -> Manifest:
+        """Read the manifest, or that of a share of a plan."""
         try:
-            raw = self.read(MANIFEST)
+            raw = self.read(name)
         except OSError as error:
-            raise InputError(f"{self.url}/{MANIFEST}: cannot be read: {error}; check the credentials") from error
+            raise InputError(f"{self.url}/{name}: cannot be read: {error}; check the credentials") from error
         if raw is None:
             raise InputError(f"{self.url}: holds no bulk job; make one with care bulk plan CORPUS {self.url}")
-        foreign = f"{self.url}/{MANIFEST}: is not of a bulk job, and is left as it is; give another folder for the job"
+        foreign = f"{self.url}/{name}: is not of a bulk job, and is left as it is; give another folder for the job"
         try:
             values = json.loads(raw)
         except ValueError as error:
             raise InputError(foreign) from error
         form = values.get("format", 0) if isinstance(values, dict) else None
         if isinstance(form, int) and form > FORMAT:
-            raise NewerFormat(f"{self.url}/{MANIFEST}: has format {form}; this version reads {FORMAT}")
+            raise NewerFormat(f"{self.url}/{name}: has format {form}; this version reads {FORMAT}")
         try:
             return TypeAdapter(Manifest).validate_python(values)
         except ValidationError as error:
             raise InputError(foreign) from error
 
-    def write_manifest(self, manifest: Manifest) -> None:
-        """Write the manifest."""
-        self.write(MANIFEST, json.dumps(asdict(manifest), ensure_ascii=False, indent=1).encode())
+    def write_manifest(self, manifest: Manifest, name: str = MANIFEST) -> None:
+        """Write the manifest, or that of a share of a plan."""
+        self.write(name, json.dumps(asdict(manifest), ensure_ascii=False, indent=1).encode())
 
     def receipts(self) -> dict[str, Receipt]:
         """Return the receipts of the finished units, by name: those whose part has the length that they say."""
         # A receipt may go between the list and the reading of it: whoever has another part made removes it.
-        found = [self.read(f"receipts/{name}") for name in self._list("receipts")]
+        found = [self.read(f"receipts/{name}") for name in self.files("receipts")]
         receipts = [Receipt(**json.loads(content)) for content in found if content is not None]
-        parts = self._list("parts")
+        parts = self.files("parts")
         return {receipt.unit: receipt for receipt in receipts if parts.get(f"{receipt.unit}.parquet") == receipt.bytes}
 
     def finished(self) -> set[str]:
         """Return the names of the units that have a receipt, of all workers; reads none of them."""
-        return {name.removesuffix(".json") for name in self._list("receipts")}
+        return {name.removesuffix(".json") for name in self.files("receipts")}
 
     def read(self, name: str) -> bytes | None:
         """Return the content of a file, None where it is not there."""
@@ -189,6 +189,11 @@ class Job:
         finally:
             Path(draft).unlink(missing_ok=True)
 
+    def remove(self, folder: str) -> None:
+        """Remove a folder with its files, if it is there."""
+        with suppress(FileNotFoundError):
+            self._files.rm(str(self._root / folder), recursive=True)
+
     def remove_drafts(self) -> None:
         """Remove what killed workers have left half written, a day after: no unit takes that long to write."""
         if not self._is_local:
@@ -200,7 +205,7 @@ class Job:
                 if now - draft.stat().st_mtime > DRAFT_SECONDS:
                     draft.unlink(missing_ok=True)
 
-    def _list(self, folder: str) -> dict[str, int]:
+    def files(self, folder: str) -> dict[str, int]:
         """Return the files of a folder with their lengths in bytes; drafts are none."""
         self._files.invalidate_cache()
         try:

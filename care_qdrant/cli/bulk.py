@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from care_qdrant.qdrant.collection import Collection
 
 FAILED_UNITS_EXIT_CODE = 8
+MOST_READERS = 4
+"""Largest default number of processes that read a collection: the server has others to answer."""
 
 _job = click.argument("job")
 
@@ -71,7 +73,7 @@ def _open(url: str) -> "Job":
     groups={
         "Options": ["collection", "model", "path", "url", "sparse", "dry_run", "as_json"],
         "Corpus": ["id_field", "text_field", "title_field", "types", "encoding", "overflow"],
-        "Job": ["vector_name", "float16", "unit_rows"],
+        "Job": ["vector_name", "float16", "unit_rows", "workers"],
         "Forecast": ["documents", "tokens_per_second"],
     },
 )
@@ -92,6 +94,11 @@ def _open(url: str) -> "Job":
     "--unit-rows", type=click.IntRange(1), default=8_192, show_default=True, help="Rows, or points, of a unit."
 )
 @click.option("--collection", help="Collection whose points get the vector, instead of a CORPUS.")
+@click.option(
+    "--workers",
+    type=click.IntRange(1),
+    help="Processes that read the points of --collection, on Qdrant 1.19 or newer.  [default: one a core, at most 4]",
+)
 @target_options
 @click.option("--dry-run", is_flag=True, help="Write nothing; report tokens, hours, bytes, memory and nodes.")
 @click.option(
@@ -117,6 +124,7 @@ def plan(
     sparse: bool,
     float16: bool,
     collection: str | None,
+    workers: int | None,
     target: Target,
     dry_run: bool,
     as_json: bool,
@@ -126,7 +134,8 @@ def plan(
 
     CORPUS is what `care ingest` reads, or URLs that fsspec opens. Each row is read once. Planning again adds units for
     new rows; changed rows are refused. With --collection, the texts of points without the model's vector are copied to
-    JOB, and `care bulk load` adds the vector to these points.
+    JOB, and `care bulk load` adds the vector to these points; an interrupted plan continues with the parts of the
+    collection that are left.
 
     \b
     Example:
@@ -145,6 +154,8 @@ def plan(
         ):
             raise click.UsageError("--bm25 is for a corpus: care attach COLLECTION --bm25 adds it to a collection")
         sparse = False
+    elif workers is not None:
+        raise click.UsageError("--workers is for --collection: a corpus is read by one process")
     opened = _open(job)
     from care_qdrant.bulk.forecast import ForecastSettings
     from care_qdrant.bulk.job import Manifest
@@ -152,6 +163,7 @@ def plan(
     from care_qdrant.bulk.units import PlanReport
     from care_qdrant.bulk.units import plan as make_diff
     from care_qdrant.corpus.rows import Fields
+    from care_qdrant.encoders.onnx import usable_cores
     from care_qdrant.ingestion.settings import name_of_vector
     from care_qdrant.progress import points_bar
     from care_qdrant.qdrant.collection import Collection
@@ -185,8 +197,16 @@ def plan(
         if place is None:
             manifest = make_diff(corpus, opened, draft, counter, sparse=sparse, on_progress=on_progress)
         else:
-            field = _given("text_field", text_field)
-            manifest = plan_points(place, opened, draft, counter, text_field=field, on_progress=on_progress)
+            manifest = plan_points(
+                place,
+                opened,
+                draft,
+                counter,
+                text_field=_given("text_field", text_field),
+                workers=workers or min(MOST_READERS, usable_cores()),
+                open_client=None if target.url is None else target.open,
+                on_progress=on_progress,
+            )
     show_report(PlanReport.of(manifest, opened), as_json=as_json)
 
 

@@ -49,6 +49,11 @@ class VectorContract:
         """The distance that the named vector has to have."""
         return models.Distance(self.distance)
 
+    @property
+    def params(self) -> models.VectorParams:
+        """The named vector as a collection is created with it; all else is left to the server."""
+        return models.VectorParams(size=self.dim, distance=self.qdrant_distance)
+
 
 @dataclass(frozen=True, slots=True)
 class SparseContract:

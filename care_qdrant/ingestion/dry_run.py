@@ -41,7 +41,7 @@ def estimate(
         documents += len({task.chunk.document.id for task in diff.encode})
         size += sum(payload_bytes(task.chunk, task.hashes) for task in (*diff.encode, *diff.update))
         sample.draw(diff.encode)
-    size += report.encoded * maker.numbers * BYTES_PER_NUMBER["float32"]
+    size += round(report.encoded * maker.numbers * BYTES_PER_NUMBER["float32"])
     points = report.encoded + report.updated
     if not sample.drawn:
         return Estimate(points, tokens, size, None)

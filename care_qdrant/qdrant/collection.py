@@ -24,6 +24,7 @@ CONDITIONAL_WRITES_SINCE = (1, 17)
 
 T = TypeVar("T")
 PointId = models.ExtendedPointId
+SLICES_SINCE = (1, 19)
 Payloads = bool | list[str]
 """Payload keys that are read with a point: all, none, or those named."""
 
@@ -325,6 +326,17 @@ class Collection(Calls):
             left = None if left is None else left - len(page)
             if offset is None:
                 return
+
+    def slices(self, total: int) -> list[models.Filter | None]:
+        """Return filters that pass disjoint parts of the points, together all of them, of about the same size.
+
+        A point's part follows from its id alone, so that it is the same at any time. A server before 1.19 and the
+        embedded database know no slices: there is one part, of all points.
+        """
+        if total == 1 or self.is_embedded or not self.is_since(SLICES_SINCE):
+            return [None]
+        slices = (models.Slice(total=total, index=index) for index in range(total))
+        return [models.Filter(must=[models.SliceCondition(slice=each)]) for each in slices]
 
     def ids(self) -> Iterator[list[PointId]]:
         """Return the ids of all points, many at a time.

@@ -2,7 +2,7 @@
 
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast, get_args
 
@@ -25,24 +25,24 @@ METADATA_FEATURE = "collection metadata, which hold the fingerprint of the model
 DOCUMENT_KEY = "doc_id"
 """Indexed in every collection of ours on a server; the embedded database keeps no indexes to copy."""
 
-QUANTIZATION: dict[str | None, models.QuantizationConfig | None] = {
-    None: None,
-    "int8": models.ScalarQuantization(
-        scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8, quantile=0.99, always_ram=True)
+QUANTIZATION: dict[str, Callable[..., models.QuantizationConfig]] = {
+    "int8": lambda **held: models.ScalarQuantization(
+        scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8, quantile=0.99, **held)
     ),
-    "binary": models.BinaryQuantization(binary=models.BinaryQuantizationConfig(always_ram=True)),
-    "product": models.ProductQuantization(
-        product=models.ProductQuantizationConfig(compression=models.CompressionRatio.X16, always_ram=True)
+    "binary": lambda **held: models.BinaryQuantization(binary=models.BinaryQuantizationConfig(**held)),
+    "product": lambda **held: models.ProductQuantization(
+        product=models.ProductQuantizationConfig(compression=models.CompressionRatio.X16, **held)
     ),
-    "turbo": models.TurboQuantization(
-        turbo=models.TurboQuantQuantizationConfig(bits=models.TurboQuantBitSize.BITS4, always_ram=True)
+    "turbo": lambda **held: models.TurboQuantization(
+        turbo=models.TurboQuantQuantizationConfig(bits=models.TurboQuantBitSize.BITS4, **held)
     ),
 }
-"""Configuration of each kind of quantization: int8 takes a quarter of float32, turbo an eighth, product a sixteenth,
-binary a thirty-second."""
+"""Configuration of each kind of quantization, made with the field that says where the copy is held: int8 takes a
+quarter of float32, turbo an eighth, product a sixteenth, binary a thirty-second."""
 Quantization = Literal["int8", "binary", "product", "turbo"]
 TURBO_SINCE = (1, 18)
-
+MEMORY_SINCE = (1, 19)
+"""Version from which on a server takes ``memory`` in place of ``on_disk`` and ``always_ram``, which it will drop."""
 
 Index = Literal["keyword", "integer", "float", "bool", "datetime", "text", "uuid", "tenant"]
 """Type of the values under a payload key; ``tenant`` is a keyword by which the server lays points together."""
@@ -141,19 +141,17 @@ def create_collection(
     require_quantization(collection, storage.quantization)
     load = {} if collection.is_embedded else {LOAD_KEY: {"vector": vectors.vector_name, "graph": waits, "done": False}}
     sparse = models.SparseVectorParams(modifier=models.Modifier.IDF)
-    dense = models.VectorParams(
-        size=vectors.dense.dim,
-        distance=vectors.dense.qdrant_distance,
-        on_disk=storage.on_disk or None,
-        datatype=None if storage.datatype == "float32" else models.Datatype(storage.datatype),
-        hnsw_config=models.HnswConfigDiff(m=0) if waits else None,
-    )
+    held = storage_settings(collection, storage.quantization, on_disk=storage.on_disk)
+    quantization = held.pop("quantization_config", None)
+    held["datatype"] = None if storage.datatype == "float32" else models.Datatype(storage.datatype)
+    held["hnsw_config"] = models.HnswConfigDiff(m=0) if waits else None
+    dense = vectors.dense.params.model_copy(update=held)
     is_made = make_collection(
         collection,
         {vectors.vector_name: dense},
         None if vectors.sparse is None else {SPARSE_VECTOR_NAME: sparse},
         vectors.metadata() | load,
-        quantization_config=QUANTIZATION[storage.quantization],
+        quantization_config=quantization,
         sharding_method=models.ShardingMethod.CUSTOM if collection.shard_key is not None else None,
         shard_number=storage.shards,
         replication_factor=storage.replicas,
@@ -253,6 +251,23 @@ def indexes_of(schema: CollectionSchema) -> dict[str, Any]:
     if schema.embedded:
         indexes |= dict.fromkeys(schema.tenant_keys, _TENANT)
     return indexes
+
+
+def storage_settings(collection: Collection, quantization: Quantization | None, *, on_disk: bool) -> dict[str, Any]:
+    """Return how a vector is held, as fields of `VectorParams` that its server knows; empty for all in memory.
+
+    A quantised copy is always in memory: a search reads all of it, and of the vectors only those that are rescored.
+    """
+    settings: dict[str, Any] = {}
+    has_tiers = (
+        (quantization is not None or on_disk) and not collection.is_embedded and collection.is_since(MEMORY_SINCE)
+    )
+    if quantization is not None:
+        pinned = {"memory": models.Memory.PINNED} if has_tiers else {"always_ram": True}
+        settings["quantization_config"] = QUANTIZATION[quantization](**pinned)
+    if on_disk:
+        settings |= {"memory": models.Memory.COLD} if has_tiers else {"on_disk": True}
+    return settings
 
 
 def require_quantization(collection: Collection, quantization: str | None) -> None:

@@ -32,7 +32,7 @@ MAX_POINTS = 256
 """Largest number of points that one request writes."""
 MAX_PAGE = 1_000
 """Largest number of points that one request reads."""
-BYTES_PER_NUMBER = {"float32": 4, "float16": 2, "uint8": 1}
+BYTES_PER_NUMBER: dict[str, float] = {"float32": 4, "float16": 2, "uint8": 1, "turbo4": 0.5, "turbo8": 1, "turbo16": 2}
 """Size of one component of a stored vector, by Qdrant's datatype, without search graph and quantization."""
 
 

@@ -28,7 +28,7 @@ from care_qdrant.ingestion.pipeline import (
 from care_qdrant.ingestion.settings import DocumentModel, name_of_vector, require_fraction
 from care_qdrant.progress import OnProgress
 from care_qdrant.qdrant.collection import Collection, PointId
-from care_qdrant.qdrant.create import QUANTIZATION, Quantization
+from care_qdrant.qdrant.create import Quantization, storage_settings
 from care_qdrant.qdrant.public import accepts_client
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.qdrant.schema import ATTACH_PREFIX, CollectionSchema, now_noted
@@ -291,14 +291,11 @@ def _vector_config(contract: VectorContract | SparseContract) -> models.VectorNa
 
 def _configure(collection: Collection, vector_name: str, settings: AttachSettings) -> None:
     """Let a server store the vector as asked; a run that was killed may have created it and no more."""
-    quantization = QUANTIZATION[settings.quantization]
-    if collection.is_embedded or not (quantization or settings.on_disk):
+    wanted = storage_settings(collection, settings.quantization, on_disk=settings.on_disk)
+    params = collection.schema.dense.get(vector_name)
+    if collection.is_embedded or params is None or all(getattr(params, key) == wanted[key] for key in wanted):
         return
-    params = collection.schema.dense[vector_name]
-    found = params.quantization_config, params.on_disk
-    if (quantization or found[0], settings.on_disk or found[1]) != found:
-        diff = models.VectorParamsDiff(quantization_config=quantization, on_disk=settings.on_disk or None)
-        collection.update("configuring the vector", vectors_config={vector_name: diff})
+    collection.update("configuring the vector", vectors_config={vector_name: models.VectorParamsDiff(**wanted)})
 
 
 @dataclass(slots=True)

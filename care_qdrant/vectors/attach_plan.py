@@ -7,9 +7,8 @@ from care_qdrant.errors import InputError
 from care_qdrant.ingestion.settings import DocumentModel, name_of_vector
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.public import accepts_client
-from care_qdrant.qdrant.schema import BYTES_PER_NUMBER
 from care_qdrant.vectors.copy_plan import plan_copy
-from care_qdrant.vectors.preflight import examine, problem_of
+from care_qdrant.vectors.preflight import bytes_per_point, examine, problem_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ def plan_attach(
         sampled=preflight.sampled,
         sampled_without_text=preflight.sampled_without_text,
         points_to_encode=todo,
-        new_bytes=todo * contract.dim * BYTES_PER_NUMBER["float32"] if isinstance(contract, VectorContract) else None,
+        new_bytes=todo * bytes_per_point(contract.params) if isinstance(contract, VectorContract) else None,
         refusals=refusals,
         copy_plan=steps,
         notices=[*preflight.notices, *([unfinished] if unfinished else [])],

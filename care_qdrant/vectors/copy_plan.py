@@ -7,7 +7,6 @@ from care_qdrant.contracts.contract import VectorContract
 from care_qdrant.errors import InputError, next_command
 from care_qdrant.qdrant.aliases import read_versions
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.schema import BYTES_PER_NUMBER
 from care_qdrant.vectors.preflight import bytes_per_point
 
 
@@ -88,5 +87,5 @@ def plan_copy(collection: Collection, alias: str | None, vector_name: str, contr
         vector_name=vector_name,
         points=points,
         copied_bytes=points * sum(map(bytes_per_point, origin.schema.dense.values())),
-        new_bytes=points * contract.dim * BYTES_PER_NUMBER["float32"],
+        new_bytes=points * bytes_per_point(contract.params),
     )

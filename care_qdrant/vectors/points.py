@@ -65,11 +65,14 @@ class PointReader:
     """Model, or analyser and constants, that a content hash holds beside the text."""
     counter: TokenCounter
 
-    def windows(self, collection: Collection) -> Iterator[PointWindow]:
-        """Read all points of a collection and return those that need a vector, some thousand at a time."""
+    def windows(self, collection: Collection, where: models.Filter | None = None) -> Iterator[PointWindow]:
+        """Read the points that pass a filter and return those that need a vector, some thousand at a time.
+
+        An attach reads all of them in one process: the encoder is what it waits for.
+        """
         for part in collection.parts():
             window = PointWindow(part)
-            for records in part.scroll():
+            for records in part.scroll(where=where):
                 self.sort(window, records)
                 if len(window.encode) >= WINDOW_TEXTS:
                     yield window

@@ -93,7 +93,7 @@ def examine(
 
 def bytes_per_point(params: models.VectorParams) -> int:
     """Return the bytes of one vector on the server, without index and quantization; of a multivector, of one row."""
-    return params.size * BYTES_PER_NUMBER[params.datatype.value if params.datatype else "float32"]
+    return round(params.size * BYTES_PER_NUMBER[params.datatype.value if params.datatype else "float32"])
 
 
 def _layout(
@@ -220,8 +220,7 @@ def _require_room(
         )
     if not isinstance(contract, VectorContract):
         return
-    added = models.VectorParams(size=contract.dim, distance=contract.qdrant_distance)
-    needed = points * sum(map(bytes_per_point, {**schema.dense, vector_name: added}.values()))
+    needed = points * sum(map(bytes_per_point, {**schema.dense, vector_name: contract.params}.values()))
     most = limits.max_collection_vector_size_bytes
     if most is not None and needed > most:
         raise InputError(

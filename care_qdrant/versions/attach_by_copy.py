@@ -10,15 +10,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from qdrant_client import models
-
 from care_qdrant.contracts.contract import VectorContract, contract_metadata
 from care_qdrant.errors import NotVerified, ServerTooOld
 from care_qdrant.ingestion.pipeline import require_encoder
 from care_qdrant.ingestion.settings import DocumentModel, name_of_vector
 from care_qdrant.progress import OnProgress
 from care_qdrant.qdrant.collection import Collection, PointId
-from care_qdrant.qdrant.create import QUANTIZATION, require_quantization
+from care_qdrant.qdrant.create import require_quantization, storage_settings
 from care_qdrant.qdrant.public import accepts_client
 from care_qdrant.qdrant.schema import COPY_KEY, CollectionSchema, VersionRecord
 from care_qdrant.vectors.attach import AttachReport, AttachSettings, attach_vector
@@ -104,7 +102,7 @@ def attach_by_copy(
     on_plan(plan)
     require_encoder(model)
     origin.schema.require_whole()
-    schema = _with_vector(origin.schema, name, attached_contract, settings)
+    schema = _with_vector(origin, name, attached_contract, settings)
     _prepare(origin, target, schema, VersionRecord(plan.source, adds=name))
 
     passes: list[Copied] = []
@@ -137,13 +135,11 @@ def attach_by_copy(
     )
 
 
-def _with_vector(
-    schema: CollectionSchema, name: str, contract: VectorContract, settings: AttachSettings
-) -> CollectionSchema:
-    """Return the same schema with one more vector and its contract."""
-    added = models.VectorParams(size=contract.dim, distance=contract.qdrant_distance)
-    if not schema.embedded:
-        added.quantization_config, added.on_disk = QUANTIZATION[settings.quantization], settings.on_disk or None
+def _with_vector(origin: Collection, name: str, contract: VectorContract, settings: AttachSettings) -> CollectionSchema:
+    """Return the schema of a collection with one more vector and its contract."""
+    schema = origin.schema
+    held = {} if schema.embedded else storage_settings(origin, settings.quantization, on_disk=settings.on_disk)
+    added = contract.params.model_copy(update=held)
     params = schema.config.params.model_copy(update={"vectors": {**schema.dense, name: added}})
     metadata = schema.portable_metadata | contract_metadata(name, contract)
     return replace(schema, config=schema.config.model_copy(update={"params": params, "metadata": metadata}))

@@ -1,6 +1,12 @@
 """A job over a collection adds the vector that attach adds, whatever others do to the points meanwhile."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +18,15 @@ from care_qdrant.bulk.encode import encode_unit
 from care_qdrant.bulk.job import Job, Manifest
 from care_qdrant.bulk.load import load_points, verify
 from care_qdrant.bulk.points import plan_points
+from care_qdrant.bulk.units import copied_rows
 from care_qdrant.cli import care
 from care_qdrant.errors import ContractError, InputError
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
+from care_qdrant.types import Document
 from care_qdrant.vectors.attach import attach_vector
 from care_qdrant.vectors.verify import verify_collection
+from tests.standin import StandIn
 from tests.tiny import HashModel, Killed, medical_texts
 
 MODEL = HashModel(max_tokens=40)
@@ -151,3 +160,136 @@ def test_the_command_attaches_with_many_machines(tmp_path: Path) -> None:
     refused = CliRunner().invoke(care, ["bulk", "plan", job])
     assert refused.exit_code == 2
     assert "or JOB alone, and --collection" in refused.output
+
+
+# A collection that is read by slices
+
+POINTS = 400
+"""Enough for five slices of four units of twenty points."""
+
+
+@pytest.fixture
+def sliced(server: StandIn) -> Iterator[StandIn]:
+    """A server with a collection that is planned by slices, and pages smaller than a slice."""
+    with open_client(url=server.url) as client:
+        fill(client, "docs", POINTS)
+        strict = models.StrictModeConfig(enabled=True, max_query_limit=50)
+        client.update_collection("docs", strict_mode_config=strict)
+    yield server
+
+
+def plan_at(url: str, job: Path, **changes: Any) -> Manifest:
+    with open_client(url=url) as client:
+        return plan(client, job, open_client=partial(open_client, url=url), **changes)
+
+
+def planned_texts(job: Path) -> list[tuple[str, str]]:
+    opened = Job(str(job))
+    rows = (row for unit in opened.manifest().units for row in copied_rows(opened, unit))
+    return sorted((row.id, row.text) for row in rows if isinstance(row, Document))
+
+
+def expected_texts() -> list[tuple[str, str]]:
+    return sorted((str(n), text) for n, text in enumerate(medical_texts(POINTS)) if n != 3)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_slices_hold_every_point_once(sliced: StandIn, tmp_path: Path, workers: int) -> None:
+    read: list[int] = []
+    manifest = plan_at(sliced.url, tmp_path, workers=workers, on_progress=read.append)
+    assert planned_texts(tmp_path) == expected_texts()
+    assert max(read) == POINTS
+    assert read == sorted(read)
+    whole = plan_at(sliced.url, tmp_path / "whole")
+    assert [unit.name for unit in manifest.units] == [unit.name for unit in whole.units]
+    assert len(manifest.units) > POINTS // 20, "it was not read by slices"
+
+
+def killed_after(points: int) -> Callable[[int], None]:
+    def note(read: int) -> None:
+        if read > points:
+            raise Killed
+
+    return note
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_interrupted_plan_reads_what_is_left(sliced: StandIn, tmp_path: Path, workers: int) -> None:
+    with pytest.raises(Killed):
+        plan_at(sliced.url, tmp_path, on_progress=killed_after(POINTS // 2))
+    with open_client(url=sliced.url) as client:
+        client.upsert("docs", [models.PointStruct(id=5, vector=[1.0, 0, 0, 0], payload={"body": "改过。"})])
+    read: list[int] = []
+    plan_at(sliced.url, tmp_path, workers=workers, on_progress=read.append)
+    assert 0 < max(read) < POINTS * 3 // 4
+    found = dict(planned_texts(tmp_path))
+    assert found.keys() == dict(expected_texts()).keys()
+    # The next plan takes what was written behind the first one's back, and looks at all points for it.
+    read.clear()
+    plan_at(sliced.url, tmp_path, workers=workers, on_progress=read.append)
+    assert max(read) == POINTS
+    assert ("5", "改过。") in planned_texts(tmp_path)
+
+
+def test_notes_of_a_plan_that_has_ended_count_no_more(sliced: StandIn, tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        plan_at(sliced.url, tmp_path, on_progress=killed_after(POINTS // 2))
+    notes = {path: path.read_bytes() for path in tmp_path.glob("plan-*/*.json")}
+    assert notes
+    plan_at(sliced.url, tmp_path)
+    assert list(tmp_path.glob("plan-*")) == []
+    for path, content in notes.items():  # as if it had been killed before it removed them
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+    with open_client(url=sliced.url) as client:
+        points = [models.PointStruct(id=n, vector=[1.0, 0, 0, 0], payload={"body": f"新{n}"}) for n in range(900, 950)]
+        client.upsert("docs", points)
+    plan_at(sliced.url, tmp_path)
+    assert planned_texts(tmp_path) == sorted([*expected_texts(), *((str(n), f"新{n}") for n in range(900, 950))])
+
+
+def test_an_interrupted_plan_of_another_model_is_not_continued(sliced: StandIn, tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        plan_at(sliced.url, tmp_path, on_progress=killed_after(POINTS // 2))
+    with pytest.raises(ContractError, match="plan into another folder"):
+        plan_at(sliced.url, tmp_path, model=HashModel(salt="other", max_tokens=40))
+
+
+def test_a_server_without_slices_is_read_at_once(tmp_path: Path) -> None:
+    with StandIn(version="1.18.3") as old:
+        with open_client(url=old.url) as client:
+            fill(client, "docs", POINTS)
+        manifest = plan_at(old.url, tmp_path, workers=2)
+        assert [unit.documents for unit in manifest.units] == [20] * 19 + [19]
+        assert planned_texts(tmp_path) == expected_texts()
+
+
+@pytest.mark.timeout(120)
+def test_a_plan_that_was_killed_leaves_no_process_and_is_finished_by_the_next(sliced: StandIn, tmp_path: Path) -> None:
+    # The server falls silent when two slices are listed, or a few more.
+    sliced.faults.add("timeout", times=1_000, skip=6, path="/points/scroll$", seconds=60)
+    arguments = ["bulk", "plan", str(tmp_path / "job"), "--collection", "docs", "--url", sliced.url]
+    command = [sys.executable, "-c", "from care_qdrant.cli import main; main()", *arguments, "--unit-rows", "20"]
+    first = subprocess.Popen([*command, "--workers", "2"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    job, until = Job(str(tmp_path / "job")), time.monotonic() + 60
+    while not list(tmp_path.glob("job/plan-*/*.json")) and time.monotonic() < until:
+        time.sleep(0.02)
+    readers = _children(first.pid)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    assert readers
+    while any(Path(f"/proc/{reader}").exists() for reader in readers) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not [reader for reader in readers if Path(f"/proc/{reader}").exists()]
+    assert job.read("manifest.json") is None
+    done = len(list(tmp_path.glob("job/plan-*/*.json")))
+    sliced.faults.clear()
+    before = sliced.count("POST", "/points/scroll")
+    result = CliRunner().invoke(care, [*arguments, "--unit-rows", "20", "--json"])
+    assert result.exit_code == 0, result.output
+    assert planned_texts(tmp_path / "job") == expected_texts()
+    assert sliced.count("POST", "/points/scroll") - before <= (5 - done) * 3
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -89,7 +89,7 @@ def test_options_reach_the_server(write_corpus: WriteCorpus, server: StandIn) ->
     with open_client(url=server.url) as client:
         config = client.get_collection("corpus").config
     assert isinstance(config.params.vectors, dict)
-    assert config.params.vectors["v"].on_disk
+    assert config.params.vectors["v"].memory is models.Memory.COLD or config.params.vectors["v"].on_disk
     assert config.params.sparse_vectors is not None
     assert config.params.shard_number == 2
     assert config.quantization_config is not None

@@ -272,7 +272,8 @@ def test_a_new_collection_is_loaded_without_a_graph_which_is_built_at_the_end(
     params = config.params.vectors[NAME]
     assert params.hnsw_config is not None
     assert params.hnsw_config.m == config.hnsw_config.m == 16
-    assert (params.on_disk, params.datatype) == (True, models.Datatype.FLOAT16)
+    assert params.memory is models.Memory.COLD or params.on_disk
+    assert params.datatype is models.Datatype.FLOAT16
     assert (config.params.shard_number, config.params.replication_factor) == (3, 2)
     assert isinstance(config.quantization_config, models.ScalarQuantization)
     assert config.metadata is not None

@@ -90,8 +90,10 @@ def test_a_vector_that_was_created_and_not_configured_is_configured(
     config = client.get_collection(NAME).config
     vectors = config.params.vectors
     assert isinstance(vectors, dict)
-    assert (vectors["care"].on_disk, vectors["care"].quantization_config is None) == (True, False)
-    assert vectors["old"].on_disk is vectors["old"].quantization_config is config.quantization_config is None
+    assert vectors["care"].memory is models.Memory.COLD or vectors["care"].on_disk
+    assert vectors["care"].quantization_config is not None
+    assert vectors["old"].on_disk is vectors["old"].memory is vectors["old"].quantization_config is None
+    assert config.quantization_config is None
     before = server.count("PATCH", f"/collections/{NAME}")
     attach_vector(client, NAME, model, settings=settings)
     assert server.count("PATCH", f"/collections/{NAME}") == before + 1

@@ -201,7 +201,8 @@ def test_settings_of_the_collection_and_of_the_vector(client: QdrantClient, mode
     config = client.get_collection(LIVE).config
     vectors = config.params.vectors
     assert isinstance(vectors, dict)
-    assert (vectors["care"].on_disk, vectors["care"].quantization_config is None) == (True, False)
+    assert vectors["care"].memory is models.Memory.COLD or vectors["care"].on_disk
+    assert vectors["care"].quantization_config is not None
     assert (vectors["old"].on_disk, vectors["old"].quantization_config) == (None, None)
     assert (config.hnsw_config.m, "dept" in client.get_collection(LIVE).payload_schema) == (24, True)
     assert {key: config.metadata[key] for key in ("owner",)} == {"owner": "team"}  # type: ignore[index]
