@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llama_index.core import StorageContext, VectorStoreIndex, load_index_from_storage
+from llama_index.core import MockEmbedding, StorageContext, VectorStoreIndex, load_index_from_storage
 from llama_index.core.indices.vector_store import VectorIndexRetriever
 from llama_index.core.schema import BaseNode, ImageNode, IndexNode, TextNode
 from llama_index.core.vector_stores import FilterCondition, FilterOperator, MetadataFilter, MetadataFilters
-from llama_index.core.vector_stores.types import VectorStoreQuery
+from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode
 from llama_index.embeddings.care import CareEmbedding
 from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import QdrantClient, models
@@ -41,6 +41,39 @@ def test_filters_reach_the_metadata_of_every_writer(client: QdrantClient, write:
     assert filtered(store, *either, condition="not") == ["d1", "d3"]
     nested = MetadataFilters(filters=list(either), condition=FilterCondition.OR)
     assert filtered(store, nested, one("year", op.LT, 2022)) == ["d0"]
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_nodes_come_by_group_and_with_a_least_score(client: QdrantClient, write: Write) -> None:
+    fill(client, write)
+    store = CareVectorStore(NAME, client)
+    asked = VectorStoreQuery(query_embedding=vector(DOCUMENTS[1].text), similarity_top_k=10)
+    everything = store.query(asked)
+    by_dept = store.query(asked, group_by="dept")
+    first: dict[str, str] = {}
+    for node in everything.nodes or ():
+        if (dept := node.metadata.get("dept")) is not None:
+            first.setdefault(dept, node.get_content())
+    assert [node.get_content() for node in by_dept.nodes or ()] == list(first.values())
+    several = store.query(asked, group_by="tags", group_size=4)
+    assert sum("用药" in node.metadata["tags"] for node in several.nodes or ()) > 1
+    least = (everything.similarities or [])[1] - 1e-5
+    above = store.query(asked, score_threshold=least)
+    assert [node.get_content() for node in above.nodes or ()] == [
+        node.get_content() for node in (everything.nodes or ())[:2]
+    ]
+    for options, problem in (
+        ({"group_by": "department"}, "group_by: no point of"),
+        ({"group_size": 2}, "group_size is 2 and no group_by"),
+    ):
+        with pytest.raises(InputError, match=problem):
+            store.query(asked, **options)
+    with pytest.raises(InputError, match="group_by is not for queries of mode MMR"):
+        store.query(replace(asked, mode=VectorStoreQueryMode.MMR), group_by="dept")
+    retriever = VectorStoreIndex.from_vector_store(store, MockEmbedding(32)).as_retriever(
+        vector_store_kwargs={"score_threshold": 2.0}
+    )
+    assert retriever.retrieve("血压") == []
 
 
 @pytest.mark.parametrize("write", WRITERS)

@@ -111,6 +111,25 @@ def test_a_store_writes_and_searches_with_it_sync_and_async(encoder: FastEmbedSp
     client.close()
 
 
+def test_a_share_weighs_the_ranks_of_both_lists(encoder: FastEmbedSparse) -> None:
+    client, model = _filled(encoder, HashModel()), HashModel()
+    store = CareVectorStore(
+        "c", client, vector_name="dense", sparse_encoder=encoder, sparse_vector_name="terms", fusion="rrf"
+    )
+    query, dense = "surgery", model.encode_document(TEXTS[:1])[0].tolist()
+    for alpha, best in ((0.9, TEXTS[0]), (0.1, TEXTS[1])):
+        asked = VectorStoreQuery(
+            query_embedding=dense, query_str=query, mode=VectorStoreQueryMode.HYBRID, alpha=alpha, similarity_top_k=3
+        )
+        found = store.query(asked)
+        assert (found.nodes or ())[0].get_content() == best
+        assert (store.query(asked, group_by="text", group_size=1).nodes or ())[0].get_content() == best
+    plain = CareVectorStore("c", client, vector_name="dense", sparse_encoder=encoder, sparse_vector_name="terms")
+    with pytest.raises(InputError, match="score_threshold needs a fusion by Qdrant"):
+        plain.query(asked, score_threshold=0.1)
+    client.close()
+
+
 @pytest.mark.parametrize(
     "settings",
     [{}, {"sparse_vector_name": "terms", "enable_hybrid": False}, {"sparse_vector_name": "t", "sparse_doc_fn": len}],

@@ -139,7 +139,8 @@ class CareVectorStore(StoreSettings):
                 package: the server's own, or a model of FastEmbed (`care_qdrant.encoders.terms.sparse`). It needs
                 ``sparse_vector_name``, and nothing checks that it fits the stored vectors.
             text_field: Where payloads hold the text, as ``"body"`` or ``"document.body"``; None finds out.
-            fusion: Of hybrid queries with BM25 (`care_qdrant.search.fusion`); ``hybrid_fusion_fn`` takes its place.
+            fusion: Of hybrid queries with BM25 (`care_qdrant.search.fusion`); with a sparse encoder of others, ``rrf``
+                weighs ranks and ``linear`` scales scores as LlamaIndex does. ``hybrid_fusion_fn`` takes its place.
             fallback: The model that made the vectors, for the queries with a text of which a learned encoder is least
                 sure (`care_qdrant.search.fallback`).
             check_seconds: How long a check of the collection holds; it costs two short requests. An alias may be

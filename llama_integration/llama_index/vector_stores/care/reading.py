@@ -22,9 +22,11 @@ from llama_index.vector_stores.care.settings import StoreSettings, shard_keys
 from llama_index.vector_stores.care.sparse import StoreTerms
 from qdrant_client import models
 
+from care_qdrant.errors import InputError
 from care_qdrant.search.conditions import Keys, no_such_key
 from care_qdrant.search.fallback import Fallback
 from care_qdrant.search.fusion import Fusion
+from care_qdrant.search.grouping import Grouping, find_groups
 from care_qdrant.search.query import Query, find
 from care_qdrant.search.resolve import CollectionResolver, ResolvedCollection
 from care_qdrant.search.script import script_note
@@ -59,14 +61,22 @@ class Reader:
         options: Mapping[str, Any],
         settings: StoreSettings,
     ) -> VectorStoreQueryResult:
-        """Answer a query; the options are those of the stock store."""
+        """Answer a query.
+
+        Args:
+            resolved: The collection.
+            query: Query of LlamaIndex.
+            options: Those of the stock store, and those of `Retriever.search`: score_threshold, group_by, group_size.
+            settings: Settings of the store.
+        """
         if resolved.bm25 is not None and query.mode == VectorStoreQueryMode.DEFAULT and query.query_str:
             query = replace(query, mode=VectorStoreQueryMode.HYBRID)
         asked = self._asked(resolved, query, options, settings)
         if self.fallback is not None and asked.vector is not None and query.query_str:
             [vector] = self.fallback.improve(resolved, [query.query_str], [asked.vector], asked.shard_key)
             asked = replace(asked, vector=vector)
-        [lists] = find(resolved, [asked])
+        grouping = self._grouping(resolved, asked, options)
+        [lists] = find(resolved, [asked]) if grouping is None else [find_groups(resolved, [asked], grouping)]
         self._tell_script(query.query_str or "", lists, settings)
         if settings.hybrid_fusion_fn is not None and asked.is_hybrid:
             return settings.hybrid_fusion_fn(*map(as_result, lists), alpha=asked.alpha_in(resolved), top_k=asked.top_k)
@@ -99,6 +109,22 @@ class Reader:
         )
         return [as_node(resolved.read(record)) for page in pages for record in page]
 
+    def _grouping(self, resolved: ResolvedCollection, asked: Query, options: Mapping[str, Any]) -> Grouping | None:
+        """Return the groups that the options ask for, and refuse what Qdrant's own scores are needed for."""
+        given = [name for name in ("group_by", "group_size", "score_threshold") if options.get(name) is not None]
+        if given and asked.is_hybrid and asked.fusion is None:
+            raise InputError(
+                f"{given[0]} needs a fusion by Qdrant, and here two lists are fused by scores without a common scale: "
+                'give CareVectorStore(fusion="rrf") to group, or ask in another mode than hybrid'
+            )
+        grouped = [name for name in given if name != "score_threshold"]
+        if not grouped:
+            return None
+        if asked.with_vectors:
+            raise InputError(f"{grouped[0]} is not for queries of mode MMR, which choose their nodes by another rule")
+        keys = self.resolver.keys(resolved)
+        return Grouping.by(options.get("group_by"), options.get("group_size") or 1, resolved.collection, keys)
+
     def _asked(
         self, resolved: ResolvedCollection, query: VectorStoreQuery, options: Mapping[str, Any], settings: StoreSettings
     ) -> Query:
@@ -113,12 +139,18 @@ class Reader:
             hybrid_top_k or query.similarity_top_k,
             filter=own_filter if own_filter is not None else self._filter(resolved, query, settings),
             params=models.SearchParams(**params) if isinstance(params, dict) else params,
-            fusion=self.fusion if resolved.bm25 is not None and settings.hybrid_fusion_fn is None else None,
+            fusion=self._fusion_by_qdrant(resolved, settings),
             alpha=query.alpha,
+            score_threshold=options.get("score_threshold"),
             sparse_top_k=query.sparse_top_k,
             with_vectors=query.mode == VectorStoreQueryMode.MMR and query.query_embedding is not None,
             shard_key=shard_keys(settings, options.get("shard_identifier")),
         )
+
+    def _fusion_by_qdrant(self, resolved: ResolvedCollection, settings: StoreSettings) -> Fusion | None:
+        """Return the fusion of two lists; None where LlamaIndex's way is taken, for scores of unknown scale."""
+        has_scale = resolved.bm25 is not None or self.fusion != "linear"
+        return self.fusion if has_scale and settings.hybrid_fusion_fn is None else None
 
     def _filter(
         self, resolved: ResolvedCollection, query: VectorStoreQuery, settings: StoreSettings
