@@ -22,8 +22,8 @@ SAMPLE = ROOT / "examples/sample"
 README = ("README.md", "README.zh.md")
 PAGES = sorted(
     str(page.relative_to(ROOT))
-    for folder in ("start", "how-to", "explanation", "zh")
-    for page in (ROOT / "docs" / folder).glob("*.md")
+    for folder in ("docs/start", "docs/how-to", "docs/explanation", "docs/zh", "skills/*")
+    for page in ROOT.glob(f"{folder}/*.md")
 )
 RUN = [page for page in PAGES if list(pages.steps(page))]
 
