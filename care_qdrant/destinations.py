@@ -37,4 +37,4 @@ def require_new_folder(folder: Path) -> None:
         raise InputError(
             f"{folder}: is a mount point, which cannot be replaced; give a folder in it: {folder / 'model'}"
         )
-    require_writable(folder.parent)
+    require_writable(folder.parent if folder.is_dir() else folder)
