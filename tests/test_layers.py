@@ -76,7 +76,7 @@ def test_contracts_call_nothing(path: Path) -> None:
 
 
 FLOORS: tuple[set[str], ...] = (
-    {"types", "errors", "version", "progress", "measures", "forking"},
+    {"types", "errors", "version", "progress", "measures", "forking", "destinations"},
     {"encoders"},
     {"contracts"},
     {"corpus", "qdrant"},

@@ -2,19 +2,28 @@
 
 import json
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from care_benchmarks.cli import care_bench
 from care_data.cli import care_data
 from care_trainer.cli import care_train
+from care_trainer.cli.learn import command as care_learn
 from click.testing import CliRunner
+from qdrant_client import models
 
 from care_qdrant.cli.bulk import command as care_bulk
+from care_qdrant.cli.ingest import command as care_ingest
 from care_qdrant.cli.model import command as care_model
+from care_qdrant.cli.serve import command as care_serve
 from care_qdrant.console.outputs import require_free
+from care_qdrant.destinations import require_new_folder
 from care_qdrant.encoders.references import Reference, save_references
-from care_qdrant.errors import InputError
+from care_qdrant.errors import CareError, InputError
+from care_qdrant.qdrant.connection import open_client
 
 _PLAN = """
 name = "clinic"
@@ -59,6 +68,126 @@ def test_a_file_of_the_user_is_refused_before_any_work(
     assert isinstance(result.exception, InputError), result.output
     assert "would be lost" in str(result.exception)
     assert Path("notes.txt").read_text() == Path("pairs.jsonl").read_text() == NOTES
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        (
+            "notes.txt/new: cannot be made",
+            care_train,
+            "mine",
+            "pairs.jsonl",
+            "--collection",
+            "c",
+            "--output",
+            "notes.txt/new",
+        ),
+        ("notes.txt/new: cannot be made", care_bench, "run", "folder", "--output", "notes.txt/new"),
+        ("notes.txt/new: cannot be made", care_bench, "audit", "folder", "folder", "--output", "notes.txt/new"),
+        ("notes.txt/new: cannot be made", care_bench, "compare", "folder", "folder", "--output", "notes.txt/new"),
+        ("notes.txt/new: cannot be made", care_model, "reference-vectors", "built-in", "--output", "notes.txt/new"),
+        ("notes.txt/new: cannot be made", care_model, "join", "folder", "folder", "notes.txt/new"),
+        ("notes.txt: is no folder", care_model, "join", "folder", "folder", "notes.txt"),
+        ("full: exists and is not a CARE folder", care_model, "join", "folder", "folder", "full"),
+        (".: cannot be replaced", care_model, "join", "folder", "folder", "."),
+        ("notes.txt: is no folder", care_model, "import", "folder", "notes.txt"),
+        ("full: exists and is not a CARE folder", care_model, "import", "folder", "full"),
+        ("notes.txt/new: cannot be made", care_ingest, "pairs.jsonl", "--rejects", "notes.txt/new"),
+        ("notes.txt/new: cannot be made", care_serve, "--labels", "notes.txt/new"),
+        ("folder: no sentence-transformers folder", care_serve, "--collection", "c", "--fallback", "folder"),
+        ("no collection 'nowhere'", care_serve, "--collection", "nowhere"),
+        ("notes.txt/new: cannot be made", care_learn, "articles", "--output", "notes.txt/new"),
+        ("full: exists and is not a CARE folder", care_learn, "articles", "--output", "full"),
+        ("notes.txt/new: cannot be made", care_data, "anonymise", "pairs.jsonl", "--output", "notes.txt/new"),
+        (
+            "notes.txt/new: cannot be made",
+            care_data,
+            "diversify",
+            "pairs.jsonl",
+            "--side",
+            "query",
+            "--output",
+            "notes.txt/new",
+        ),
+        ("notes.txt/new: cannot be made", care_data, "pairs", "plan.toml", "--output", "notes.txt/new"),
+        ("corpus.jsonl: is there", care_data, "pool", "here.toml"),
+        ("notes.txt/new: cannot be made", care_train, "start", "pairs.jsonl", "--output", "notes.txt/new"),
+        (
+            "notes.txt/new: cannot be made",
+            care_train,
+            "run",
+            "tiny",
+            "--set",
+            "data_root=sample",
+            "--set",
+            "output=notes.txt/new",
+        ),
+        ("notes.txt", care_train, "run", "tiny", "--set", "data_root=sample", "--set", "output=notes.txt"),
+        ("base: is there", care_train, "run", "tiny", "--resume", "--set", "data_root=sample", "--set", "output=."),
+        (
+            "mine-rehearsal: is there",
+            care_train,
+            "rehearse",
+            "tiny",
+            "--set",
+            "data_root=sample",
+            "--set",
+            "output=mine",
+        ),
+    ],
+    ids=lambda command: " ".join(command[2:]),
+)
+def test_what_cannot_be_written_is_refused_before_any_work_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[object, ...]
+) -> None:
+    """A file where a folder belongs, folders of the user under the names that a command writes and removes."""
+    sample = Path("examples/sample").resolve()
+    monkeypatch.chdir(tmp_path)
+    Path("sample").symlink_to(sample)
+    for folder in ("folder", "full", "base", "mine-rehearsal"):
+        Path(folder).mkdir()
+        Path(folder, "notes.txt").write_text(NOTES)
+    Path("notes.txt").write_text(NOTES)
+    Path("corpus.jsonl").write_text(NOTES)
+    pairs = [{"id": f"{number}", "query": f"q {number}", "positive": f"a {number}"} for number in range(40)]
+    Path("pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    Path("plan.toml").write_text(_PLAN)
+    Path("here.toml").write_text(_PLAN.replace('folder = "clinic"', 'folder = "."'))
+    with open_client(path=Path("qdrant")) as client:
+        client.create_collection("articles", models.VectorParams(size=2, distance=models.Distance.COSINE))
+    before = _files(tmp_path)
+    said, program, *arguments = command
+    result = CliRunner().invoke(program, arguments)  # type: ignore[arg-type]
+    assert isinstance(result.exception, CareError) and str(said) in str(result.exception), result.output
+    assert _files(tmp_path) == before
+
+
+def _files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and shutil.which("setpriv") is None, reason="root may write anywhere")
+def test_a_folder_without_the_right_to_write_is_refused(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o555)
+    code = (
+        "import pathlib, sys\nfrom care_qdrant.destinations import require_writable\n"
+        "require_writable(pathlib.Path(sys.argv[1]))"
+    )
+    rights = "-dac_override,-dac_read_search"
+    unprivileged = ["setpriv", f"--bounding-set={rights}", f"--inh-caps={rights}"] if os.geteuid() == 0 else []
+    for path, is_refused in ((closed / "new", True), (closed / "a" / "b", True), (tmp_path / "a" / "b", False)):
+        done = subprocess.run(
+            [*unprivileged, sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False
+        )
+        assert ("is read-only for this user" in done.stderr) is is_refused, done.stderr
+
+
+def test_a_folder_on_a_mount_of_its_own_is_refused_as_a_model() -> None:
+    """It cannot be renamed, which would come out after the model was made."""
+    with pytest.raises(InputError, match="mount point"):
+        require_new_folder(Path("/proc"))
 
 
 def test_what_a_command_wrote_it_replaces(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _COMPARISON = re.compile(rb"<!doctype html>.*care-bench</title>", re.DOTALL)
 _RUN = re.compile(rb'\{\s*"name": ".*",\s*"command": "care[- ]bench ')
+DATABASE = "bench-qdrant"
+"""Folder of the embedded database in that of a result: another name than `care ingest` gives its own."""
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _RESULT = click.Path(path_type=Path, file_okay=False, exists=True)
 
@@ -82,7 +84,7 @@ def care_bench() -> None:
 @click.option(
     "--path",
     type=_FOLDER,
-    help="Folder of the embedded database.  [default: OUTPUT/qdrant]",
+    help="Folder of the embedded database.  [default: OUTPUT/bench-qdrant]",
 )
 @url_option
 @engine_options
@@ -292,7 +294,7 @@ def _run(tasks: "list[AbsTask]", output: Path, name: str, options: dict[str, Any
     systems = load_systems(
         options["models"], options["controls"], options["engine"], precision=precision(), device=options["device"]
     )
-    target = target_of(options["path"], options["url"], output / "qdrant")
+    target = target_of(options["path"], options["url"], output / DATABASE)
     with target.open(create=True) as client:
         return run(
             name,

@@ -1,6 +1,7 @@
 """The steps of a configuration in order; a step whose inputs are unchanged since it finished is not done again."""
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,15 +10,17 @@ from typing import Any
 from care_data.build import BENCHMARK, run_build
 from care_data.config import Plan
 from care_data.files import LABELS, digest, file_digest, read_json, write_json
-from care_data.judging import JUDGEMENTS, run_judge
+from care_data.judging import JUDGEMENTS, LEDGER, run_judge
 from care_data.pool import CORPUS, POOL, QUERIES, run_pool
 from care_data.sheets import OPINIONS
 from care_data.sts import PAIRS, run_sts
 from care_data.vote import run_vote
+from care_qdrant.console.outputs import require_own
 
 logger = logging.getLogger(__name__)
 
 _DONE = "done.json"
+_WRITTEN = re.compile(rb'\{(\}|\s*"\w+": \{\s*"inputs": )')
 Report = dict[str, Any]
 
 
@@ -49,6 +52,10 @@ def run_chain(plan: Plan, *, replay: bool = False) -> dict[str, Report]:
 def run_step(plan: Plan, name: str, *, replay: bool = False) -> Report:
     """Do one step, unless it is done: then return the report that it left."""
     folder, step = plan.folder, STEPS[name]
+    written = {file for each in STEPS.values() for file in each.outputs} | {JUDGEMENTS, OPINIONS, LEDGER}
+    require_own(folder, _DONE, _WRITTEN, sorted(written))
+    if not (folder / _DONE).is_file():
+        write_json(folder / _DONE, {})  # the sign that the files beside it are of this program
     state: dict[str, Any] = read_json(folder / _DONE) if (folder / _DONE).is_file() else {}
     now, before = step.digest(plan), state.get(name)
     files = {file: file_digest(folder / file) for file in step.outputs}

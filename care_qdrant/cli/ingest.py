@@ -30,6 +30,7 @@ from care_qdrant.console.options import (
     target_options,
 )
 from care_qdrant.console.reports import search_command, show_json
+from care_qdrant.destinations import require_writable
 from care_qdrant.errors import REJECTED_ROWS_EXIT_CODE
 from care_qdrant.version import __version__
 
@@ -261,6 +262,8 @@ def command(
     from care_qdrant.qdrant.create import Storage
 
     check_corpus(corpus)
+    if options["rejects"] is not None:
+        require_writable(options["rejects"])
     is_named = collection is not None
     collection = collection or corpus_name(corpus)
     model = load_model()

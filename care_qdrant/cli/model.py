@@ -197,6 +197,7 @@ def reference_vectors(model: str, output: Path, as_json: bool) -> None:
     require_free(output, _REFERENCE_VECTORS)
     pair = CareModel.load(model, engine=Engine(dtype="float32"))
     references = make_references(pair.encode_document)
+    output.parent.mkdir(parents=True, exist_ok=True)
     save_references(output, pair.fingerprint, references)
     if as_json:
         show_json({"file": str(output), "vectors": len(references), "fingerprint": pair.fingerprint})

@@ -112,6 +112,7 @@ def command(
         --workers 2 --keys keys.txt --host 0.0.0.0
       care serve --collection articles --mcp=stdio
     """
+    from care_qdrant.destinations import require_writable
     from care_qdrant.errors import COMPLETE, InputError, require_packages
     from care_qdrant.serve.settings import LOOPBACK, ServeSettings
 
@@ -142,8 +143,12 @@ def command(
         keys_file=keys,
         mcp=mcp is not None,
     )
+    if settings.labels is not None:
+        require_writable(settings.labels)
     if mcp is not None:
         require_packages("mcp", "care serve --mcp", "mcp", "uvicorn", "starlette")
+    if settings.open_qdrant is not None:
+        _look_for(collections, target)
     if mcp == "stdio":
         from care_qdrant.serve.stdio import serve_stdio
 
@@ -155,6 +160,24 @@ def command(
     if host not in LOOPBACK and keys is None:
         click.echo(f"warning: everyone who can reach {host} can use this service; give --keys FILE", err=True)
     serve(settings, lambda address: click.echo(f"serving on {address}", err=True))
+
+
+def _look_for(collections: tuple[str, ...], target: Target) -> None:
+    """Refuse a database that cannot be opened, or an embedded one without a collection to serve.
+
+    What may still come is said: a server that starts later, a collection of it, a folder that another process has open.
+    """
+    from care_qdrant.errors import FolderLocked, NoCollection, Unreachable
+    from care_qdrant.qdrant.collection import Collection
+
+    try:
+        with target.open(timeout_seconds=10, patience_seconds=0) as client:
+            for name in collections:
+                Collection(client, name).resolve()
+    except (FolderLocked, NoCollection, Unreachable) as error:
+        if isinstance(error, NoCollection) and target.path is not None:
+            raise
+        click.echo(f"warning: not served yet: {error}", err=True)
 
 
 def _set_up_access_log() -> None:

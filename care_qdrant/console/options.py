@@ -357,6 +357,10 @@ def fallback_option(command: Command) -> Command:
     @wraps(command)
     def with_fallback(*args: Any, fallback: str | None, **options: Any) -> Any:
         share = setting("CARE_FALLBACK_SHARE", 0.2, click.FloatRange(0, 1))
+        if fallback is not None:
+            from care_qdrant.encoders.remote.old_model import require_old_model
+
+            require_old_model(fallback)  # the first unsure query may come hours later
         is_service = fallback is not None and "://" in fallback
         with_key = is_service and _endpoint_key([str(fallback)], "fallback") is not None
 

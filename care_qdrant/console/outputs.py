@@ -4,13 +4,14 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from care_qdrant.destinations import require_writable
 from care_qdrant.errors import InputError
 
 _HEAD_BYTES = 1_024
 
 
 def require_free(path: Path, written: re.Pattern[bytes] | None = None) -> None:
-    """Refuse to write over a file that is there, before any work for it is done.
+    """Refuse to write over a file that is there, or where none can be written, before any work for it is done.
 
     Args:
         path: Where the command is to write. An empty file, a pipe and a device lose nothing.
@@ -18,18 +19,21 @@ def require_free(path: Path, written: re.Pattern[bytes] | None = None) -> None:
             what it writes, or where its files look like those of people.
 
     Raises:
-        InputError: The file is somebody else's, or somebody's work.
+        InputError: The file is somebody else's, or somebody's work, or nothing can be written there.
     """
+    require_writable(path)
+    if path.is_file() or not path.exists():
+        require_writable(path.parent)  # the file is written under another name, and renamed
     if not path.is_file() or not path.stat().st_size:
         return
     with path.open("rb") as file:
         if written is not None and written.match(file.read(_HEAD_BYTES)):
             return
-    raise InputError(f"{path}: is there, and would be lost; move it away, or give another --output")
+    raise InputError(f"{path}: is there, and would be lost; move it away, or name another place")
 
 
 def require_own(folder: Path, mark: str, written: re.Pattern[bytes], names: Iterable[str]) -> None:
-    """Refuse a folder with files of other people that a command would write over, before any work for it is done.
+    """Refuse a folder that cannot be written, or with files of other people that a command would write over.
 
     Args:
         folder: Where the command is to write.
@@ -38,8 +42,9 @@ def require_own(folder: Path, mark: str, written: re.Pattern[bytes], names: Iter
         names: Of the other files that the command writes there.
 
     Raises:
-        InputError: A file is somebody else's.
+        InputError: A file is somebody else's, or the folder cannot be written.
     """
+    require_writable(folder)
     require_free(folder / mark, written)
     if not (folder / mark).is_file():
         for name in names:

@@ -92,29 +92,46 @@ def ingest(
         MissingExtra: Documents cannot be encoded in this installation; nothing was written.
     """
     settings, name = settings or IngestSettings(), name_of_vector(vector_name, model)
-    target = _target(collection, settings)
+    start, target = time.perf_counter(), _target(collection, settings)
     shard = (settings.shard.number, settings.shard.of)
-    with open_source(corpus, reading or Reading(), shard, dry_run=settings.dry_run) as source, Seen() as seen:
-        rows: Iterator[Row] = islice(source.rows, settings.limit)
-        vectors = join_collection(target, name, model.contract(), sparse=settings.sparse is True)
-        is_new = vectors is None
-        if vectors is None:
-            rows = require_document(rows, collection.name)
-            sparse, rows = (None, rows) if settings.sparse is False else sparse_contract(rows)
-            vectors = PointVectors(name, model.contract(), sparse)
-        else:
-            _refuse_version(target)
-        if is_new and not settings.dry_run:
-            require_encoder(model)
-            joined = create_collection(target, vectors, storage or Storage(), bulk_load=settings.shard.of == 1)
-            vectors, is_new = joined or vectors, joined is None
-        if not (is_new and settings.dry_run):
-            there = join_shard_key(target, storage or Storage(), is_new=is_new, dry_run=settings.dry_run)
-            is_new = is_new or not there
-        if not settings.dry_run:
-            target.create_indexes(index_schemas(settings.indexes))
-        run = _Run(target, model, vectors, settings, is_new, seen, RunEntry(target, vectors, settings), on_progress)
-        return run.go(replace(source, rows=rows), on_stopped)
+    run: _Run | None = None
+    try:
+        with open_source(corpus, reading or Reading(), shard, dry_run=settings.dry_run) as source, Seen() as seen:
+            vectors, is_new, rows = _joined(source, model, target, name, settings, storage or Storage())
+            entry = RunEntry(target, vectors, settings)
+            run = _Run(target, model, vectors, settings, is_new, seen, entry, on_progress)
+            return run.go(replace(source, rows=rows), on_stopped)
+    except KeyboardInterrupt:
+        if run is None:  # it waited for the first rows, of a pipe that is idle
+            made_by, seconds = model.contract().fingerprint, round(time.perf_counter() - start, 3)
+            nothing = IngestReport(collection=target.name, vector_name=name, fingerprint=made_by, seconds=seconds)
+            on_stopped(replace(nothing, stopped="interrupted"))
+        raise
+
+
+def _joined(
+    source: Source, model: DocumentModel, target: Collection, name: str, settings: IngestSettings, storage: Storage
+) -> tuple[PointVectors, bool, Iterator[Row]]:
+    """Join the collection, or create it for the first rows; return its vectors, whether it is new, and all rows."""
+    rows: Iterator[Row] = islice(source.rows, settings.limit)
+    vectors = join_collection(target, name, model.contract(), sparse=settings.sparse is True)
+    is_new = vectors is None
+    if vectors is None:
+        rows = require_document(rows, target.name)
+        sparse, rows = (None, rows) if settings.sparse is False else sparse_contract(rows)
+        vectors = PointVectors(name, model.contract(), sparse)
+    else:
+        _refuse_version(target)
+    if is_new and not settings.dry_run:
+        require_encoder(model)
+        joined = create_collection(target, vectors, storage, bulk_load=settings.shard.of == 1)
+        vectors, is_new = joined or vectors, joined is None
+    if not (is_new and settings.dry_run):
+        there = join_shard_key(target, storage, is_new=is_new, dry_run=settings.dry_run)
+        is_new = is_new or not there
+    if not settings.dry_run:
+        target.create_indexes(index_schemas(settings.indexes))
+    return vectors, is_new, rows
 
 
 def ingest_encoded(

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from care_qdrant.destinations import require_new_folder
 from care_qdrant.encoders.local.weights import check_model, read_header, read_json, write_json
 from care_qdrant.encoders.side import UNLIMITED, Geometry, Side, static_limit
 from care_qdrant.errors import IncompleteModel, InputError, ModelError
@@ -109,16 +110,16 @@ def write_checkpoint(
         model_card: Content of README.md; empty for a plain one.
 
     Raises:
-        InputError: The destination holds something else.
+        InputError: The destination holds something else, or cannot be written.
         ModelError: The two sides do not fit together.
     """
+    require_destination(folder)
     for encoder in filter(None, (query, document)):
+        read_json(encoder / "modules.json")  # named here by the caller's path, and not by that of the copy
         check_model(encoder)
     replaced = folder.with_name(f".{folder.name}.replaced")
     if replaced.exists() and not folder.exists():
         replaced.rename(folder)
-    if folder.exists() and not (folder / CARD_FILE).exists() and any(folder.iterdir()):
-        raise InputError(f"{folder}: exists and is not a CARE folder; give another destination")
     building = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     shutil.rmtree(building, ignore_errors=True)
     try:
@@ -167,6 +168,17 @@ def write_checkpoint(
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return card
+
+
+def require_destination(folder: Path) -> None:
+    """Refuse a folder that `write_checkpoint` could not write, before the work for it is done.
+
+    Raises:
+        InputError: It holds something else than a CARE folder, or cannot be written.
+    """
+    require_new_folder(folder)
+    if folder.is_dir() and not (folder / CARD_FILE).exists() and any(folder.iterdir()):
+        raise InputError(f"{folder}: exists and is not a CARE folder; give another destination")
 
 
 def add_term_weights(folder: Path, weights: "TermWeights", gate: Mapping[str, Any]) -> Card:

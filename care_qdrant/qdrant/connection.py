@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from ipaddress import ip_address
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 from weakref import WeakKeyDictionary
@@ -228,8 +229,11 @@ def _embedded(path: Path) -> QdrantClient:
         raise InputError(
             f"{path / 'meta.json'}: is damaged ({error}); the embedded database cannot be opened"
         ) from error
-    except OSError as error:
-        raise InputError(f"{path}: cannot be opened as an embedded database ({error})") from error
+    except (OSError, EOFError, UnpicklingError, sqlite3.Error) as error:
+        raise InputError(
+            f"{path}: cannot be opened as an embedded database ({error}); it needs the right to write there, and files "
+            "that only Qdrant's client has written"
+        ) from error
     return client
 
 

@@ -54,16 +54,22 @@ def serve(settings: ServeSettings, announce: Callable[[str], None]) -> None:
 class _Worker:
     pid: int
     verdict: int | None
-    """File descriptor: reads as `READY`, or as the reason why the worker ended; None once it was read."""
+    """File descriptor: reads as an exit code, and `READY` or the reason why the worker ended; None once it was read."""
     started: float = field(default_factory=time.monotonic)
 
-    def read_verdict(self) -> str:
-        """Return what the worker said, and close the file descriptor; wait until it has said it."""
+    def read_verdict(self) -> CareError | None:
+        """Return why the worker ended, or None where it is ready, and close the descriptor; wait until it is said."""
         assert self.verdict is not None, "a verdict is read once"
         try:
-            return b"".join(iter(partial(os.read, self.verdict, 4096), b"")).decode()
+            said = b"".join(iter(partial(os.read, self.verdict, 4096), b"")).decode()
         finally:
             self.close()
+        exit_code, _, verdict = said.partition(" ")
+        if verdict == READY:
+            return None
+        error = CareError(verdict or f"worker {self.pid} died while it started")
+        error.exit_code = int(exit_code or CareError.exit_code)
+        return error
 
     def close(self) -> None:
         """Let go of a verdict that nobody will read."""
@@ -179,8 +185,8 @@ class _Supervisor:
             if set(received) & set(_ENDING):
                 raise _Told
             self._postponed += received
-        if (said := worker.read_verdict()) != READY:
-            raise CareError(said or f"worker {worker.pid} died while it started")
+        if (error := worker.read_verdict()) is not None:
+            raise error
 
     def _receive(self) -> Sequence[int]:
         """Return the next signals, in order; wait for one, or for something else to look after."""
@@ -197,8 +203,8 @@ class _Supervisor:
 
     def _hear(self, worker: _Worker) -> None:
         """Read what a successor says of its start."""
-        if (said := worker.read_verdict()) != READY:
-            logger.error("worker %d could not start: %s", worker.pid, said or "it died")
+        if (error := worker.read_verdict()) is not None:
+            logger.error("worker %d could not start: %s", worker.pid, error)
 
     @property
     def _missing(self) -> int:

@@ -56,7 +56,7 @@ def work(
     try:
         service = Service(settings, models)
     except CareError as error:
-        _say(report, str(error))
+        _say(report, str(error), error.exit_code)
         return 1
     config = uvicorn.Config(
         service.app,
@@ -91,15 +91,19 @@ async def _serve(server: _Server, service: Service, ports: Sequence[socket.socke
             await service.load()
             _say(report, READY)
         except Exception as error:
-            if not isinstance(error, CareError):  # whose message says all; the supervisor logs it
+            exit_code = CareError.exit_code
+            if isinstance(error, CareError):
+                exit_code = error.exit_code
+            else:  # a CareError's message says all; the supervisor logs it
                 logger.error("a worker cannot start", exc_info=error)
-            _say(report, str(error))
+            _say(report, str(error), exit_code)
             failed = True
             end()
         await serving
     return failed
 
 
-def _say(report: int, verdict: str) -> None:
-    os.write(report, verdict.encode())
+def _say(report: int, verdict: str, exit_code: int = 0) -> None:
+    """Write the verdict of a start to the supervisor: the exit code, a blank, and `READY` or the reason."""
+    os.write(report, f"{exit_code} {verdict}".encode())
     os.close(report)

@@ -1,5 +1,7 @@
 """A day with ``care-ingest``: what it shows, reports, accepts and leaves behind."""
 
+import array
+import fcntl
 import json
 import os
 import pty
@@ -8,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -138,20 +141,24 @@ def test_a_refused_sync_reports_what_it_stored(write_corpus: WriteCorpus, tmp_pa
         assert json.loads(result.stdout)["stopped"] == "error", "its sentence comes once, on stderr"
 
 
-def test_ctrl_c_ends_an_idle_pipe_and_reports(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rows", [1, 150])
+@pytest.mark.parametrize("option", ["--bm25", "--no-bm25"])
+def test_ctrl_c_ends_an_idle_pipe_and_reports(option: str, rows: int) -> None:
+    """Also where it waits for the first rows, by which the collection is made."""
     # A shell lets what it puts in the background ignore SIGINT, and children inherit that.
     process = start(
-        "-", "--collection", "c", "--json", "--no-bm25", preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+        "-", "--collection", "c", "--json", option, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
     )
     assert process.stdin is not None
-    for row in short_rows(150):
+    for row in short_rows(rows):
         process.stdin.write(json.dumps(row) + "\n")
     process.stdin.flush()
     output, errors = process.stdout, process.stderr
     assert output is not None and errors is not None
     try:
-        assert "JSON lines" in errors.readline()
-        time.sleep(2)  # until the collection is there and the reader waits
+        unread = array.array("i", [1])
+        while unread[0] and process.poll() is None:
+            fcntl.ioctl(process.stdin, termios.FIONREAD, unread)
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 130
         assert json.loads(output.read())["stopped"] == "interrupted"

@@ -52,6 +52,15 @@ def test_what_cannot_be_opened_is_said(
         pass
 
 
+@pytest.mark.parametrize("content", [b"no database", b"SQLite format 3\0 and no pages"])
+def test_a_damaged_collection_is_said(tmp_path: Path, content: bytes) -> None:
+    with open_client(path=tmp_path) as client:
+        client.create_collection("c", models.VectorParams(size=2, distance=models.Distance.COSINE))
+    (tmp_path / "collection" / "c" / "storage.sqlite").write_bytes(content)
+    with pytest.raises(InputError, match="cannot be opened as an embedded database"), open_client(path=tmp_path):
+        pass
+
+
 def test_a_server_that_comes_up_late_is_waited_for() -> None:
     """The first request is cut off, and the server listens only after it."""
     closed = socket.create_server(("127.0.0.1", 0))

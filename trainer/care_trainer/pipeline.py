@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import json
 import logging
+import re
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -15,14 +16,17 @@ from typing import Any
 import torch
 from sentence_transformers import SentenceTransformer
 
+from care_qdrant.console.outputs import require_own
 from care_qdrant.encoders.references import keep_check_vectors
 from care_qdrant.errors import InputError, MissingExtra
 from care_qdrant.model.adopt.published import plain_vectors
+from care_qdrant.model.folder import require_destination
 from care_qdrant.progress import duration
 from care_trainer import evaluation
 from care_trainer.config import Run, Stage, stage_name
 from care_trainer.config.run import BASE, COLLECTION
 from care_trainer.data.read import existing, retrieval_file
+from care_trainer.data.table import ROWS_FOLDER
 from care_trainer.disk import write_json, writing
 from care_trainer.distributed import free_memory, main_process_first, processes
 from care_trainer.learn.snapshot import load_snapshot
@@ -34,9 +38,12 @@ from care_trainer.training.job import Report, silent
 
 logger = logging.getLogger(__name__)
 
+RUN_FILE = "run.json"
+"""Name of the file with the resolved configuration of a run: a folder that has it was written by a run."""
 STAGE_FILE = "stage.json"
 """Name of the file that a stage writes last: a folder that has it is finished."""
 SIDES = ("query", "document")
+_WRITTEN = re.compile(rb'\{\s*"name": ".*",\s*"output": ')
 SHOWN_SCORES = {
     "ndcg@10": "nDCG@10",
     "recall@100": "recall@100",
@@ -74,9 +81,11 @@ def run_stages(
         if importlib.util.find_spec(tracker) is None:
             raise MissingExtra(f"report_to: {tracker} is not installed: pip install {tracker}; or leave it out")
     require_files(run)
+    require_output(run)
     records = []
     with main_process_first() as is_main:
         if is_main:
+            _write(output / RUN_FILE, dataclasses.asdict(run))
             _ensure_base(run, output / BASE, resume or only is not None, report)
     for number, stage in enumerate(run.stage):
         name = stage_name(stage)
@@ -107,6 +116,23 @@ def require_files(run: Run) -> None:
     if run.evaluation is not None:
         for name in ("corpus", "queries", "qrels"):
             retrieval_file(root / run.evaluation.retrieval, name)
+
+
+def require_output(run: Run) -> None:
+    """Refuse an output folder that cannot be written, or whose folders of the same names are not of a run.
+
+    A resumed run removes the folders of what is not finished.
+    """
+    output = Path(run.output)
+    require_own(output, RUN_FILE, _WRITTEN, ())
+    require_destination(output / run.name)
+    if (output / RUN_FILE).is_file() or (output / BASE / STAGE_FILE).is_file():  # earlier versions wrote no RUN_FILE
+        return
+    for name in (BASE, ROWS_FOLDER, *map(stage_name, run.stage)):
+        if (output / name).is_dir() and any((output / name).iterdir()):
+            raise InputError(
+                f"{output / name}: is there, and no training run wrote it; move it away, or give another output"
+            )
 
 
 def newest(run: Run, side: str, before: Sequence[Stage] | None = None) -> Path:

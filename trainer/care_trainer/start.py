@@ -4,6 +4,7 @@ import hashlib
 import json
 import random
 import re
+import shlex
 import tempfile
 import time
 from collections import Counter, defaultdict
@@ -144,9 +145,9 @@ def prepare(
     chosen = base or (BUILT_IN if is_chinese([pair.query for pair in read]) else SCRATCH)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     # The configuration comes first: it is the sign that this command wrote what lies beside it.
-    config = folder / CONFIG
+    config, content = folder / CONFIG, _config(pairs, folder, chosen, len(train), device)
     folder.mkdir(parents=True, exist_ok=True)
-    config.write_text(_config(pairs, folder, chosen, len(train), device), encoding="utf-8")
+    config.write_text(content, encoding="utf-8")
     documents = _write_held_out(kept, trained, folder)
     write_rows(folder / DATA / TRAIN, [pair.row() for pair in train])
     run = load_run(config)
@@ -253,7 +254,7 @@ def advice(result: Result, base: str) -> str:
     # Of equals the simpler one; a pair is of use beside BM25 only where both find more than either.
     best = max(("before", "after", "BM25", "after and BM25"), key=lambda name: scores.get(name, -1.0))
     others = ", ".join(f"{name} {score:.3f}" for name, score in scores.items() if name != best)
-    model = base if best == "before" else result.model
+    model = shlex.quote(base if best == "before" else result.model)
     bm25 = "" if "BM25" in best else " --no-bm25"
     search = f"\ncare search QUERY --model {model} --mode sparse" if best == "BM25" else ""
     return f"best here: {best} {scores[best]:.3f} ({others})\ncare ingest CORPUS --model {model}{bm25}{search}"
@@ -289,11 +290,12 @@ def _config(pairs: Path, folder: Path, base: str, rows: int, device: str) -> str
     # Few pairs get small batches, so that an epoch has some twenty steps (docs/evidence/experiments.md).
     batch = min(512 if device == "cuda" else 128, max(16, 1 << (rows // 20).bit_length() - 1))
     bf16 = str(device == "cuda" or _cpu_has_bf16()).lower()
+    changed = shlex.quote(str(folder / "changed"))
     head = f"""# Written by: care-train start {pairs.name}
-# A change is trained by: care-train run {folder / CONFIG} --set output={folder / "changed"}
+# A change is trained by: care-train run {shlex.quote(str(folder / CONFIG))} --set output={changed}
 # All keys: docs/reference/training-keys.md
 
-name = {json.dumps(folder.name)}
+name = {json.dumps(folder.resolve().name)}
 output = {json.dumps(str(folder / "run"))}
 data_root = {json.dumps(str(folder / DATA))}
 seed = 0

@@ -10,6 +10,7 @@ import httpx
 import numpy as np
 
 from care_qdrant.encoders.remote.wire import embed, embeddings_client
+from care_qdrant.encoders.usable import require_torch
 from care_qdrant.errors import EncodingError, InputError, redact
 from care_qdrant.forking import ForkLock
 from care_qdrant.types import Vectors
@@ -67,6 +68,22 @@ class FolderModel:
             return np.asarray(self._model.encode_document(list(texts), show_progress_bar=False), dtype=np.float32)
 
 
+def require_old_model(where: str) -> None:
+    """Refuse what `open_old_model` could not open; reads no weights, and asks no service.
+
+    Raises:
+        InputError: There is no such folder, or no model is named.
+        MissingExtra: The folder needs torch, which is not installed.
+    """
+    if where.startswith(("http://", "https://")):
+        if not os.environ.get("CARE_ENDPOINT_MODEL"):
+            raise InputError(f"{where}: name the model of this service in the environment: CARE_ENDPOINT_MODEL")
+    elif not (Path(where) / "modules.json").is_file():
+        raise InputError(f"{where}: no sentence-transformers folder and no URL of a service")
+    else:
+        require_torch()
+
+
 def open_old_model(where: str, *, with_key: bool = True) -> OldModel:
     """Open a sentence-transformers folder, or the service at a URL, whose model is ``CARE_ENDPOINT_MODEL``.
 
@@ -77,12 +94,8 @@ def open_old_model(where: str, *, with_key: bool = True) -> OldModel:
     Raises:
         InputError: There is no such folder, or no model is named.
     """
+    require_old_model(where)
     if where.startswith(("http://", "https://")):
-        model = os.environ.get("CARE_ENDPOINT_MODEL")
-        if not model:
-            raise InputError(f"{where}: name the model of this service in the environment: CARE_ENDPOINT_MODEL")
-        return ServiceModel(where, model, os.environ.get("CARE_ENDPOINT_KEY") if with_key else None)
-    folder = Path(where)
-    if not (folder / "modules.json").is_file():
-        raise InputError(f"{where}: no sentence-transformers folder and no URL of a service")
-    return FolderModel(folder)
+        key = os.environ.get("CARE_ENDPOINT_KEY") if with_key else None
+        return ServiceModel(where, os.environ["CARE_ENDPOINT_MODEL"], key)
+    return FolderModel(Path(where))

@@ -14,7 +14,7 @@ from care_qdrant.encoders.references import REFERENCE_TEXTS
 from care_qdrant.errors import InputError, ModelError
 from care_qdrant.model.adopt import published
 from care_qdrant.model.card import Card
-from care_qdrant.model.folder import write_checkpoint
+from care_qdrant.model.folder import require_destination, write_checkpoint
 from care_qdrant.model.hub import fetch_document_side
 
 logger = logging.getLogger(__name__)
@@ -69,6 +69,7 @@ def import_model(
 
     if len(sources) not in (1, 2):
         raise InputError(f"{len(sources)} sources; expected one with both encoders, or the query's and the document's")
+    require_destination(folder)
     found = [fetch_document_side(source, revision=revision) for source in sources]
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".care-import-") as scratch:
@@ -147,6 +148,7 @@ def join_encoders(
         ModelError: The two do not fit together, or one is no complete model.
         MissingExtra: An export was asked for, and torch or onnx are not installed.
     """
+    require_destination(folder)
     if probe_texts is None:
         return write_checkpoint(folder, name=name, query=query, document=document)
     from care_qdrant.model.export.onnx import export_query_encoder

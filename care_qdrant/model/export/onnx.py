@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from care_qdrant.destinations import require_writable
 from care_qdrant.encoders.local.torch import cuts_unit_vectors
 from care_qdrant.encoders.local.weights import no_progress_bars, read_tensors, readable_model, weight_files
 from care_qdrant.encoders.onnx import OnnxEncoder
@@ -43,6 +44,7 @@ def add_onnx(folder: Path) -> Card:
     The fingerprint stays, and with it every collection that the model made. The folder is usable at any moment but one
     between writing the graph and writing the card, when it is refused; calling this again mends that.
     """
+    require_writable(folder / "document")
     path = f"document/{DOCUMENT_ONNX}"
     if path not in read_card(folder).files:
         (folder / path).unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from care_qdrant.console.groups import Command, Program
 from care_qdrant.console.options import Target, json_option, model_options, target_options
 from care_qdrant.console.outputs import require_free
 from care_qdrant.console.reports import show_report
+from care_qdrant.destinations import require_writable
 from care_qdrant.errors import InputError
 from care_trainer.cli.run import load, set_option
 
@@ -96,12 +98,12 @@ def mine(
     read = list(iter_pairs(Data(files=(pairs.name,)), pairs.parent))
     model = load_model() if mode == "dense" else None
     found = 0
-    with (
-        target.open() as client,
-        output.open("w", encoding="utf-8") as stream,
-        points_bar(pairs.name, "mined") as show,
-    ):
+    with target.open() as client, ExitStack() as opened:
         retriever = Retriever(client, collection, model, mode="dense" if model else "sparse")
+        retriever.resolved  # noqa: B018  # a collection that cannot be searched is refused before the file is made
+        output.parent.mkdir(parents=True, exist_ok=True)
+        stream = opened.enter_context(output.open("w", encoding="utf-8"))
+        show = opened.enter_context(points_bar(pairs.name, "mined"))
         mined = mine_pairs(read, retriever.search, rule, similarity(model) if model else None)
         for number, pair in enumerate(mined, 1):
             show(number, len(read))
@@ -131,6 +133,7 @@ def terms(folder: Path, pairs: str, overrides: tuple[str, ...]) -> None:
     from care_trainer.export.checkpoint import probe_data
     from care_trainer.terms import give_terms
 
+    require_writable(folder)
     file, seed = Path(pairs), 0
     if ".jsonl" in file.name and not overrides:
         data, root = Data(files=(file.name,)), file.parent

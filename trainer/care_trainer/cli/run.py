@@ -13,7 +13,8 @@ import click
 
 from care_qdrant.console.groups import Command
 from care_qdrant.console.options import json_option
-from care_qdrant.errors import needs_extra
+from care_qdrant.destinations import require_writable
+from care_qdrant.errors import InputError, needs_extra
 
 if TYPE_CHECKING:
     from care_trainer.config import Run
@@ -128,6 +129,11 @@ def rehearse(
         from care_trainer.rehearse import rehearse as run_in_small
     quiet()
     folder = Path(f"{loaded.output}-rehearsal")
+    if processes().is_main_process and folder.exists():
+        raise InputError(
+            f"{folder}: is there, and a rehearsal would remove it; move it away, or remove what a killed one left"
+        )
+    require_writable(folder)
     try:
         found = run_in_small(dataclasses.replace(loaded, output=str(folder)), layers=layers, rows=rows)
     finally:

@@ -13,10 +13,11 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
 
 from care_qdrant.encoders.local.torch import no_progress_bars
-from care_qdrant.errors import needs_extra
+from care_qdrant.encoders.local.weights import check_model
+from care_qdrant.errors import ModelError, needs_extra
 from care_qdrant.model.card import Card
 from care_qdrant.model.export.onnx import export_query_encoder
-from care_qdrant.model.folder import write_checkpoint
+from care_qdrant.model.folder import describe_side, require_destination, write_checkpoint
 from care_qdrant.model.hub import BUILT_IN
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.public import accepts_client
@@ -94,6 +95,16 @@ def _model_card(name: str, origin: Mapping[str, Any], stage: Mapping[str, Any]) 
     )
 
 
+def _require_document(folder: Path, dim: int, vector_name: str) -> None:
+    """Refuse a document encoder that is none, or of another dimension than the stored vectors."""
+    _, found = describe_side(folder, "document")
+    check_model(folder)
+    if found != dim:
+        raise ModelError(
+            f"{folder}: gives {found} dimensions, and vector {vector_name!r} has {dim}; another model made it"
+        )
+
+
 @accepts_client
 def learn(
     place: Collection,
@@ -116,10 +127,13 @@ def learn(
     with needs_extra("learn", "learning a query encoder"):
         import onnxscript  # noqa: F401  # the export at the end needs it
 
+    require_destination(output)
     settings = settings or LearnSettings()
     torch.manual_seed(settings.seed)
     collection = place.whole()
     vector_name, params = dense_vector(collection.schema, vector_name)
+    if document is not None:
+        _require_document(document, params.size, vector_name)
     asked = QueryFile(None, None) if questions is None else questions(params.size)
     earlier = None if start is None else load_earlier(start)
     pairs = read_pairs(
