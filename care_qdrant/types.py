@@ -58,9 +58,9 @@ class Chunk:
     tokens: int = field(default=0, compare=False)
     """Tokens that the document encoder reads; 0 where they were not counted."""
     terms: TermCounts | None = field(default=None, compare=False, repr=False)
-    """Its BM25 terms, where a bulk job has counted them; None where they are still to be counted."""
+    """BM25 terms of the text, where a bulk job has counted them; None where they are still to be counted."""
     vector: Vectors | None = field(default=None, compare=False, repr=False)
-    """Its vector, shape (dim,), where a bulk job has it; None where it is still to be encoded."""
+    """Vector of the text, shape (dim,), where a bulk job has it; None where it is still to be encoded."""
 
     @property
     def point_id(self) -> str:

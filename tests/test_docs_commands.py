@@ -53,7 +53,7 @@ def write_articles(client: QdrantClient, points: list[models.PointStruct]) -> No
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """What a clone has that the README uses, with this environment in the place of its `.venv`."""
+    """A folder with the files of a clone that the README uses, and this environment as its `.venv`."""
     for name in ("Makefile", "pyproject.toml", "constraints.txt", "examples"):
         place = ROOT / name
         shutil.copytree(place, tmp_path / name) if place.is_dir() else shutil.copy(place, tmp_path)

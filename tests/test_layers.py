@@ -59,7 +59,7 @@ PURE = {"collections", "contextlib", "dataclasses", "hashlib", "itertools", "jso
     "pydantic",
     "care_qdrant",
 }
-"""What contracts may import: nothing that reads, waits or calls. Of qdrant-client they use the `models` alone."""
+"""Modules that contracts may import: none that reads, waits or calls. Of qdrant-client they use the `models` alone."""
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "care_qdrant/contracts").glob("*.py")), ids=lambda path: path.stem)

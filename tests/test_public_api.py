@@ -30,7 +30,7 @@ SHARED = {"POLICY", "TermWeights", "TorchEncoder", "Job", "read_part", "run_ahea
     "plain_vectors",
     "read_card",
 }
-"""What the trainer and care-data share with the core, and nobody else should build on."""
+"""Names that the trainer and care-data share with the core, and nobody else should build on."""
 
 
 def test_every_public_name_is_there_and_no_module_hides_it() -> None:

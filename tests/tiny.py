@@ -28,7 +28,7 @@ TEXTS = [
 ]
 _TERMS = np.sort(np.array([bm25.term_id(term) for term in ("恶心", "怎么", "么办", "靶向", "病")], np.uint32))
 TERM_WEIGHTS = TermWeights(_TERMS, np.linspace(0.2, 0.7, len(_TERMS), dtype=np.float32))
-"""Of the queries of `HashModel`."""
+"""Weights of the query terms of `HashModel`."""
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 

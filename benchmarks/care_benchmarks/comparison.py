@@ -18,7 +18,7 @@ class TaskComparison:
     scores: dict[str, float]
     """Mean scores, keyed as ``result/system``."""
     intervals: dict[str, Interval]
-    """Of those scores."""
+    """Confidence intervals of the scores, under the same keys."""
     comparisons: list[Comparison]
     """Comparisons with the first system of the first result."""
 

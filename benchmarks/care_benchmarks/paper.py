@@ -21,7 +21,7 @@ _FEWEST_MODELS = 4
 
 @dataclass(frozen=True, slots=True)
 class RankCorrelation:
-    """Whether the new tasks rank models as the public ones do (table 2)."""
+    """Agreement of the new tasks with the public ones in how they rank models (table 2)."""
 
     models: int
     rho: float

@@ -69,7 +69,7 @@ def _render(template: str, path: Path, context: dict[str, Any]) -> None:
 
 
 def _labelled(page: str) -> str:
-    """Give each cell of an HTML table the name of its column, which a narrow screen shows in front of it."""
+    """Write the name of its column into each cell of an HTML table, which a narrow screen shows in front of it."""
 
     def label(table: re.Match[str]) -> str:
         heads = cycle(re.sub("<.*?>", " ", head) for head in re.findall("<th.*?>(.*?)</th>", table[0]))

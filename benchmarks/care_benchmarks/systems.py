@@ -24,7 +24,8 @@ class EvaluatedSystem:
     name: str
     description: str
     model: CareModel
-    """Also set for BM25, whose sparse vectors are stored beside those of this model; its search does not use it."""
+    """The evaluated model. BM25 has one as well: its sparse vectors lie beside those of the model, and its search does
+    not use it."""
     source: str
     """Folder or hub name that the model was loaded from."""
     precision: Precision

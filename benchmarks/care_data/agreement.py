@@ -1,4 +1,4 @@
-"""How far judges agree: all together, in pairs, with experts, by group and by length; and who stands apart."""
+"""Agreement of judges: all together, in pairs, with experts, by group and by length; and the judge who stands apart."""
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations

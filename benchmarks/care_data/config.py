@@ -57,7 +57,7 @@ class Judge:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Source:
-    """Where the documents come from: a collection that LlamaIndex, another program or `care ingest` wrote."""
+    """Source of the documents: a collection that LlamaIndex, another program or `care ingest` wrote."""
 
     collection: Name
     path: str | None = None  # folder of the embedded database; exactly one of path and url
@@ -69,7 +69,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Pool:
-    """Which documents are judged."""
+    """Settings of the pool: the documents that are judged."""
 
     depth: Count = 50  # of each retriever; the paper takes 500 for the benchmark and 50 for training [B, C.1]
     limit: Count | None = None  # most documents of a query after fusion
@@ -79,7 +79,7 @@ class Pool:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Judging:
-    """How the judges are asked."""
+    """Settings of the requests to judges."""
 
     language: Language = "zh"
     batch: Count = 10  # documents of one call
@@ -103,7 +103,7 @@ class Imported:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Vote:
-    """How votes become labels."""
+    """Settings of the vote that makes labels of judgements."""
 
     rule: Rule = "unanimous"  # the paper's [B]; weighted weighs a judge by its agreement with the experts
     exclude: tuple[Name, ...] = ()
@@ -125,7 +125,7 @@ class Sts:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Build:
-    """What is written as a benchmark."""
+    """Settings of the benchmark that is written."""
 
     corpus: Literal["whole", "pooled"] = "whole"  # pooled leaves out documents that no retriever found
     rerank_negatives: Count = 20  # most judged negatives of a reranking query

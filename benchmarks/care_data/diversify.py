@@ -82,7 +82,7 @@ class QdrantIndex:
 
 @dataclass(frozen=True, kw_only=True)
 class Filter:
-    """Which texts are left out."""
+    """Decides which texts are left out as near-copies."""
 
     side: Side  # which text of a row is looked at, and by which encoder
     threshold: float  # cosine above which two texts are similar

@@ -1,4 +1,4 @@
-"""What experts say of a sample, blind: spreadsheets out and in, and what they said on the page.
+"""Grades by experts of a sample, given blind: spreadsheets out and in, and the grades of the page.
 
 Question and document are shown in random order, without votes. One expert fills in one sheet.
 """

@@ -51,7 +51,7 @@ class _Busy(Exception):
 
 
 class Answer(NamedTuple):
-    """What a model wrote; ``refused`` says why there is no usable text."""
+    """Answer of a model; ``refused`` says why there is no usable text."""
 
     text: str
     refused: str = ""

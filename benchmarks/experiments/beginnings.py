@@ -1,4 +1,4 @@
-"""What is lost where every document begins with words that say nothing of it: a letterhead, a menu, front matter.
+"""Loss of search quality where every document begins with words that say nothing of it: a letterhead, a menu.
 
 The sample's passages without their titles, and with each beginning in front of all of them, searched with the natural
 questions. The built-in pair and BM25 both weigh documents from their beginning.
@@ -40,7 +40,7 @@ class Found:
     reported: bool
     """Whether ingestion names it as one that many documents share."""
     found: Row
-    """Of all askers."""
+    """Searches of all askers' questions."""
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""Which constants of BM25 find most in Chinese questions: k1, b, and how documents count from their beginning.
+"""A search for BM25 constants that suit Chinese questions: k1, b, and the weight of a document's beginning.
 
 Searched are two splits of the publishable pairs (`token_tables`) with a table of token vectors and with term weights
 that their own pairs have taught, and six collections of `learn_data`, which no published weight has read, with the
@@ -70,7 +70,7 @@ class Row:
     constants: Constants
     questions: int
     bm25: float
-    """Without weights of terms."""
+    """nDCG@10 without weights of terms."""
     weighted: float
     hybrid: float
     """Weighted, with the dense vectors at the default share."""

@@ -1,4 +1,4 @@
-"""How far a pair closes the gap between its encoders' symmetric models, over a sweep: one grid for each value."""
+"""A chart of how far a model closes the gap between its encoders' symmetric models, over a sweep of grids."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How well a collection's good-match score (`care_qdrant.search.good_match`) tells queries of its field from others.
+"""A test of whether a good-match score (`care_qdrant.search.good_match`) tells queries of its field from others.
 
 Shares of queries whose best hit is no good match: of the judged queries of each task (false alarms), and of queries
 of other subjects in Chinese and English (which should all be below).

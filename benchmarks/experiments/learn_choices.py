@@ -38,7 +38,7 @@ from .learn_from_vectors import bm25_scores
 
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
-"""Of the dense score where both are measured in units of their deviation; 1 over the deviations gives the alpha."""
+"""Shares of the dense score, both scores in units of their deviation; 1 over the deviations gives the alpha."""
 HELD = 100
 """Documents whose sentences give the recommended alpha its scale and, held out of another table, a quality."""
 _KL_TEMPERATURE = 0.05

@@ -37,8 +37,8 @@ WIDE = {"wide-1024": (1_024, 1.0), "wide-3072": (3_072, 1.0), "wide-3072-curved"
 are those of a Gaussian kernel, which orders documents as e5's cosines do, up to noise that falls with the width; the
 larger the scale, the less of them lies in few directions (Rahimi and Recht, NIPS 2007)."""
 TEACHERS = ("e5", "built-in", *CONES, *WIDE, "cut-256", "e5-int8")
-"""Also the first 256 dimensions of a Matryoshka model ("wide-3072" turned to its principal directions), and e5 stored
-as whole numbers from -127 to 127."""
+"""Old models; among them the first 256 dimensions of a Matryoshka model ("wide-3072" turned to its principal
+directions), and e5 stored as whole numbers from -127 to 127."""
 _PARTS = {"documents": "passage: ", "questions": "query: ", "log": "query: "}
 _MAX_TOKENS = {"documents": 48, "questions": 32, "log": 32}
 

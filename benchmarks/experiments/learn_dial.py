@@ -1,4 +1,4 @@
-"""What `--fallback` keeps: nDCG@10 where the queries that a learned table is least sure of go to the old model.
+"""A measurement of `--fallback`: nDCG@10 where the queries that a learned table is least sure of go to the old model.
 
 A table is trained on each collection and old model of `learn_data`, by the recipe of `learn_choices`. Its queries are
 sorted by a measure of how sure it is, and the least sure share gets the old model's vectors. The score is a share of
@@ -28,9 +28,9 @@ from .learn_data import SOURCES, read_texts, read_vectors
 from .learn_from_vectors import bm25_scores
 
 SHARES = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
-"""Of the queries, sent on."""
+"""Shares of the queries that are sent on to the old model."""
 _TRIALS = 50
-"""Of the random order that the measures are compared with."""
+"""Trials of the random order that the measures are compared with."""
 
 
 def measures(dense: Scores, lexical: Scores) -> dict[str, npt.NDArray[np.floating]]:

@@ -74,7 +74,7 @@ class SuiteResult:
     suite: str
     package: str
     version: str
-    """Of the tests and of the installed package."""
+    """Version of the tests and of the installed package."""
     sha256: str
     """Hash of the names and contents of its test files."""
     stock: dict[str, int]

@@ -39,7 +39,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one kind of search finds of the questions of one kind of asker."""
+    """Results of one kind of search for the questions of one kind of asker."""
 
     mode: Mode
     asker: str

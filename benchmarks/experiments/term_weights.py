@@ -1,4 +1,4 @@
-"""What the weights of query terms (`care_trainer.terms`) are worth, alone and beside dense vectors.
+"""A measurement of the weights of query terms (`care_trainer.terms`), alone and beside dense vectors.
 
 The splits of `token_tables`, whose pairs train the weights and a table of token vectors, and collections of
 `learn_data`, which neither the built-in pair nor the weights of any split have read. The development set is searched
@@ -61,7 +61,7 @@ class Row:
     """BM25 and a dense vector, fused at the default share."""
     weighted_hybrid: float
     gain: Comparison
-    """Of weighted BM25 over BM25."""
+    """Gain of weighted BM25 over BM25."""
     hybrid_gain: Comparison
 
 

@@ -43,7 +43,7 @@ SPLITS: dict[str, dict[str, float]] = {
 }
 """Share of the answers of a source that is held out; ``dev`` trains on all and is scored on the development set."""
 MAX_QUERIES = 800
-"""Of one source."""
+"""Most queries of one source."""
 VARIANTS: dict[str, tuple[Table, ...]] = {
     "one table": (Table(256),),
     "one table, temperature 0.05": (Table(256, temperature=0.05),),
@@ -216,7 +216,7 @@ class Row:
     interval: Interval
     by_source: dict[str, float]
     against_base: Comparison | None
-    """With one table, per query over the mean of the seeds; None for that."""
+    """Comparison with one table, per query over the mean of the seeds; None for the table itself."""
     fused_against_base: Comparison | None
 
 

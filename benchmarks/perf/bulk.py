@@ -42,7 +42,7 @@ class Turn:
     encode: tuple[float, float]
     load: tuple[float, float]
     upload: tuple[float, float] | None = None
-    """Of the parts by the stock client's ``upload_points`` over gRPC, as loading is; None without a server."""
+    """Seconds and CPU seconds of the stock client's ``upload_points`` of the parts over gRPC; None without a server."""
     loaders: dict[int, float] = field(default_factory=dict)
     """Seconds that so many loaders take together."""
 

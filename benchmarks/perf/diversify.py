@@ -22,7 +22,7 @@ from .measured import output_option, save_measured, shown
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the filter has come."""
+    """Progress of the filter."""
 
     texts: int
     kept: int

@@ -46,7 +46,7 @@ class Latency:
     """Median on arrays."""
     times_faster: float
     times_faster_at_first: float
-    """The same ratio for the first query."""
+    """Ratio of the times of the first query."""
     equal: bool
     """Whether ids, order and scores of all hits were equal."""
 

@@ -44,22 +44,22 @@ class Result:
 
     name: str
     seconds: list[float]
-    """Of each round."""
+    """Wall-clock seconds of each round."""
     cpu_seconds: list[float]
-    """Of this process, and of the server that was asked."""
+    """CPU seconds of each round, in this process and in the server that was asked."""
     documents_per_second: float
     """Documents divided by the median time."""
     speedup: float
-    """Of the engine over this way: ratio of the median times."""
+    """Speedup of the engine over this way: ratio of the median times."""
     cpu_speedup: float
-    """The same of CPU seconds."""
+    """Speedup of the engine over this way in CPU seconds."""
     largest_difference: float
-    """Of any number of its vectors from those of the engine."""
+    """Largest difference of any number of its vectors from those of the engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How to encode, and the CPU seconds that another process has used for it."""
+    """A way to encode, and the CPU seconds that another process has used for it."""
 
     encode: Callable[[list[str]], Vectors]
     elsewhere: Callable[[], float] = float

@@ -43,7 +43,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Wheels:
-    """What pip chooses for an installation in an empty environment, without this package."""
+    """Wheels that pip chooses for an installation in an empty environment, without this package."""
 
     installation: str
     wheels: int

@@ -36,7 +36,7 @@ class Filtered:
     """Searches by one kind of filter."""
 
     indexed: str
-    """When the payload indexes were made."""
+    """Time at which the payload indexes were made: before or after the points."""
     filter: str
     acorn: bool
     found: Found

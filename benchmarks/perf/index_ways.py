@@ -43,7 +43,7 @@ FIRST = 20
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How the vectors are held; a quantised copy is always in memory."""
+    """A way to hold the vectors; a quantised copy is always in memory."""
 
     m: int = 16
     quantization: Quantization | None = None
@@ -76,15 +76,15 @@ class Restart:
     """A server that was killed and started again, with none of its files in the page cache."""
 
     limit_mib: int | None
-    """Of its memory and of the pages of its files that stay cached; None is no limit."""
+    """Limit of its memory and of the pages of its files that stay cached; None is no limit."""
     ready_seconds: float
     memory: Memory
-    """When it answers."""
+    """Memory at the time when it answers."""
     first_ms: list[float]
-    """Of the first queries, by the default parameters."""
+    """Times of the first queries, by the default parameters."""
     queries: Found
     page_faults_per_query: float
-    """How often a query, after these, waited for the disk."""
+    """Number of times that a later query waited for the disk, on average."""
     memory_in_use: Memory
 
 
@@ -98,9 +98,9 @@ class Measured:
     storage_bytes_per_point: float
     """Vectors, quantised vectors, graph and ids, without payload."""
     log_mib: float
-    """Of the write-ahead log, which does not grow with the collection."""
+    """Size of the write-ahead log, which does not grow with the collection."""
     recorded: Rescoring | None
-    """What ingestion would record for searches; None where nothing is quantised."""
+    """Search parameters that ingestion would record; None where nothing is quantised."""
     searches: dict[str, Found]
     restarts: list[Restart]
 

@@ -34,7 +34,7 @@ PAGE = 2_000
 QUERIES, WIDTHS = 200, (16, 32, 64, 128, 256, 512)
 """First sentences of documents that are asked, and how wide the graph is searched for them."""
 LONGEST_SECONDS = 7_200
-"""Of building the graph."""
+"""Longest time that building the graph may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Learning:
     export_seconds: float
     """ONNX, the report and the contract."""
     cpu_seconds: float
-    """Of this process, from reading to export."""
+    """CPU seconds of this process, from reading to export."""
     before: Peak
     """The trainer imported, the points written."""
     after: Peak
@@ -61,9 +61,9 @@ class Learning:
     recall_at_10: float
     """Held-out sentences that find their own document among up to 20,000."""
     graph_seconds: float | None = None
-    """Of building the graph; None where it was not built."""
+    """Seconds that building the graph took; None where it was not built."""
     graph: dict[str, list[Width]] = field(default_factory=dict)
-    """What a search of the graph finds of an exact one for the made-up model's queries and for the learned ones."""
+    """Recall of a search of the graph against an exact one, for queries of the made-up model and for learned ones."""
 
 
 class Words:

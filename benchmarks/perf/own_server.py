@@ -1,4 +1,4 @@
-"""What a server program takes: CPU time, memory, storage; and one collection of ready vectors on it."""
+"""The cost of a server program: CPU time, memory, storage; and one collection of ready vectors on it."""
 
 import os
 import time
@@ -36,7 +36,7 @@ class Memory:
 
     resident_mib: float
     anonymous_mib: float
-    """Without mapped files, whose pages the system may take back."""
+    """Memory without mapped files, whose pages the system may take back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """How a collection is created."""
+    """Settings with which a collection is created."""
 
     params: models.VectorParams
     quantization: models.QuantizationConfig | None = None

@@ -1,4 +1,4 @@
-"""What `care-train rehearse --layers 2` forecasts of care-0.3b-8b, against the same run with more layers, measured.
+"""The forecast of `care train rehearse --layers 2` for care-0.3b-8b, against the same run with more layers, measured.
 
 The bases have the real widths and vocabularies, random weights, and as many document layers as fit into the memory. All
 is computed in float32: without AVX-512, torch multiplies bfloat16 by a loop.
@@ -23,7 +23,7 @@ from .measured import output_option, save_measured
 WORDS = "头痛发热咳嗽胃酸血压糖尿感冒过敏皮疹失眠心悸腹泻眩晕水肿贫血哮喘痛风骨折肺炎肝炎肾炎湿疹鼻炎"
 ROWS = 48
 STAGES = ("document", "align", "joint")
-"""Those of `--preset without-query-init`: the others hold no document encoder."""
+"""Stages of `--preset without-query-init`: the others hold no document encoder."""
 
 
 def write_bases(folder: Path, layers: int) -> None:

@@ -46,7 +46,7 @@ class Server:
     process: psutil.Process
     model: str
     prompt: str
-    """What is written before a query: ours adds the prompt itself."""
+    """Text before a query: ours adds the prompt itself."""
 
     def body(self, text: str) -> bytes:
         """Return the request for one query, as OpenAI's client writes it."""
@@ -70,7 +70,7 @@ class Turns:
     range_of_turns: tuple[float, float]
     """Queries per second of the slowest and the fastest turn."""
     cpu_ms_per_query: float
-    """Of the server, median over the turns."""
+    """CPU milliseconds of the server for a query, median over the turns."""
     p50_ms: float
     p99_ms: float
 

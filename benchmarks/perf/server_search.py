@@ -54,7 +54,7 @@ class Latency:
     cpu_ms: float
     """Median CPU time of the client, which other load on the machine changes less than the time on the clock."""
     queries_per_second: float
-    """Of one client that waits for each answer: 1 / mean."""
+    """Queries a second of one client that waits for each answer: 1 / mean."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

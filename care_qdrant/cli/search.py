@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _EXAMPLES = 3
 _GOOD_MATCH_SECONDS = 10.0
-"""How long a person waits, once for a collection, to be told whether the hits are a good match."""
+"""Longest wait of a person, once for a collection, to be told whether the hits are a good match."""
 
 
 @click.command(

@@ -34,7 +34,7 @@ Chosen = tuple[str | None, str | None, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Which Qdrant a command works on: the embedded database of a folder, or a server."""
+    """The Qdrant that a command works on: the embedded database of a folder, or a server."""
 
     path: Path | None
     url: str | None

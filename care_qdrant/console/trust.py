@@ -1,4 +1,4 @@
-"""Where keys of the environment may go: to addresses that the user gave, and not to those that a folder's file gives.
+"""Addresses that keys of the environment may go to: those that the user gave, and not those of a folder's file.
 
 A ``care.toml`` or ``pyproject.toml`` is read in whatever folder one stands in, a stranger's included. An address that
 it sets gets a key only where the user has confirmed the host once, on a terminal; the confirmed hosts are kept in a

@@ -1,4 +1,4 @@
-"""Who wrote the payloads of a collection, and where in them the text, the metadata and the document's id are.
+"""Layouts of payloads: the tool that wrote them, and its places for text, metadata and document id.
 
 ================  =======================  ==============  ===============================================
 tool              text                     metadata        id of the source document

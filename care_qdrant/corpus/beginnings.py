@@ -17,7 +17,7 @@ MOST_CHARACTERS = 40
 
 
 class Beginnings:
-    """How documents begin, counted over the first ones of a corpus."""
+    """Counts of the words that the first documents of a corpus begin with."""
 
     def __init__(self, most_documents: int = 10_000) -> None:
         """Count at most this number of documents."""

@@ -22,7 +22,7 @@ class Fields:
     """Names under which a row holds its parts, types of the cells of a table, and what of each text is left out."""
 
     id: str = "id"
-    """Also ``_id`` where a row has no ``id``; `HASH_ID` makes the id of what the row says."""
+    """Field of the id; ``_id`` where a row has no ``id``. `HASH_ID` makes the id of the row's content."""
     text: str = "text"
     title: str = "title"
     metadata: str = "metadata"

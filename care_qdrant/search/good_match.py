@@ -1,4 +1,4 @@
-"""Which hits are a good match: the good-match score of a collection, and the queries that a model does not read.
+"""Good matches: the good-match score of a collection, and the queries that a model does not read.
 
 Scores of two encoders, or of two collections, have no common scale, and the nearest text is always found. The
 good-match score is what most questions of the collection's own find in *another* document: what a question of this
@@ -55,7 +55,7 @@ class GoodMatch:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Whether the best hit of a query answers it, as far as a score tells."""
+    """The verdict on whether the best hit of a query answers it, as far as a score tells."""
 
     is_good: bool | None
     """None where nothing tells."""

@@ -47,7 +47,7 @@ class Key:
     scopes: frozenset[str] = frozenset()
     """``inference``, ``search``, ``search:COLLECTION``, ``metrics``; empty for all."""
     quota: tuple[int, int] | None = None
-    """So many texts in so many seconds; a search is one text."""
+    """Most texts in a number of seconds, (texts, seconds); a search is one text."""
 
     def may(self, scope: KeyScope, collection: str | None = None) -> bool:
         """Return whether the key is for this; for a search, of this collection."""

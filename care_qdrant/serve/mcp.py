@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 MAX_HITS = 50
 _GOOD_MATCH_SECONDS = 10.0
-"""How long the first search of a collection waits until it is known which score is a good one."""
+"""Longest wait of the first search of a collection for its good-match score."""
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 _INSTRUCTIONS = (
     "Searches document collections. Ask in the language of the documents, in whole questions or key words. "

@@ -341,7 +341,7 @@ class PairState(BaseModel):
 
 
 class State(BaseModel):
-    """Whether the service is up, and what it has."""
+    """The state of the service, with its models and collections."""
 
     status: Literal["ok", "loading", "draining"]
     version: str

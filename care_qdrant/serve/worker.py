@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 KEEP_ALIVE_SECONDS = 120
 """Longer than clients keep an idle connection (Qdrant: 90), so that it is they who close it, not we under a request."""
 DRAIN_SECONDS = 3.0
-"""How long a worker that ends waits for its clients to move their connections."""
+"""Time that a worker which ends leaves its clients to move their connections."""
 GRACE_SECONDS = 60
 """Longest time that a worker which ends gives to the requests that it accepted."""
 _STEP_SECONDS = 0.02

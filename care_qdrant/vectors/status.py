@@ -1,4 +1,4 @@
-"""What `care status` shows: collections, who made their vectors, and where their payloads keep the texts."""
+"""The state of collections for `care status`: their vectors, the makers of these, and the place of the texts."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -40,7 +40,7 @@ SAMPLE = Path(__file__).parents[2] / "examples/sample"
 
 
 class PlainEncoder(AbsEncoder):
-    """What mteb calls an encoder: it multiplies the vectors itself; with the prompts of the task, by dot product."""
+    """An encoder as mteb defines one: it multiplies vectors itself, by dot product, with the prompts of the task."""
 
     def __init__(self, model: CareModel, *, by_task: bool = False) -> None:
         self.model, self.by_task = model, by_task

@@ -37,7 +37,7 @@ class Faults:
 
 @dataclass
 class Bill:
-    """What was sent, and what was billed, by key of the call."""
+    """Requests that were sent, and those that were billed, by key of the call."""
 
     sent: Counter[str] = field(default_factory=Counter)
     billed: Counter[str] = field(default_factory=Counter)

@@ -39,7 +39,7 @@ STEPS = {
 
 @dataclass(frozen=True, slots=True)
 class Kills:
-    """What a disturbed run did, against one that was left alone."""
+    """Result of a disturbed run, against one that was left alone."""
 
     endpoint_knows_idempotency_key: bool
     kills: int
@@ -59,7 +59,7 @@ class Kills:
     cost: float
     cost_undisturbed: float
     at_risk: float
-    """What the ledger reports as possibly paid without an answer; over-estimated, as it is the highest price."""
+    """Amount that the ledger reports as possibly paid without an answer; an upper bound, at the highest price."""
 
 
 def work(path: Path, score: bool) -> None:

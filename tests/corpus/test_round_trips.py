@@ -97,7 +97,7 @@ COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
 
 
 def expected(rows: Sequence[Row], *, is_table: bool) -> list[dict[str, Any] | None]:
-    """What a reader has to make of the rows; None is a rejected one. Empty cells of a table are no values."""
+    """Rows as a reader has to return them; None is a rejected one. Empty cells of a table are no values."""
     found: list[dict[str, Any] | None] = []
     for row in rows:
         if is_table and not any(row.values()):

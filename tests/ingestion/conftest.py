@@ -16,7 +16,7 @@ from tests.standin import StandIn
 from tests.tiny import HashModel, medical_texts
 
 IMPATIENT = RetryPolicy(attempts=6, base_seconds=0.001, cap_seconds=0.01)
-"""As many attempts as it takes, in milliseconds."""
+"""Retries for tests: six attempts, milliseconds apart."""
 
 WriteCorpus = Callable[..., Path]
 

@@ -26,7 +26,7 @@ from tests.tiny import HashModel
 
 COSINE, DOT = models.Distance.COSINE, models.Distance.DOT
 ATTACH = "with the same --model and --path/--url: care attach corpus --vector-name"
-"""Without the model, the advice would attach the built-in pair."""
+"""Advice with the model: without it, the built-in model would be attached."""
 
 OTHER_NAME = f"hash-model-{HashModel().fingerprint[:8]}"
 

@@ -18,7 +18,7 @@ from care_qdrant.integrations.langchain import CareEmbeddings
 
 
 class _BuiltIn:
-    """What the conformance tests ask of their subclasses."""
+    """The built-in model, as the conformance tests ask of their subclasses."""
 
     @property
     def embeddings_class(self) -> type[CareEmbeddings]:

@@ -21,9 +21,9 @@ from tests.reliability.trials import CLIENT_KILLED, END_SECONDS, FORKSERVER, GON
 PAUSE_SECONDS = 0.1
 """From one pass to the next."""
 MOMENTS = (0.0, 3.0)
-"""When the fault comes after the start, drawn from this range: a pass takes a fraction of it."""
+"""Range from which the time of the fault after the start is drawn: a pass takes a fraction of it."""
 FURTHER_SECONDS = 1.0
-"""How long the writers go on after the watch was started again."""
+"""Time that the writers go on after the watch was started again."""
 
 
 def watch_trials(

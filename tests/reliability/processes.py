@@ -82,7 +82,7 @@ class QdrantServer:
         return self._process.pid
 
     def with_disk(self, mib: int) -> Self:
-        """Give a server that is not started yet a disk of its own of this size: a file system in memory (Linux)."""
+        """Mount a disk of this size for a server that is not started yet: a file system in memory (Linux)."""
         (storage := self.folder / "storage").mkdir()
         mount = f'mount -t tmpfs -o size={mib}m tmpfs "$0" && exec "$@"'
         self._command = ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, str(storage), *self._command]

@@ -11,7 +11,7 @@ from tests.reliability.sample_collection import Contents, differing, point_conte
 
 SETTLED_SECONDS = 300.0
 _METHODS = cycle(["stream_records", "snapshot", None])
-"""How records go from node to node; None is the server's own choice."""
+"""Methods by which records go from node to node; None is the server's own choice."""
 
 
 def shard_collections(url: str) -> list[str]:

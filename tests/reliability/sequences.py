@@ -54,7 +54,7 @@ class _SlowEncoder(HashEncoder):
 
 @dataclass(slots=True)
 class Outcome:
-    """What one sequence met."""
+    """Outcome of one sequence."""
 
     seed: int
     runs: int = 0

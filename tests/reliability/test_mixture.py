@@ -105,7 +105,7 @@ def expected_hash(model: HashModel, text: str) -> str:
 
 @dataclass(slots=True)
 class Facts:
-    """What a plain client counts of one vector of a collection; the names are those of `VerifyReport`."""
+    """Counts of one vector of a collection by a plain client; the names are those of `VerifyReport`."""
 
     points: int = 0
     with_text: int = 0

@@ -23,9 +23,9 @@ FORKSERVER.set_forkserver_preload(
 
 Counts = Mapping[str, int]
 Victim = Literal["client", "server", "both"]
-"""What is killed. A client whose server is killed and comes back finishes by itself."""
+"""Process that is killed. A client whose server is killed and comes back finishes by itself."""
 GONE_SECONDS = (0.0, 3.0)
-"""How long a killed server stays away, drawn from this range."""
+"""Range from which the time is drawn that a killed server stays away."""
 NO_SERVER = 9
 """Exit code of a client that was started while its server was away."""
 END_SECONDS = 300.0
@@ -52,9 +52,9 @@ class Trial:
     was_disturbed: bool
     """False if the run was done before the fault."""
     observed: Counts
-    """What was seen on the way, as the number of points that were stored after a kill."""
+    """Observations on the way, such as the number of points that were stored after a kill."""
     violations: Counts
-    """What must not happen, by name → how often it did."""
+    """Counts of what must not happen, by name."""
 
     @property
     def is_good(self) -> bool:
@@ -76,7 +76,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is killed."""
+    """A kind of kill: the processes that are killed, and how the server comes back."""
 
     victim: Victim = "client"
     server: Killable | None = None

@@ -23,7 +23,7 @@ ALPHA = 0.3
 
 @pytest.fixture
 def few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that most points are in one of the two lists only."""
+    """Take few candidates, so that most points are in one of the two lists only."""
     monkeypatch.setattr(fusion, "CANDIDATES", 8)
 
 

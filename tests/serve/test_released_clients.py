@@ -16,7 +16,7 @@ from tests.serve.conftest import KEY, Ask, pair
 from tests.tiny import TEXTS
 
 AS_DOCUMENT = {"extra_body": {"input_type": "document"}}
-"""What makes a class of one side ask for the document side."""
+"""Options that make a class of one side ask for the document side."""
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ class Call(NamedTuple):
 
 @dataclass
 class Settings:
-    """What a server remembers of a collection and local mode forgets."""
+    """Settings of a collection that a server remembers and local mode forgets."""
 
     config: dict[str, Any] = field(default_factory=dict)
     params: dict[str, Any] = field(default_factory=lambda: dict(DEFAULT_PARAMS))

@@ -11,7 +11,7 @@ Kind = Literal["500", "429", "timeout", "drop", "reset", "wait_timeout", "yellow
 
 @dataclass
 class Fault:
-    """What to do wrong, to which requests, how often."""
+    """A fault: the wrong answer, the requests that get it, and how often."""
 
     kind: Kind
     times: int
@@ -19,7 +19,7 @@ class Fault:
     path: str
     skip: int
     seconds: float
-    """Of Retry-After for 429, of silence for timeout."""
+    """Seconds of Retry-After for 429, of silence for timeout."""
 
     def matches(self, method: str, path: str) -> bool:
         return self.times > 0 and self.method in ("", method) and re.search(self.path, path) is not None

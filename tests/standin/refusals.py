@@ -1,4 +1,4 @@
-"""How a server says what local mode says in its own words; ``recorded.json`` holds the server's side."""
+"""Answers of a server in place of what local mode says in its own words; ``recorded.json`` holds the server's side."""
 
 import re
 

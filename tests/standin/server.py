@@ -35,7 +35,7 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What is sent back."""
+    """The answer that is sent back."""
 
     code: int
     content: bytes

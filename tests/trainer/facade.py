@@ -29,7 +29,7 @@ ATEN = torch.ops.aten
 
 
 class Backend(_DummyBackendModule):
-    """What autocast and checkpoints ask of a device."""
+    """The part of a device that autocast and checkpoints use."""
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16]

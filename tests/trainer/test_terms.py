@@ -21,7 +21,7 @@ from tests.trainer.tiny_run import write_jsonl
 
 HAN = [chr(code) for code in range(0x4E00, 0x4E00 + 300)]
 ASKED = ["请问医生怎么办", "我想知道能不能好", "这是什么原因呢"]
-"""What questions are wrapped in, and answers seldom say."""
+"""Phrases that questions are wrapped in, and answers seldom hold."""
 
 
 def rows(count: int, *, answered: bool = True, seed: int = 0) -> list[dict[str, str]]:

@@ -21,7 +21,7 @@ from tests.vectors.collections import NAME
 TEXTS = medical_texts(24)
 FOREIGN = HashModel(name="foreign", salt="foreign")
 OTHERS = [HashModel(name="aaa", salt="a"), HashModel(name="zzz", salt="z")]
-"""Of the same width as the vector that is there, and with names before and behind it."""
+"""Models of the same width as the vector that is there, with names before and behind it."""
 
 Answers = Callable[[], Any]
 

@@ -37,7 +37,7 @@ TRAIN = "train.jsonl"
 _SEARCHED = ("corpus.jsonl", "queries.jsonl", "qrels.jsonl")
 """Files of the held-out part: documents, questions, and which answer which."""
 _WRITTEN = re.compile(rb"# Written by: care-train start ")
-"""How a configuration begins that this module wrote."""
+"""First line of a configuration that this module wrote."""
 SCRATCH = "scratch"
 FEWEST_HELD_OUT, MOST_HELD_OUT = 20, 2000
 SEEN = {"cpu": 60_000, "cuda": 600_000}
@@ -98,7 +98,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Result:
-    """How the model does on the held-out questions; each figure is a mean from 0 to 1 with its 95 % interval."""
+    """Scores of the model on the held-out questions; each figure is a mean from 0 to 1 with its 95 % interval."""
 
     model: str
     """Folder of the trained pair."""

@@ -99,8 +99,8 @@ def learn_terms(data: Data, root: Path, cache: Path, *, seed: int) -> tuple[Term
 
 
 def give_terms(folder: Path, data: Data, root: Path, cache: Path, *, seed: int) -> tuple[Card | None, TermGate]:
-    """Give a model the weights that a data set teaches, unless they gain nothing: then the card is None."""
-    read_card(folder)  # one that is no pair is said before the minute that follows
+    """Write the weights that a data set teaches into a model; None and no file where they gain nothing."""
+    read_card(folder)  # one that is no model is said before the minute that follows
     weights, gate = learn_terms(data, root, cache, seed=seed)
     return (add_term_weights(folder, weights, asdict(gate)) if gate.passed else None), gate
 
@@ -117,7 +117,7 @@ class _Pairs:
     """Equal for equal texts."""
     document_numbers: Numbers
     weights: npt.NDArray[np.float64]
-    """How often an epoch reads each pair."""
+    """Number of times that an epoch reads each pair."""
 
     def __len__(self) -> int:
         return len(self.weights)

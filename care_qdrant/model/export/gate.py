@@ -1,4 +1,4 @@
-"""Whether int8 vectors may stand in for float32 ones: measured on real queries when a model is exported."""
+"""The check that int8 vectors may stand in for float32 ones, on real queries when a model is exported."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

@@ -227,7 +227,7 @@ HABITS: dict[str, Callable[[EmbeddingServer, dict[str, Any]], tuple[int, Any] | 
     ),
     "base64": lambda server, body: (200, {"data": [_as_base64(row) for row in server.embed(body["input"])]}),
 }
-"""What services do that speak OpenAI's protocol all the same."""
+"""Habits of services that speak OpenAI's protocol and differ from it."""
 
 
 def _without_index(row: dict[str, Any]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def written_vectors(source: Path, side: str, folder: Path) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where both sides lie as sentence-transformers saves them, after `right`."""
+    """A folder in which both sides lie as sentence-transformers saves them, after `right`."""
     return tmp_path_factory.mktemp("whole")
 
 
@@ -100,7 +100,7 @@ def integers(folder: Path) -> None:
 
 
 def more_layers(folder: Path) -> None:
-    """As the first layers of a model with its old config, or a config of a smaller one."""
+    """Write the first layers of a model with its old config, or a config of a smaller one."""
 
     def change(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return tensors | {n.replace(".0.", ".1.", 1): v.clone() for n, v in tensors.items() if ".0." in n}

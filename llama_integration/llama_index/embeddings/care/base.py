@@ -93,7 +93,9 @@ class CareEmbedding(BaseEmbedding):
     precision: Precision = Field(
         default="auto", frozen=True, description="Of the query encoder; 'auto' is int8 where its gate passed."
     )
-    device: str | None = Field(default=None, frozen=True, description="Of the document encoder, as torch names it.")
+    device: str | None = Field(
+        default=None, frozen=True, description="Device of the document encoder, as torch names it."
+    )
     fingerprint: str | None = Field(
         default=None,
         frozen=True,

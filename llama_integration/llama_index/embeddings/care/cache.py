@@ -12,7 +12,7 @@ from typing_extensions import override
 
 Role = Literal["query", "document"]
 _BASE_COLLECTION = "embeddings"
-"""Where `BaseEmbedding` keeps the vectors of both roles, by raw text."""
+"""Name under which `BaseEmbedding` keeps the vectors of both roles, by raw text."""
 
 _role: ContextVar[Role] = ContextVar("care_role", default="document")
 

@@ -1,4 +1,4 @@
-"""What `CareVectorStore` reads: the answer to a query, nodes by id or filter, scores of nodes."""
+"""The reading side of `CareVectorStore`: answers to queries, nodes by id or filter, scores of nodes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,10 +44,10 @@ class Reader:
     """Searches and reads a collection that was checked, as LlamaIndex asks."""
 
     resolver: CollectionResolver
-    """Where the keys of the payloads come from."""
+    """Source of the keys of the payloads."""
     terms: StoreTerms
     fusion: Fusion
-    """How dense and BM25 scores are fused."""
+    """Fusion of dense and BM25 scores."""
     fallback: Fallback | None
     finds_bm25: bool
     """Whether queries become hybrid by themselves once the collection has BM25."""

@@ -33,15 +33,18 @@ class StoreSettings(BasePydanticVectorStore):
 
     stores_text: bool = True
     collection_name: str = Field(description="Name or alias.")
-    dense_vector_name: str = Field(default="", description="Of the vector that is searched.")
-    sparse_vector_name: str = Field(default="", description="Of the sparse vector; by default the only one.")
-    enable_hybrid: bool = Field(default=False, description="By default, where the collection has BM25 of this package.")
+    dense_vector_name: str = Field(default="", description="Name of the dense vector; empty for the unnamed one.")
+    sparse_vector_name: str = Field(default="", description="Name of the sparse vector; by default the only one.")
+    enable_hybrid: bool = Field(
+        default=False,
+        description="Whether default queries are hybrid; by default where the collection has BM25 of this package.",
+    )
     batch_size: int = Field(default=64, gt=0, description="Points of one request of `add`.")
     parallel: int = Field(default=1, gt=0, description="Requests of `add` that are under way at a time.")
     max_retries: int = Field(default=3, description="Attempts of a request that fails for the moment.")
     index_doc_id: bool = Field(default=True, description="Index the ids of documents in a collection that is created.")
-    url: str | None = Field(default=None, description="Of the server, where no client is given.")
-    api_key: str | None = Field(default=None, repr=False, description="Of that server.")
+    url: str | None = Field(default=None, description="URL of the server, where no client is given.")
+    api_key: str | None = Field(default=None, repr=False, description="API key of that server.")
     client_kwargs: dict[str, Any] = Field(default_factory=dict, description="Other settings of that client.")
     fastembed_sparse_model: str | None = Field(default=None, description="Sparse encoder by its name in FastEmbed.")
     sparse_doc_fn: Terms | None = Field(default=None, exclude=True, description="Sparse encoder of nodes.")
@@ -52,18 +55,26 @@ class StoreSettings(BasePydanticVectorStore):
     payload_indexes: list[dict[str, Any]] | None = Field(
         default=None, exclude=True, description="Indexes to create: field_name and field_schema of each."
     )
-    dense_config: models.VectorParams | None = Field(default=None, exclude=True, description="Of a new collection.")
-    sparse_config: models.SparseVectorParams | None = Field(
-        default=None, exclude=True, description="Of a new collection."
+    dense_config: models.VectorParams | None = Field(
+        default=None, exclude=True, description="Dense vector of a new collection."
     )
-    quantization_config: Any | None = Field(default=None, exclude=True, description="Of a new collection.")
-    shard_number: int | None = Field(default=None, exclude=True, description="Of a new collection.")
-    replication_factor: int | None = Field(default=None, exclude=True, description="Of a new collection.")
-    write_consistency_factor: int | None = Field(default=None, exclude=True, description="Of a new collection.")
+    sparse_config: models.SparseVectorParams | None = Field(
+        default=None, exclude=True, description="Sparse vector of a new collection."
+    )
+    quantization_config: Any | None = Field(default=None, exclude=True, description="Quantization of a new collection.")
+    shard_number: int | None = Field(default=None, exclude=True, description="Shards of a new collection.")
+    replication_factor: int | None = Field(
+        default=None, exclude=True, description="Replicas of each shard of a new collection."
+    )
+    write_consistency_factor: int | None = Field(
+        default=None, exclude=True, description="Replicas that confirm a write to a new collection."
+    )
     sharding_method: models.ShardingMethod | None = Field(
         default=None, exclude=True, description="CUSTOM for shards by key, chosen by the next two."
     )
-    shard_keys: list[models.ShardKey] | None = Field(default=None, exclude=True, description="Of a new collection.")
+    shard_keys: list[models.ShardKey] | None = Field(
+        default=None, exclude=True, description="Shard keys of a new collection."
+    )
     shard_key_selector_fn: Callable[..., Any] | None = Field(
         default=None, exclude=True, description="Returns the shard keys of a ``shard_identifier``."
     )

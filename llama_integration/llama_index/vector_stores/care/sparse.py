@@ -22,7 +22,7 @@ from care_qdrant.search.resolve import ResolvedCollection
 
 
 class StoreTerms:
-    """What cuts the queries and the nodes of one store into terms."""
+    """Cuts the queries and the nodes of one store into terms."""
 
     def __init__(self, encoder: SparseQueryEncoder | None, weighted: Callable[[str], models.SparseVector]) -> None:
         """Set up.

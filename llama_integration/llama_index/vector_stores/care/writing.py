@@ -1,4 +1,4 @@
-"""What `CareVectorStore` writes: nodes as points, and the filters of what it deletes."""
+"""The writing side of `CareVectorStore`: nodes become points, and deletions become filters."""
 
 import logging
 from collections.abc import Sequence
@@ -87,7 +87,7 @@ class Writer:
 def deletion_filter(
     resolved: ResolvedCollection, node_ids: Sequence[str] | None, filters: MetadataFilters | None
 ) -> models.Filter:
-    """Return the filter of the nodes to delete; those that have one of the ids and pass the filters.
+    """Return the filter of the nodes to delete: those that have one of the ids and pass the filters.
 
     Raises:
         InputError: Every node would pass: a filter rules nodes out by a key that no point has.
