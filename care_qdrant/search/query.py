@@ -146,8 +146,9 @@ class Query:
     @property
     def _passing(self) -> models.Filter | None:
         """Filter of the points to look at."""
-        given = [each for each in (self.filter, self.part) if each is not None]
-        return models.Filter(must=given) if len(given) > 1 else given[0] if given else None
+        if self.filter is None or self.part is None:
+            return self.filter or self.part
+        return models.Filter(must=[self.filter, self.part])
 
     def _sparse(self, resolved: ResolvedCollection) -> models.Prefetch:
         return models.Prefetch(
