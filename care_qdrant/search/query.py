@@ -156,7 +156,7 @@ class Query:
             using=resolved.sparse_vector_name,
             filter=self._passing,
             params=self._tenant_idf(resolved),
-            limit=self.sparse_top_k,
+            limit=self.sparse_top_k if self.fusion is None else None,
         )
 
     def _tenant_idf(self, resolved: ResolvedCollection) -> models.SearchParams | None:

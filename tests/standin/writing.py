@@ -4,6 +4,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 from qdrant_client import models
+from qdrant_client.local.payload_filters import check_filter
 
 from tests.standin.call import Call, route
 
@@ -47,6 +48,28 @@ def _delete_points(call: Call) -> Any:
     return call.local.delete(call.collection, body)
 
 
+def _named_points(call: Call, change: models.SetPayload) -> list[Any] | None:
+    """Return the points that a filter passes, where each branch names ids: a server looks at no others.
+
+    qdrant-client compares every point with every branch. None is any other filter.
+    """
+    given = change.filter
+    if given is None or (given.must and given.should) or given.must_not or given.min_should:
+        return None
+    found = []
+    for branch in given.should if isinstance(given.should, list) else [given]:
+        must = branch.must if isinstance(branch, models.Filter) and isinstance(branch.must, list) else []
+        named = next((one.has_id for one in must if isinstance(one, models.HasIdCondition)), None)
+        if named is None or not isinstance(branch, models.Filter):
+            return None
+        records = call.local.retrieve(call.collection, named, with_vectors=True)
+        for record in records:
+            has = dict.fromkeys(record.vector if isinstance(record.vector, dict) else (), True)
+            if check_filter(branch, record.payload or {}, record.id, has):
+                found.append(record.id)
+    return found
+
+
 def _set_payload(call: Call) -> Any:
     body = call.parse(models.SetPayload)
     call.strict.check_update(body.filter)
@@ -70,7 +93,15 @@ def _batch(call: Call) -> Any:
     for operation in operations:
         if isinstance(operation, models.UpdateVectorsOperation):
             _check(call, len(operation.update_vectors.points))
-    return call.local.batch_update_points(call.collection, operations)
+    done: Any = models.UpdateResult(operation_id=0, status=models.UpdateStatus.COMPLETED)
+    for operation in operations:
+        change = getattr(operation, "set_payload", None) or getattr(operation, "overwrite_payload", None)
+        if change is not None and (points := _named_points(call, change)) is not None:
+            if not points:
+                continue
+            change.points, change.filter = points, None
+        done = call.local.batch_update_points(call.collection, [operation])
+    return done
 
 
 ROUTES = [
