@@ -34,6 +34,7 @@ from care_qdrant.errors import EncodingError, FingerprintMismatch, InputError, S
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.connection import is_embedded, open_client
 from care_qdrant.search.retriever import Retriever
 from tests.llama import collections as made
 from tests.llama.collections import DOCUMENTS, NAME, Write, fill, node_id, vector
@@ -568,8 +569,16 @@ class TestHybrid:
 
     def test_a_hybrid_query_without_bm25_names_the_way_to_it(self, client: QdrantClient) -> None:
         fill(client)
-        with pytest.raises(ValueError, match=f"care attach {NAME} --bm25"):
+        with pytest.raises(ValueError, match=f"care attach {NAME} --bm25") as refusal:
             CareVectorStore(NAME, client).query(self.query("x"))
+        assert ("--url" in str(refusal.value)) is not is_embedded(client)
+        assert "--path" not in str(refusal.value), "this embedded database is in memory"
+
+    def test_the_way_to_bm25_names_the_folder_of_the_database(self, tmp_path: Path) -> None:
+        with open_client(path=tmp_path / "my data") as client:
+            fill(client)
+            with pytest.raises(ValueError, match=f"care attach {NAME} --bm25 --path '{tmp_path}/my data'"):
+                CareVectorStore(NAME, client).query(self.query("x"))
 
     def test_another_analyser_is_refused(self, client: QdrantClient, monkeypatch: pytest.MonkeyPatch) -> None:
         fill(client, sparse=True)
