@@ -30,7 +30,7 @@ def run_build(plan: Plan, _: bool = False) -> dict[str, Any]:
     """Write the benchmark, and return what its card says."""
     settings, folder = plan.settings.build, plan.folder
     target = folder / BENCHMARK
-    labels = list(read_rows(folder / LABELS, "care-data vote"))
+    labels = list(read_rows(folder / LABELS, plan.command("vote")))
     _refuse_same_judges(plan)
     qrels = _qrels(labels, folder)
     questions = {row["id"]: row for row in read_rows(folder / QUERIES) if row["id"] in qrels}
@@ -48,8 +48,9 @@ def run_build(plan: Plan, _: bool = False) -> dict[str, Any]:
         raise InputError(
             f"only {len(answered):,} of {len(asked):,} questions have a document that is labelled relevant: "
             f"{len(repeated):,} are repeated, {len(undecided):,} have disputed or missing votes alone, and the others "
-            "have none. Such a benchmark says little about the rest: ask judges again (care-data judge CONFIG --again "
-            f"NAME), give deeper pools, or set build.min_answered below {settings.min_answered:g}"
+            "have none. Such a benchmark says little about the rest: ask judges again "
+            f"({plan.command('judge')} --again NAME), give deeper pools, or set build.min_answered below "
+            f"{settings.min_answered:g}"
         )
     if len(answered) < len(asked):
         logger.warning(
@@ -74,7 +75,7 @@ def run_build(plan: Plan, _: bool = False) -> dict[str, Any]:
     write_text(target / "qrels" / "test.tsv", "".join("\t".join(map(str, each)) + "\n" for each in (keys, *judged)))
     write_rows(target / "qrels" / "test.jsonl", (dict(zip(keys, each, strict=True)) for each in judged))
     reranked = write_rows(target / "rerank.jsonl", _rerank(plan, questions, answered, documents))
-    pairs = drawn(read_rows(folder / PAIRS, "care-data sts") if plan.settings.sts else ())
+    pairs = drawn(read_rows(folder / PAIRS, plan.command("sts")) if plan.settings.sts else ())
     sts = write_rows(target / "sts.jsonl", pairs) if plan.settings.sts else 0
     disputed = [row for row in labels if row["label"] in ("disputed", "missing") and row["query_id"] in answered]
     write_rows(target / "disputed.jsonl", disputed)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -159,6 +160,8 @@ class Plan:
 
     settings: Settings
     root: Path
+    file: str = "CONFIG"
+    """Path of the configuration as it was given, for the commands that messages name."""
     again: tuple[str, ...] = ()
     """Judges that are asked again for what could not be read of their stored answers."""
 
@@ -172,6 +175,10 @@ class Plan:
         """Return the families of all that labels; rows of training data carry them."""
         labels = {each.family for each in self.settings.judge} | {each.family for each in self.settings.vote.imported}
         return sorted(labels | ({self.settings.sts.writer.family} if self.settings.sts else set()))
+
+    def command(self, step: str) -> str:
+        """Return the command that does a step of this configuration."""
+        return f"care data {step} {shlex.quote(self.file)}"
 
     def at(self, path: str) -> Path:
         """Return a path of the file as one that can be opened."""
@@ -188,7 +195,7 @@ def load_plan(path: Path) -> Plan:
         raise refusal(str(path), problems_of(error, Settings)) from None
     if problems := list(_contradictions(settings)):
         raise refusal(str(path), problems)
-    return Plan(settings=settings, root=path.resolve().parent)
+    return Plan(settings=settings, root=path.resolve().parent, file=str(path))
 
 
 def secret(variable: str | None, what: str) -> str | None:

@@ -22,7 +22,7 @@ def corpus_texts(plan: Plan, names: Iterable[str]) -> dict[str, str]:
 def umbrela_requests(plan: Plan) -> Iterator[dict[str, Any]]:
     """Yield the pool as umbrela's request dictionaries, one for each question."""
     ranked: dict[str, list[dict[str, Any]]] = {}
-    for row in read_rows(plan.folder / POOL, "care-data pool"):
+    for row in read_rows(plan.folder / POOL, plan.command("pool")):
         ranked.setdefault(row["query_id"], []).append(row)
     texts = corpus_texts(plan, (row["document_id"] for rows in ranked.values() for row in rows))
     for question in read_rows(plan.folder / QUERIES):
@@ -38,7 +38,9 @@ def umbrela_requests(plan: Plan) -> Iterator[dict[str, Any]]:
 def write_qrels(plan: Plan, output: Path) -> int:
     """Write what is labelled relevant or irrelevant as TREC qrels, and return the number of lines."""
     rows = [
-        row for row in read_rows(plan.folder / LABELS, "care-data vote") if row["label"] in ("relevant", "irrelevant")
+        row
+        for row in read_rows(plan.folder / LABELS, plan.command("vote"))
+        if row["label"] in ("relevant", "irrelevant")
     ]
     pairs = (f"{row['query_id']} 0 {row['document_id']} {int(row['label'] == 'relevant')}\n" for row in rows)
     write_text(output, "".join(pairs))
@@ -71,7 +73,7 @@ def write_pairs(plan: Plan, output: Path, negatives: int = 5) -> dict[str, Any]:
     out to answer the question become positives, and those that judges do not agree on go.
     """
     sides: dict[str, dict[str, list[str]]] = {}
-    for row in (rows := list(read_rows(plan.folder / LABELS, "care-data vote"))):
+    for row in (rows := list(read_rows(plan.folder / LABELS, plan.command("vote")))):
         sides.setdefault(row["query_id"], {}).setdefault(row["label"], []).append(row["document_id"])
     texts = corpus_texts(plan, (row["document_id"] for row in rows))
     questions = {row["id"]: row for row in read_rows(plan.folder / QUERIES)}

@@ -6,6 +6,7 @@ anywhere asks the rest and ends as one that was not.
 
 import logging
 import random
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -61,12 +62,13 @@ def run_judge(plan: Plan, replay: bool = False) -> dict[str, Any]:
         if each["unread"]:
             logger.warning(
                 "judge %s: %d of %d documents have no grade, since its answers could not be read. The first of them: "
-                "%r. When that is mended (model, max_tokens, language): care-data judge CONFIG --again %s",
+                "%r. When that is mended (model, max_tokens, language): %s --again %s",
                 each["judge"],
                 each["missing"]["invalid"],
                 each["asked"],
                 each["unread"],
-                each["judge"],
+                plan.command("judge"),
+                shlex.quote(each["judge"]),
             )
     ordered = sorted(ratings, key=lambda each: (each.query_id, each.document_id, each.judge))
     write_rows(folder / JUDGEMENTS, (each._asdict() for each in ordered))
@@ -143,18 +145,18 @@ def describe_judge(judge: Judge, ratings: Sequence[Rating]) -> dict[str, Any]:
 def read_work(plan: Plan) -> "Work":
     """Return the pool as work for judges."""
     ranked: dict[str, list[str]] = {}
-    for row in read_rows(plan.folder / POOL, "care-data pool"):
+    for row in read_rows(plan.folder / POOL, plan.command("pool")):
         ranked.setdefault(row["query_id"], []).append(row["document_id"])
     wanted = {name for names in ranked.values() for name in names}
     texts: dict[str, str] = {}
     # Long corpora: of the documents that nobody found, a few are enough to plant.
     spare: list[str] = []
-    for row in read_rows(plan.folder / CORPUS, "care-data pool"):
+    for row in read_rows(plan.folder / CORPUS, plan.command("pool")):
         if row["id"] in wanted:
             texts[row["id"]] = shown(row)
         elif len(spare) < 1_000:
             spare.append(shown(row))
-    queries = {row["id"]: str(row["text"]) for row in read_rows(plan.folder / QUERIES, "care-data pool")}
+    queries = {row["id"]: str(row["text"]) for row in read_rows(plan.folder / QUERIES, plan.command("pool"))}
     count = min(plan.settings.judging.anchors, len(ranked))
     draw = random.Random(f"anchors {plan.settings.judging.seed}")
     return Work(plan.settings.judging, queries, ranked, texts, spare, set(draw.sample(sorted(ranked), count)))

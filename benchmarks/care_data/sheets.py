@@ -40,7 +40,7 @@ class Task:
 
 def sample_tasks(plan: Plan, count: int) -> list[Task]:
     """Draw pairs for experts: a third each of relevant, irrelevant and disputed ones where there are as many."""
-    rows = list(read_rows(plan.folder / LABELS, "care-data vote"))
+    rows = list(read_rows(plan.folder / LABELS, plan.command("vote")))
     draw = random.Random("review 0")  # experts share one sample
     draw.shuffle(rows)
     strata = [[row for row in rows if row["label"] == label] for label in ("relevant", "irrelevant", "disputed")]

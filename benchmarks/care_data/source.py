@@ -14,6 +14,8 @@ from qdrant_client import QdrantClient
 from care_data.config import Plan
 from care_data.files import Rows
 from care_qdrant import Collection, Document, InputError, embedded_text, open_client, read_hit
+from care_qdrant.console.options import Target
+from care_qdrant.errors import COMPLETE
 
 
 @contextmanager
@@ -23,8 +25,13 @@ def open_source(plan: Plan) -> Iterator[QdrantClient]:
     path = plan.at(source.path) if source.path else None
     if path is not None and not path.is_dir():
         raise InputError(f"{path}: there is no such folder, so no embedded database (source.path)")
-    with open_client(path=path, url=source.url, api_key=os.environ.get("QDRANT_API_KEY")) as client:
-        yield client
+    target = Target(path, source.url, os.environ.get("QDRANT_API_KEY"))
+    token = COMPLETE.set(lambda words, _model: " ".join([words, *target.options_of(words.split()[1])]))
+    try:
+        with open_client(path=path, url=source.url, api_key=target.api_key) as client:
+            yield client
+    finally:
+        COMPLETE.reset(token)
 
 
 @dataclass(frozen=True)

@@ -26,13 +26,13 @@ Ballots = dict[Pair, dict[str, int | None]]  # question and document â†’ judge â
 def run_vote(plan: Plan, _: bool = False) -> dict[str, Any]:
     """Label the pool, and report how far the judges agree."""
     settings, folder = plan.settings.vote, plan.folder
-    pool = list(read_rows(folder / POOL, "care-data pool"))
+    pool = list(read_rows(folder / POOL, plan.command("pool")))
     tiers = {judge.name: judge.tier for judge in plan.settings.judge if judge.name not in settings.exclude}
     tiers |= {each.name: 1 for each in settings.imported if each.name not in settings.exclude}
     if not tiers:
         raise InputError("no judge is left to vote: [[judge]], vote.imported and vote.exclude decide who does")
     ballots = _ballots(plan, pool, tiers)
-    _require_votes(ballots, [name for name, tier in tiers.items() if tier == 1], settings.max_missing)
+    _require_votes(ballots, [name for name, tier in tiers.items() if tier == 1], plan)
     _require_judgement(plan, tiers)
     experts = read_opinions(plan)
     weights = _weights(ballots, experts, list(tiers)) if settings.rule == "weighted" else {}
@@ -104,7 +104,7 @@ def _ballots(plan: Plan, pool: Sequence[Mapping[str, Any]], tiers: Mapping[str, 
     """Return the votes on the pairs of the pool that some judge was asked for, in the order of the pool."""
     found: Ballots = {}
     if plan.settings.judge:
-        for row in read_rows(plan.folder / JUDGEMENTS, "care-data judge"):
+        for row in read_rows(plan.folder / JUDGEMENTS, plan.command("judge")):
             if row["judge"] in tiers and not is_anchor(row["document_id"]):
                 found.setdefault((row["query_id"], row["document_id"]), {})[row["judge"]] = row["grade"]
     for source in plan.settings.vote.imported:
@@ -115,16 +115,17 @@ def _ballots(plan: Plan, pool: Sequence[Mapping[str, Any]], tiers: Mapping[str, 
     return {pair: found[pair] for pair in pairs if pair in found}
 
 
-def _require_votes(ballots: Ballots, judges: Sequence[str], most: float) -> None:
+def _require_votes(ballots: Ballots, judges: Sequence[str], plan: Plan) -> None:
+    most = plan.settings.vote.max_missing
     if not ballots:
-        raise InputError("no pair of the pool has a vote; run care-data judge first")
+        raise InputError(f"no pair of the pool has a vote; run {plan.command('judge')} first")
     missing = {judge: sum(votes.get(judge) is None for votes in ballots.values()) for judge in judges}
     share = sum(missing.values()) / (len(ballots) * max(1, len(judges)))
     if share > most:
         each = ", ".join(f"{judge}: {count:,} of {len(ballots):,}" for judge, count in missing.items() if count)
         raise InputError(
             f"{100 * share:.0f} % of the votes are missing ({each}), more than vote.max_missing = {most:g}; ask those "
-            "judges again (care-data judge CONFIG --again NAME), leave them out with vote.exclude, or raise the limit"
+            f"judges again ({plan.command('judge')} --again NAME), leave them out with vote.exclude, or raise the limit"
         )
 
 

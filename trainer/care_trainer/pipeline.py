@@ -128,7 +128,10 @@ def require_output(run: Run) -> None:
     require_destination(output / run.name)
     if (output / RUN_FILE).is_file() or (output / BASE / STAGE_FILE).is_file():  # earlier versions wrote no RUN_FILE
         return
-    for name in (BASE, ROWS_FOLDER, *map(stage_name, run.stage)):
+    names = [BASE, *map(stage_name, run.stage)]
+    if not (output / ROWS_FOLDER).is_symlink():  # a rehearsal's, which is removed alone and not through the link
+        names.append(ROWS_FOLDER)
+    for name in names:
         if (output / name).is_dir() and any((output / name).iterdir()):
             raise InputError(
                 f"{output / name}: is there, and no training run wrote it; move it away, or give another output"

@@ -1,7 +1,11 @@
 """Query modes of LlamaIndex: those that are answered, and what each searches by."""
 
-from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode
+import shlex
 
+from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode
+from qdrant_client import QdrantClient
+
+from care_qdrant.errors import redact
 from care_qdrant.search.resolve import ResolvedCollection, find_bm25
 
 MODES = (
@@ -32,8 +36,17 @@ def require_mode(query: VectorStoreQuery, resolved: ResolvedCollection, *, is_hy
     needs = "CareVectorStore(..., enable_hybrid=True)"
     if find_bm25(resolved.schema) is None:
         then = "" if finds_bm25 else f", and {needs}"
-        needs = f"BM25 in the collection, with its --path/--url: care attach {resolved.schema.name} --bm25{then}"
+        where = _database_options(resolved.collection.client)
+        needs = f"BM25 in the collection: care attach {shlex.quote(resolved.schema.name)} --bm25{where}{then}"
     raise ValueError(f"a {query.mode.value} query needs {needs}")
+
+
+def _database_options(client: QdrantClient) -> str:
+    """Return the options by which a command reaches the database of a client; none for one in memory."""
+    given = getattr(client, "init_options", {})
+    if url := given.get("url"):
+        return f" --url {shlex.quote(redact(url))}"
+    return f" --path {shlex.quote(given['path'])}" if given.get("path") else ""
 
 
 def is_lexical(query: VectorStoreQuery) -> bool:
