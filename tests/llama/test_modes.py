@@ -2,6 +2,7 @@
 
 import uuid
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from qdrant_client import QdrantClient
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.encoders.terms.weights import TermWeights
 from care_qdrant.errors import FingerprintMismatch, InputError
+from care_qdrant.qdrant.connection import is_embedded, open_client
 from tests.llama.collections import DOCUMENTS, NAME, fill, node_id, query_of, vector
 from tests.tiny import HashModel
 
@@ -121,8 +123,17 @@ def test_a_hybrid_query_can_be_switched_off(client: QdrantClient) -> None:
 
 def test_a_hybrid_query_without_bm25_names_the_way_to_it(client: QdrantClient) -> None:
     fill(client)
-    with pytest.raises(ValueError, match=f"care attach {NAME} --bm25"):
+    with pytest.raises(ValueError, match=f"care attach {NAME} --bm25") as refusal:
         CareVectorStore(NAME, client).query(query_of("x"))
+    assert ("--url" in str(refusal.value)) is not is_embedded(client)
+    assert "--path" not in str(refusal.value), "this embedded database is in memory"
+
+
+def test_the_way_to_bm25_names_the_folder_of_the_database(tmp_path: Path) -> None:
+    with open_client(path=tmp_path / "my data") as client:
+        fill(client)
+        with pytest.raises(ValueError, match=f"care attach {NAME} --bm25 --path '{tmp_path}/my data'"):
+            CareVectorStore(NAME, client).query(query_of("x"))
 
 
 def test_another_analyser_is_refused(client: QdrantClient, monkeypatch: pytest.MonkeyPatch) -> None:
