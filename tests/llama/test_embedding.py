@@ -292,7 +292,7 @@ class TestInstrumentation:
     [
         ({"modle": "my-pair"}, "modle"),
         ({"truncation": "error"}, "truncation"),
-        ({"model_name": "my-pair"}, "here it is model= that names the pair, and that is 'built-in'"),
+        ({"model_name": "my-pair"}, "here it is model= that names the model, and that is 'built-in'"),
     ],
 )
 def test_a_setting_that_is_not_one_is_refused_and_not_left_at_its_default(

@@ -25,6 +25,8 @@ def test_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         exec(block, names)
     try:
         assert len(names["nodes"]) == 3 and len(names["vector"]) == 256
+        groups = [node.metadata["department"] for node in names["grouped"]]
+        assert len(set(groups)) == 3 and all(groups.count(each) <= 2 for each in groups)
         assert names["engine"].query("吃二甲双胍拉肚子").source_nodes
         before = names["store"].client.count("corpus").count
         names["pipeline"].run(documents=[Document(id_="new", text="猫爪草外用会不会过敏。")])
