@@ -93,7 +93,7 @@ def _batch(call: Call) -> Any:
     for operation in operations:
         if isinstance(operation, models.UpdateVectorsOperation):
             _check(call, len(operation.update_vectors.points))
-    done: Any = models.UpdateResult(operation_id=0, status=models.UpdateStatus.COMPLETED)
+    done: Any = [models.UpdateResult(operation_id=0, status=models.UpdateStatus.COMPLETED)]
     for operation in operations:
         change = getattr(operation, "set_payload", None) or getattr(operation, "overwrite_payload", None)
         if change is not None and (points := _named_points(call, change)) is not None:
