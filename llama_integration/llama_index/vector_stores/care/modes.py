@@ -46,7 +46,7 @@ def _database_options(client: QdrantClient) -> str:
     given = getattr(client, "init_options", {})
     if url := given.get("url"):
         return f" --url {shlex.quote(redact(url))}"
-    return f" --path {shlex.quote(given['path'])}" if given.get("path") else ""
+    return f" --path {shlex.quote(str(given['path']))}" if given.get("path") else ""
 
 
 def is_lexical(query: VectorStoreQuery) -> bool:
