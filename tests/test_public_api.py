@@ -1,6 +1,7 @@
 """The names that users import: there, meant as they are, and enough for all that is built on the core."""
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -47,6 +48,25 @@ def test_every_public_name_is_there_and_no_module_hides_it() -> None:
 def test_importing_the_package_and_a_name_of_the_query_side_loads_no_torch() -> None:
     code = "import sys; from care_qdrant import CareModel, Retriever, open_client; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+
+
+def test_a_file_or_folder_may_be_given_as_a_text(tmp_path: Path) -> None:
+    taken = list(_signatures())
+    assert not [name for name, kind in taken if "Path" in kind and "str" not in kind]
+    assert ("open_client", "str | pathlib.Path | None") in taken
+    with care_qdrant.open_client(path=str(tmp_path / "database")) as client:
+        assert not client.get_collections().collections
+
+
+def _signatures() -> Iterator[tuple[str, str]]:
+    """Names of the public functions, classes and methods, with the type of each parameter."""
+    for name in care_qdrant.__all__:
+        public = getattr(care_qdrant, name)
+        methods = [name for name in vars(public) if not name.startswith("_")] if inspect.isclass(public) else []
+        for called in [public, *(getattr(public, method) for method in methods)]:
+            if inspect.isroutine(called) or (inspect.isclass(called) and not issubclass(called, Exception)):
+                for parameter in inspect.signature(called).parameters.values():
+                    yield name, str(parameter.annotation)
 
 
 def _imported_names() -> Iterator[tuple[str, str]]:

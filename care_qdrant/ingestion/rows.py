@@ -60,7 +60,7 @@ class Reading:
 
     fields: Fields = field(default_factory=Fields)
     encoding: str = UTF_8
-    rejects: Path | None = None
+    rejects: str | Path | None = None
     """File of the rejected rows; None for one beside the corpus, and for none in a dry run."""
 
 
@@ -73,7 +73,7 @@ def open_source(
         documents: Iterable[Document] = corpus  # type: ignore[assignment]  # no path
         yield Source(check_document(replace(document, line=number)) for number, document in enumerate(documents, 1))
         return
-    path = None if dry_run and reading.rejects is None else reading.rejects or rejects_path(corpus, shard)
+    path = None if dry_run and reading.rejects is None else Path(reading.rejects or rejects_path(corpus, shard))
     with (
         nullcontext() if path is None else RejectsFile(path) as rejects,
         Corpus(corpus, typed_fields(corpus, reading.fields, reading.encoding), reading.encoding) as file,

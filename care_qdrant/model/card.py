@@ -103,9 +103,10 @@ class Card:
         """Names of the sides that have files: a query encoder learned from stored vectors comes without documents'."""
         return ("query",) if self.document.pooling == STORED else ("query", "document")
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: str | Path) -> None:
         """Write the card into a folder, whole or not at all."""
         text = json.dumps(asdict(self), ensure_ascii=False, indent=2, sort_keys=True)
+        folder = Path(folder)
         building = folder / f".{CARD_FILE}.partial"
         building.write_text(text + "\n", encoding="utf-8")
         building.replace(folder / CARD_FILE)

@@ -50,7 +50,9 @@ class SavedEncoder:
 
     def known_references(self, engine: Engine) -> tuple[Reference, ...]:
         """Return the reference vectors of the file that was named, else those of the card."""
-        return self.references if engine.reference is None else load_references(engine.reference, self.fingerprint)
+        return (
+            self.references if engine.reference is None else load_references(Path(engine.reference), self.fingerprint)
+        )
 
 
 def devices_of(device: str | None) -> list[str]:

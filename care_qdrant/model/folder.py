@@ -71,11 +71,11 @@ _LATER_SETTINGS: dict[str, tuple[Any, ...]] = {
 
 
 def write_checkpoint(
-    folder: Path,
+    folder: str | Path,
     *,
     name: str,
-    query: Path,
-    document: Path | None,
+    query: str | Path,
+    document: str | Path | None,
     onnx: OnnxFiles | None = None,
     document_onnx: OnnxFiles | None = None,
     temperature: float = 0.02,
@@ -113,6 +113,7 @@ def write_checkpoint(
         InputError: The destination holds something else, or cannot be written.
         ModelError: The two sides do not fit together.
     """
+    folder, query, document = Path(folder), Path(query), None if document is None else Path(document)
     require_destination(folder)
     for encoder in filter(None, (query, document)):
         read_json(encoder / "modules.json")  # named here by the caller's path, and not by that of the copy
@@ -212,7 +213,7 @@ def _enter_term_weights(folder: Path, building: Path, gate: Mapping[str, Any]) -
     return card
 
 
-def verify_checkpoint(folder: Path, sides: Iterable[str] | None = None) -> Card:
+def verify_checkpoint(folder: str | Path, sides: Iterable[str] | None = None) -> Card:
     """Check that a CARE folder is whole and unaltered, reading every byte of the given sides; None takes all.
 
     Raises:
@@ -221,6 +222,7 @@ def verify_checkpoint(folder: Path, sides: Iterable[str] | None = None) -> Card:
         NewerFormat: a newer version wrote the folder.
         ModelError: Dimensions disagree, or a tokenizer does not append its end marker.
     """
+    folder = Path(folder)
     card = read_card(folder)
     sides = card.saved_sides if sides is None else tuple(sides)
     for side in sides:

@@ -50,7 +50,7 @@ class CareModel:
         document: ModelSide,
         geometry: Geometry = "unit",
         card: Card | None = None,
-        term_weights: Path | None = None,
+        term_weights: str | Path | None = None,
         light_documents: bool = False,
     ) -> None:
         """Put a model together of its two sides; `CareModel.load` is the usual way."""
@@ -60,7 +60,7 @@ class CareModel:
         self.geometry: Geometry = geometry
         self.card = card
         """Content of ``care.json``; None for a plain sentence-transformers model that is both sides."""
-        self.term_weights = term_weights
+        self.term_weights = None if term_weights is None else Path(term_weights)
         """File with the weights of the terms of queries; None where the model has none."""
         self.light_documents = light_documents
         """Whether the document encoder needs neither torch nor much memory, as that of the built-in model."""

@@ -115,8 +115,8 @@ def unwrap(folder: Path) -> None:
 
 
 def rewrite_weights(
-    source: Path,
-    target: Path,
+    source: str | Path,
+    target: str | Path,
     change: "Callable[[str, torch.Tensor], torch.Tensor] | None" = None,
     dtype: "torch.dtype | None" = None,
 ) -> None:
@@ -131,6 +131,7 @@ def rewrite_weights(
     import torch
     from safetensors import safe_open
 
+    source, target = Path(source), Path(target)
     kinds = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
     header, _ = read_header(source)
     stored = {name: entry for name, entry in header.items() if name != "__metadata__"}

@@ -36,7 +36,7 @@ _START_PAUSE_SECONDS = 0.2
 @contextmanager
 def open_client(
     *,
-    path: Path | None = None,
+    path: str | Path | None = None,
     url: str | None = None,
     api_key: str | None = None,
     grpc: bool = False,
@@ -64,7 +64,7 @@ def open_client(
     """
     remember_secret(api_key)
     client = (
-        _embedded(path)
+        _embedded(Path(path))
         if path is not None
         else _server(url, api_key, grpc, grpc_port, timeout_seconds, patience_seconds)
     )

@@ -31,7 +31,7 @@ _DROPPED = (
 
 
 @contextmanager
-def native_folder(folder: Path) -> Iterator[Path]:
+def native_folder(folder: str | Path) -> Iterator[Path]:
     """Yield a folder from which transformers loads a saved model without remote code.
 
     Args:
@@ -44,6 +44,7 @@ def native_folder(folder: Path) -> Iterator[Path]:
     Raises:
         ModelError: The configuration has a setting that transformers' own architecture lacks.
     """
+    folder = Path(folder)
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if config.get("model_type") != _PUBLISHED:

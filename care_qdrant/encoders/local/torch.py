@@ -272,7 +272,9 @@ def cuts_unit_vectors(model: "SentenceTransformer") -> bool:
     return "Normalize" in kinds and "Dense" in kinds[kinds.index("Normalize") :]
 
 
-def load_sentence_transformer(folder: Path, device: str | None = None, dtype: Dtype = "auto") -> "SentenceTransformer":
+def load_sentence_transformer(
+    folder: str | Path, device: str | None = None, dtype: Dtype = "auto"
+) -> "SentenceTransformer":
     """Load a saved sentence-transformers model for inference.
 
     Attention is flash-attention where that is installed and the model has it, else torch's own (SDPA).

@@ -130,7 +130,7 @@ def check_model(folder: Path) -> None:
 
 
 @contextmanager
-def readable_model(folder: Path) -> Iterator[Path]:
+def readable_model(folder: str | Path) -> Iterator[Path]:
     """Yield a folder that transformers reads whole and without remote code: the given one, or a temporary copy.
 
     Args:
@@ -143,6 +143,7 @@ def readable_model(folder: Path) -> Iterator[Path]:
         IncompleteModel: A file is missing or cut off, or a tensor is missing.
         ModelError: The weights are not those that the model reads, or need remote code.
     """
+    folder = Path(folder)
     _check_files(folder)
     with native_folder(folder) as native:
         if (folder / ADAPTER_CONFIG).is_file():

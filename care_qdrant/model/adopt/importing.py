@@ -130,7 +130,12 @@ def _license(folder: Path) -> str | None:
 
 
 def join_encoders(
-    query: Path, document: Path, folder: Path, *, name: str, probe_texts: Sequence[str] | None = None
+    query: str | Path,
+    document: str | Path,
+    folder: str | Path,
+    *,
+    name: str,
+    probe_texts: Sequence[str] | None = None,
 ) -> Card:
     """Write the CARE folder of two saved sentence-transformers models of one dimension.
 
@@ -148,6 +153,7 @@ def join_encoders(
         ModelError: The two do not fit together, or one is no complete model.
         MissingExtra: An export was asked for, and torch or onnx are not installed.
     """
+    query, document, folder = Path(query), Path(document), Path(folder)
     require_destination(folder)
     if probe_texts is None:
         return write_checkpoint(folder, name=name, query=query, document=document)

@@ -64,7 +64,7 @@ def add_onnx(folder: Path) -> Card:
 
 
 def export_query_encoder(
-    query_folder: Path,
+    query_folder: str | Path,
     probe_texts: Sequence[str],
     *,
     document_vectors: Vectors | None = None,
@@ -87,6 +87,7 @@ def export_query_encoder(
         InputError: There are no probe texts.
         ModelError: The model cannot be exported, or the exported graph gives other vectors.
     """
+    query_folder = Path(query_folder)
     if not probe_texts:
         raise InputError("an export needs probe texts: give real queries, a few hundred if you have them")
     tower = _load_tower(query_folder)
