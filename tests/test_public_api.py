@@ -18,6 +18,7 @@ ON_TOP_OF_THE_CORE = ("trainer/care_trainer", "benchmarks/care_benchmarks", "ben
 
 SHARED = {"POLICY", "TermWeights", "TorchEncoder", "Job", "read_part", "run_ahead", "usable_cores"} | {
     "LEAST_HALF_PRECISION",
+    "COMPLETE",
     "add_term_weights",
     "check_adapter_vectors",
     "copy_term_weights",
@@ -30,6 +31,8 @@ SHARED = {"POLICY", "TermWeights", "TorchEncoder", "Job", "read_part", "run_ahea
     "points_bar",
     "plain_vectors",
     "read_card",
+    "require_destination",
+    "require_writable",
 }
 """Names that the trainer and care-data share with the core, and nobody else should build on."""
 
