@@ -66,7 +66,8 @@ JSON = json.JSONDecoder(object_pairs_hook=_read_object)
 def parse_line(raw: bytes, line: int, fields: Fields) -> Document | Reject:
     """Read one line of JSON."""
     try:
-        values = JSON.decode(raw.decode("utf-8"))
+        # A byte order mark also stands where two files were put together.
+        values = JSON.decode(raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         return Reject(line, f"is not UTF-8: byte 0x{raw[error.start]:02x} at position {error.start}")
     except RecursionError:

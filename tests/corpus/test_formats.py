@@ -77,6 +77,12 @@ def test_a_format_is_told_by_its_content(tmp_path: Path, name: str, content: str
     assert len(rows) == 3
 
 
+def test_files_with_byte_order_marks_may_be_put_together(tmp_path: Path) -> None:
+    marked = "".join(f"\ufeff{line}\n" for line in LINES.splitlines())
+    (tmp_path / "a.jsonl").write_text(marked, encoding="utf-8")
+    assert texts(read(tmp_path / "a.jsonl")) == EXPECTED
+
+
 def test_compressed_content_needs_no_ending(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(gzip.compress(table().encode()))
     (tmp_path / "b").write_bytes(zstandard.compress(LINES.encode()))

@@ -36,7 +36,6 @@ def nested(depth: int) -> dict[str, object]:
         (b'{"id": "1", "text": "a", "title": {}}', "'title' is a JSON object"),
         (b'{"id": "1", "text": "a", "metadata": "x"}', "'metadata' is a JSON string; expected an object"),
         (b'{"id": "1", "text": "\xff"}', "is not UTF-8: byte 0xff at position 21"),
-        (b'\xef\xbb\xbf{"id": "1", "text": "a"}', "is not JSON"),
         (b'{"id": "1", "text": "a\\ud800"}', "half a surrogate pair (\\ud800)"),
         (b'{"id": "\\udfff", "text": "a"}', "half a surrogate pair"),
         (b'{"id": "1", "text": "a\\u0000b"}', "'text' holds a NUL character"),
