@@ -5,13 +5,16 @@ import hashlib
 import hmac
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from care_trainer.learn.learn import learn
 from qdrant_client import QdrantClient
 
 from care_qdrant import Document, IngestSettings, Retriever, ingest
 from care_qdrant.errors import Rejected
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from tests.reliability.processes import BINARY, QdrantServer
 from tests.tiny import HashModel
@@ -69,6 +72,16 @@ def test_a_key_for_reading_searches_and_writes_nothing(server: QdrantServer, grp
         with pytest.raises(Rejected, match="Give a key that may write"):
             ingest([*DOCUMENTS, Document("new", "新的")], HashModel(), client, NAME)
         assert client.count(NAME, exact=True).count == 20
+
+
+def test_a_key_for_reading_learns_nothing(server: QdrantServer, grpc: bool, tmp_path: Path) -> None:
+    read: list[str] = []
+    with (
+        open_client(url=server.url, api_key=READ_KEY, grpc=grpc) as client,
+        pytest.raises(Rejected, match="Give a key that may write"),
+    ):
+        learn(Collection(client, NAME), tmp_path / "learned", on_progress=lambda part, _done, _total: read.append(part))
+    assert not read and not list(tmp_path.iterdir())
 
 
 def test_a_token_for_one_collection_writes_there_and_nowhere_else(server: QdrantServer, grpc: bool) -> None:

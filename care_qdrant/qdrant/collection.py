@@ -224,6 +224,10 @@ class Collection(Calls):
         self._schema = None
         self.call(what, lambda: self.client.update_collection(self.name, **config))
 
+    def require_changeable(self) -> None:
+        """Refuse a key that may not change the collection's metadata, by a change of nothing."""
+        self.update("asking whether it may be changed", metadata={})
+
     def drop(self) -> None:
         """Delete the whole collection."""
         self._schema = None

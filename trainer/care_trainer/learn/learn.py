@@ -134,6 +134,7 @@ def learn(
     vector_name, params = dense_vector(collection.schema, vector_name)
     if document is not None:
         _require_document(document, params.size, vector_name)
+    collection.require_changeable()
     asked = QueryFile(None, None) if questions is None else questions(params.size)
     earlier = None if start is None else load_earlier(start)
     pairs = read_pairs(
