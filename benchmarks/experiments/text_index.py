@@ -16,7 +16,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-import jieba  # type: ignore[import-not-found]
 import numpy as np
 from care_benchmarks.statistics import compare_with_base
 from qdrant_client import QdrantClient, models
@@ -37,6 +36,8 @@ CHECKED = 5
 
 def multilingual(text: str) -> list[str]:
     """Return the words of a text as the server's tokenizer cuts them."""
+    import jieba  # type: ignore[import-not-found]  # no part of any extra: this study alone needs it
+
     words = jieba.cut(unicodedata.normalize("NFKC", text).lower(), HMM=False)
     return [word for word in words if any(character.isalpha() for character in word)]
 
