@@ -285,7 +285,7 @@ def test_what_cannot_be_served_is_one_line_and_an_exit_code(pair_folder: Path, t
 
     assert run("--model", str(tmp_path))[0] == 3
     (tmp_path / "keys").write_text("short\n")
-    assert run("--model", str(pair_folder), "--keys", str(tmp_path / "keys"))[0] == 1
+    assert run("--model", str(pair_folder), "--keys", str(tmp_path / "keys"))[0] == 2
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
