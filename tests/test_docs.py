@@ -57,11 +57,13 @@ def test_the_two_commands_of_the_readme_are_targets_of_the_makefile() -> None:
     assert all(f"\n{block.removeprefix('make ')}:" in makefile for block in blocks)
 
 
-def test_the_table_of_environment_variables_has_all_that_is_read() -> None:
+def test_the_table_of_environment_variables_has_all_that_is_read_and_nothing_else() -> None:
     read: set[str] = set()
+    sources = ""
     for package in ("care_qdrant", "llama_integration", "trainer/care_trainer", "benchmarks/care_benchmarks"):
         for file in (ROOT / package).rglob("*.py"):
             text = file.read_text(encoding="utf-8")
+            sources += text
             read |= set(re.findall(r"""(?:envvar=|environ\.get\(|setting\()"([A-Z_]+)\"""", text))
     configuration = (ROOT / "docs/reference/configuration.md").read_text(encoding="utf-8")
     listed = {
@@ -70,6 +72,7 @@ def test_the_table_of_environment_variables_has_all_that_is_read() -> None:
         for name in re.findall(r"\w+", row)
     }
     assert {"QDRANT_URL", "CARE_PATIENCE", "TQDM_DISABLE"} <= read <= listed
+    assert [name for name in listed if name.startswith("CARE_") and name not in sources] == []
 
 
 def test_the_documented_completion_completes() -> None:

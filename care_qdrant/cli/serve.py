@@ -81,7 +81,9 @@ if TYPE_CHECKING:
     "--queries and a benchmark.  [default: none are kept]",
 )
 @click.option(
-    "--metrics-port", type=click.IntRange(1, 65535), help="Port of /metrics, which needs no key.  [default: --port]"
+    "--metrics-port",
+    type=click.IntRange(1, 65535),
+    help="Port of /metrics alone, without a key; --port has none then.  [default: --port]",
 )
 @fallback_option
 @target_options

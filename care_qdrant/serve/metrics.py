@@ -79,7 +79,7 @@ class Metrics:
         # Prometheus sees an increase only of a counter that was there before.
         for outcome in ("done", "failed"):
             self._reloads.labels(outcome)
-        for code in ("contract_mismatch", "fingerprint_mismatch", "queue_full"):
+        for code in ("contract_mismatch", "fingerprint_mismatch", "qdrant_unreachable", "queue_full"):
             self.refusals.labels(code)
 
     def searched(self, collection: str, mode: str, *, is_good: bool | None) -> None:

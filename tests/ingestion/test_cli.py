@@ -44,7 +44,7 @@ def test_a_dry_run_says_where_and_what_would_go(write_corpus: WriteCorpus) -> No
     run(write_corpus(short_rows(12), "today.jsonl"))
     corpus = write_corpus(short_rows(11), "today.jsonl")
     dry = run(corpus, "--sync", "--dry-run").stdout
-    assert dry.startswith("dry run into today (named after the file: --collection keeps")
+    assert dry.startswith("dry run into today (the name of the file; --collection NAME")
     assert "0 points to write" in dry
     assert "11 are stored as they are\n1 points would be deleted, for example those of d11\n" in dry
     done = run(corpus, "--sync", "--collection", "today").stdout

@@ -140,6 +140,14 @@ def test_the_compose_file_serves_the_collection_that_it_creates(tmp_path: Path) 
             assert service.stop() == 0
 
 
+def test_no_key_gets_into_git_or_into_a_layer_of_the_image() -> None:
+    root = FOLDER.parents[1]
+    keys = yaml.safe_load((FOLDER / "compose.yaml").read_text(encoding="utf-8"))["secrets"]["keys"]["file"]
+    folder = str((FOLDER / keys).resolve().parent.relative_to(root))
+    assert folder in (root / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert f"/{folder}/" in (root / ".gitignore").read_text(encoding="utf-8").splitlines()
+
+
 def expressions() -> dict[str, str]:
     """Return what the alert rules and the dashboard ask Prometheus for, by where it stands."""
     rules = yaml.safe_load((FOLDER / "alerts.yaml").read_text(encoding="utf-8"))["groups"][0]["rules"]

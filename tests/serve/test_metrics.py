@@ -4,6 +4,7 @@ from pathlib import Path
 
 from qdrant_client import QdrantClient
 
+from care_qdrant.serve.metrics import Metrics
 from care_qdrant.version import __version__
 from tests.serve.conftest import KEY, aligned, asked, pair
 
@@ -17,6 +18,12 @@ async def test_counters_count(make_service, connect) -> None:
     assert 'care_refusals_total{code="blank_text"} 1.0' in said
     assert 'care_texts_total{model="pair",side="query"} 2.0' in said
     assert 'care_waiting_texts{side="query"} 0.0' in said
+
+
+def test_counters_that_alerts_watch_start_at_zero() -> None:
+    text = Metrics().render().decode()
+    for code in ("contract_mismatch", "fingerprint_mismatch", "qdrant_unreachable", "queue_full"):
+        assert f'care_refusals_total{{code="{code}"}} 0.0' in text
 
 
 async def test_every_model_is_named_with_its_fingerprint(make_service, connect) -> None:
