@@ -11,11 +11,13 @@ export OMP_NUM_THREADS ?= 1
 
 $(VENV)/.serve: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo 'installing into $(VENV), one to four minutes'
 	$(INSTALL) --editable .
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo 'installing everything into $(VENV), with torch: some gigabytes'
 	$(INSTALL) --editable '.[all,dev]'
 	touch $@ $(VENV)/.serve
 

@@ -1,12 +1,15 @@
 """``care verify``: check that the vectors of a collection are what its model records say."""
 
-from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
 from care_qdrant.console.options import LoadModel, Target, json_option, model_options, target_options
 from care_qdrant.console.reports import show_report
+
+if TYPE_CHECKING:
+    from care_qdrant.vectors.verify import VerifyReport
 
 
 @click.command(
@@ -36,7 +39,7 @@ def command(
 
     It counts the points with each vector, compares the hash of each text, encodes a sample again, and searches for
     each sampled document by its first words. For vectors of another model than --model, it only counts and compares.
-    If something is wrong, or the collection has no points, the exit code is 5.
+    If something is wrong, or the collection has no points, the exit code is 5. --json prints every count.
 
     \b
     Example:
@@ -54,8 +57,7 @@ def command(
     if as_json:
         show_report(report, as_json=True)
     else:
-        for each in (report, *report.others):
-            show_report(replace(each, others=[]))
+        click.echo("\n".join(map(_line, (report, *report.others))))
     for other in report.others:
         if not other.sampled and other.covered:
             click.echo(
@@ -68,3 +70,25 @@ def command(
     if not as_json:
         count = 1 + len(report.others)
         click.echo(f"OK: {report.points:,} points, {count} vector{'s' if count > 1 else ''}")
+
+
+def _line(report: "VerifyReport") -> str:
+    """Return what was found of one vector; counts that are zero, as they should be, are left out."""
+    counts = {
+        "without it": report.without_vector,
+        "of an earlier text": report.outdated,
+        "of a text that is gone": report.text_gone,
+        "by another program": report.written_by_others,
+        "whose text is in another field": report.in_other_field,
+    }
+    found = [f"{report.covered:,} points have it", *(f"{count:,} {what}" for what, count in counts.items() if count)]
+    if report.lowest_cosine is not None:
+        found.append(f"{report.sampled} made again: lowest cosine {report.lowest_cosine:.4f}")
+    if report.known_items is not None:
+        found.append(f"{report.known_items:.0%} found by their first words")
+    if report.rescoring is not None:
+        found.append(
+            f"quantised: {report.rescoring.overlap_at_10:.1%} of the nearest ten with oversampling "
+            f"{report.rescoring.oversampling:g}"
+        )
+    return f"{report.vector_name or 'the unnamed vector'}: {', '.join(found)}"
