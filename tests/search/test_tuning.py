@@ -103,7 +103,7 @@ def binary(request: pytest.FixtureRequest, real_url: str) -> Iterator[tuple[Coll
     with open_client(url=real_url) as client:
         client.delete_collection(NAME)
         params = models.VectorParams(size=DIM, distance=models.Distance.COSINE)
-        quantization = QUANTIZATION["binary"]
+        quantization = QUANTIZATION["binary"](always_ram=True)
         client.create_collection(NAME, {"v": params}, quantization_config=quantization)
         Collection(client, NAME).write_contract("v", VectorContract("a" * 64, "v", DIM))
         points = [models.PointStruct(id=n, vector={"v": row.tolist()}) for n, row in enumerate(rows)]
@@ -141,7 +141,7 @@ def test_what_the_graph_misses_is_no_loss_by_quantization(real_url: str, caplog:
             {"v": models.VectorParams(size=DIM, distance=models.Distance.COSINE)},
             hnsw_config=models.HnswConfigDiff(m=4, ef_construct=8, full_scan_threshold=10),
             optimizers_config=models.OptimizersConfigDiff(indexing_threshold=100, default_segment_number=1),
-            quantization_config=QUANTIZATION["int8"],
+            quantization_config=QUANTIZATION["int8"](always_ram=True),
         )
         points = [models.PointStruct(id=n, vector={"v": row.tolist()}) for n, row in enumerate(rows)]
         client.upload_points(NAME, points, wait=True)

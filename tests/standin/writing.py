@@ -93,14 +93,15 @@ def _batch(call: Call) -> Any:
     for operation in operations:
         if isinstance(operation, models.UpdateVectorsOperation):
             _check(call, len(operation.update_vectors.points))
-    done: Any = [models.UpdateResult(operation_id=0, status=models.UpdateStatus.COMPLETED)]
+    done: list[Any] = []
     for operation in operations:
         change = getattr(operation, "set_payload", None) or getattr(operation, "overwrite_payload", None)
         if change is not None and (points := _named_points(call, change)) is not None:
             if not points:
+                done.append(models.UpdateResult(operation_id=0, status=models.UpdateStatus.COMPLETED))
                 continue
             change.points, change.filter = points, None
-        done = call.local.batch_update_points(call.collection, [operation])
+        done += call.local.batch_update_points(call.collection, [operation])
     return done
 
 
