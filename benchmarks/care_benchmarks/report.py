@@ -10,6 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from care_benchmarks.charts import Bar, Point, bars, scatter
 from care_benchmarks.comparison import TaskComparison
+from care_benchmarks.measures import CONDENSED
 from care_benchmarks.paper import TABLES, Row, rank_correlation
 from care_benchmarks.results import Result, TaskInfo
 from care_benchmarks.statistics import RESAMPLES, Comparison
@@ -98,6 +99,12 @@ def _context(result: Result) -> dict[str, Any]:
         "measures": list(
             dict.fromkeys(name for system in result.systems for s in system.scores for name in s.measures)
         ),
+        "labels": [
+            (score.task, system.name, score.measures["Judged@10"], score.measures.get(CONDENSED))
+            for task in result.tasks
+            for system in result.systems
+            if task.kind == "retrieval" and (score := system.score(task.name)) and "Judged@10" in score.measures
+        ],
         "timed": [system for system in result.systems if system.speed],
         "verdicts": verdicts,
         "paper": [

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from care_benchmarks import report
 from care_benchmarks.comparison import TaskComparison
+from care_benchmarks.results import load_result
 from care_benchmarks.statistics import compare_with_base, mean_interval
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -52,3 +53,17 @@ def test_committed_reports_have_the_layout_of_this_version() -> None:
     pages = sorted(RESULTS.glob("*/report.html"))
     assert len(pages) > 3
     assert [page.parent.name for page in pages if style not in page.read_text(encoding="utf-8")] == []
+
+
+def test_the_markdown_report_says_how_much_was_judged(tmp_path: Path) -> None:
+    result = load_result(RESULTS / "dev")
+    report.write_report(result, tmp_path)
+    markdown = (tmp_path / report.MARKDOWN_FILE).read_text(encoding="utf-8")
+    table = re.findall(r"## Labels\n.*?(?=\n## )", markdown, re.DOTALL)
+    assert len(table) == 1
+    system = result.systems[0]
+    score = system.score("dev-Retrieval")
+    assert score
+    judged = 100 * score.measures["Judged@10"]
+    assert f"| dev-Retrieval | {system.name} | {judged:.2f} |" in table[0]
+    assert "dev-Rerank" not in table[0], "every candidate of a reranking task is judged"
