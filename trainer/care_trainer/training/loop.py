@@ -99,6 +99,8 @@ def fit(
     if job.stage.gradient_checkpointing and job.stage.cached and (free := free_gpu_bytes()) is not None:
         trainer.args.activation_checkpointing = trainer.needs_checkpoints(free)
     checkpoint = last_checkpoint(job.folder) if job.resume else None
+    if checkpoint is not None and processes().is_main_process:
+        logger.info("stage %s: continues after step %s", job.folder.name, checkpoint.name.rsplit("-", 1)[-1])
     _keep_batch_size(job, resumed=checkpoint is not None)
     with writing(lambda: _unwritten(job.folder)), _matmul_precision("high" if job.run.tf32 else "highest"):
         output = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
