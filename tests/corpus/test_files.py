@@ -40,12 +40,6 @@ def test_byte_order_mark_windows_line_ends_and_blank_lines_are_no_errors(tmp_pat
     assert [row.line for row in rows] == [1, 3]
 
 
-def test_a_byte_order_mark_inside_the_file_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "joined.jsonl").write_bytes(LINES + b"\xef\xbb\xbf" + LINES)
-    rows = read(tmp_path / "joined.jsonl")
-    assert [row.line for row in rows if isinstance(row, Reject)] == [3]
-
-
 def test_a_line_of_more_than_5_mb_is_skipped_and_the_next_one_read(tmp_path: Path) -> None:
     long = b'{"id": "long", "text": "' + b"x" * MAX_LINE_BYTES + b'"}\n'
     (tmp_path / "long.jsonl").write_bytes(LINES + long + LINES.replace(b'"1"', b'"3"'))
