@@ -35,8 +35,9 @@ _SHELL = """
 set -uo pipefail
 trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT
 beside() {  # in the background, from when it says where it listens or prints its first report
-  "$@" >beside.log 2>&1 </dev/null & local pid=$!
-  until grep -qE 'http://|[{]' beside.log; do kill -0 $pid 2>/dev/null || { cat beside.log; return 1; }; sleep 0.2; done
+  local log; log=$(mktemp beside.XXXXXX)  # its own: what a server before it still logs says nothing of this one
+  "$@" >$log 2>&1 </dev/null & local pid=$!
+  until grep -qE 'http://|[{]' $log; do kill -0 $pid 2>/dev/null || { cat $log; return 1; }; sleep 0.2; done
 }
 """
 
