@@ -116,7 +116,7 @@ def test_the_site_gives_language_models_every_page_as_markdown(tmp_path: Path) -
 
 @pytest.mark.parametrize("skill", sorted(ROOT.glob("skills/*")), ids=lambda skill: skill.name)
 def test_a_skill_has_the_form_that_agents_read(skill: Path) -> None:
-    """That of github.com/qdrant/skills and agentskills.io; `test_docs_commands.py` runs its commands."""
+    """The form is that of github.com/qdrant/skills and agentskills.io; `test_docs_commands.py` runs its commands."""
     text = (skill / "SKILL.md").read_text(encoding="utf-8")
     matter = re.match(r"---\nname: (.+)\ndescription: \"(.+)\"\n---\n", text)
     assert matter is not None

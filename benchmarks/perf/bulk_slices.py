@@ -39,7 +39,7 @@ class Planned:
     workers: int
     seconds: float
     client_cpu_seconds: float
-    """Of this process and those that it started."""
+    """CPU time of this process and of those that it started."""
     server_cpu_seconds: float
     units: int
     documents: int

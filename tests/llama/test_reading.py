@@ -1,4 +1,4 @@
-"""What `CareVectorStore` reads of payloads that LlamaIndex did not write."""
+"""Payloads that LlamaIndex did not write, as `CareVectorStore` reads them."""
 
 import uuid
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What `CareVectorStore.add` leaves behind."""
+"""Points as `CareVectorStore.add` leaves them behind."""
 
 import asyncio
 import logging

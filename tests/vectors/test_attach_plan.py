@@ -1,4 +1,4 @@
-"""What `care attach --dry-run` tells before anything is written."""
+"""The plan that `care attach --dry-run` prints before anything is written."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What `care status` shows of a collection, alone and before attach, verify and detach."""
+"""The description that `care status` prints of a collection, alone and before attach, verify and detach."""
 
 from pathlib import Path
 

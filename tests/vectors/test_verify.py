@@ -1,11 +1,18 @@
 """Each way in which vectors can be wrong, made wrong and found."""
 
+from pathlib import Path
+
 import pytest
+from click.testing import CliRunner
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.cli import care
 from care_qdrant.console.reports import show_report
-from care_qdrant.errors import FingerprintMismatch, InputError
+from care_qdrant.errors import FingerprintMismatch, InputError, NotVerified
+from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.model.pair import CareModel
+from care_qdrant.qdrant.connection import open_client
+from care_qdrant.types import Document, point_id
 from care_qdrant.vectors.attach import AttachSettings, attach_vector
 from care_qdrant.vectors.verify import VerifyReport, VerifySettings, verify_collection
 from tests.tiny import HashModel
@@ -177,3 +184,20 @@ def test_half_a_character_is_named_and_stops_no_other_point() -> None:
     assert attach_vector(client, "c", model).encoded == 1
     assert verify_collection(client, "c", model).problems == []
     client.close()
+
+
+def test_a_vector_is_one_line_with_those_counts_that_are_not_zero(tmp_path: Path) -> None:
+    with open_client(path=tmp_path) as client:
+        ingest([Document(f"d{n}", f"第{n}段，少吃盐") for n in range(4)], CareModel.load(), client, "c")
+    whole = CliRunner().invoke(care, ["verify", "c", "--path", str(tmp_path)])
+    assert whole.exit_code == 0
+    assert whole.stdout.splitlines() == [
+        "care-nano: 4 points have it, 4 made again: lowest cosine 1.0000, 100% found by their first words",
+        "OK: 4 points, 1 vector",
+    ]
+    with open_client(path=tmp_path) as client:
+        client.delete_vectors("c", ["care-nano"], points=[point_id("d0", 0)])
+        client.set_payload("c", {"text": "另一段"}, points=[point_id("d1", 0)])
+    broken = CliRunner().invoke(care, ["verify", "c", "--path", str(tmp_path)])
+    assert isinstance(broken.exception, NotVerified)
+    assert broken.stdout.startswith("care-nano: 3 points have it, ") and ", 1 of an earlier text" in broken.stdout
