@@ -73,6 +73,11 @@ def server(request: pytest.FixtureRequest) -> Iterator[StandIn]:
         yield server
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """The name of a parameter's value in the test's name: bytes may hold a time, and two workers must agree."""
+    return argname if isinstance(val, bytes) else None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
     """Skip a test on a real server that is too old for it, with the version in the reason."""
