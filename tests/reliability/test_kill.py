@@ -19,7 +19,7 @@ from tests.reliability.ready_model import write_corpus
 from tests.reliability.trials import Trial
 
 SEED = os.getpid()
-TRIALS = [1, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(1_200)])]
+TRIALS = [1, pytest.param(10, marks=[pytest.mark.slow, pytest.mark.timeout(1_200)])]
 
 
 @pytest.fixture(scope="module")

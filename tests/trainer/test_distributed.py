@@ -184,15 +184,26 @@ from care_trainer.stages import contrastive
 from care_trainer.stages.context import Context
 from safetensors.torch import save_file
 
-scores = iter([0.1, 0.3, 0.2, 0.25, 0.9])
-Context.scoring = lambda self, model: lambda: next(scores)
+scores = iter(enumerate([0.1, 0.3, 0.2, 0.25, 0.9]))
 trained, root = contrastive.fit, Path(sys.argv[1]).parent
+
+def save(model, name):
+    weights = {key: value.detach().clone() for key, value in model.named_parameters()}
+    save_file(weights, root / f"{name}.safetensors")
+
+def scoring(self, model):
+    def score():
+        number, value = next(scores)
+        save(model(), f"evaluation-{number}")
+        return value
+    return score
 
 def fit(job, model, *rest, **options):
     metrics = trained(job, model, *rest, **options)
-    weights = {name: value.detach().clone() for name, value in model.named_parameters()}
-    save_file(weights, root / f"process-{os.environ['RANK']}.safetensors")
+    save(model, f"process-{os.environ['RANK']}")
     return metrics
+
+Context.scoring = scoring
 
 contrastive.fit = fit
 pipeline.run_stages(load_run(Path(sys.argv[1]), sys.argv[2:]), resume=True)
@@ -203,20 +214,17 @@ pipeline.run_stages(load_run(Path(sys.argv[1]), sys.argv[2:]), resume=True)
 @pytest.mark.timeout(600)
 def test_two_processes_end_early_with_the_same_best_weights(tmp_path: Path) -> None:
     """Only the main process scores; the other one has to follow it to its best weights, and to its early end."""
-    own = {"learning_rate": 1e-2, "batch_size": 8, "weight_decay": 0.0}
-    weights = []
-    for name, steps in (("early", {"max_steps": 5, "evaluate_steps": 1, "patience": 2}), ("whole", {"max_steps": 5})):
-        root = tmp_path / name
-        settings = {**own, **steps, "schedule": "constant_with_warmup", "warmup": 0.0}
-        run = tiny_run(root, stage("supervised", **settings), overrides=[WITHOUT_DROPOUT])
-        assert _two_processes(root, WITHOUT_DROPOUT, script=BEST) == 0
-        both = [load_file(root / f"process-{rank}.safetensors") for rank in range(2)]
-        for key, value in both[0].items():
-            np.testing.assert_array_equal(both[1][key], value, err_msg=key)
-        weights.append(both[0])
-    lines = (Path(run.output).parents[1] / "early/out/supervised/evaluations.jsonl").read_text(encoding="utf-8")
-    assert len(lines.splitlines()) == 4, "two were no better than the second"
-    assert any(not np.array_equal(weights[1][key], value) for key, value in weights[0].items())
+    settings = {"learning_rate": 1e-2, "batch_size": 8, "schedule": "constant_with_warmup", "warmup": 0.0}
+    stops = {"max_steps": 5, "evaluate_steps": 1, "patience": 2}
+    tiny_run(tmp_path, stage("supervised", **settings, **stops), overrides=[WITHOUT_DROPOUT])
+    assert _two_processes(tmp_path, WITHOUT_DROPOUT, script=BEST) == 0
+    assert len(list(tmp_path.glob("evaluation-*"))) == 4, "two were no better than the second"
+    best, last = (load_file(tmp_path / f"evaluation-{number}.safetensors") for number in (1, 3))
+    for rank in range(2):
+        ended = load_file(tmp_path / f"process-{rank}.safetensors")
+        for key, value in best.items():
+            np.testing.assert_array_equal(ended[key], value, err_msg=key)
+    assert any(not np.array_equal(last[key], value) for key, value in best.items())
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the resident set is read from Linux's /proc")
