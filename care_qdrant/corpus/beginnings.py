@@ -42,5 +42,7 @@ class Beginnings:
 
 
 def _common(one: str, other: str) -> str:
+    if other.startswith(one):
+        return one
     pairs = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
     return "".join(character for character, _ in pairs)

@@ -12,6 +12,7 @@ from care_qdrant.contracts.contract import Contract, contract_metadata
 from care_qdrant.contracts.learned import LearnedContract, learned_metadata
 from care_qdrant.errors import InputError, NoCollection, Rejected, next_command
 from care_qdrant.qdrant import grpc as bulk
+from care_qdrant.qdrant import rest
 from care_qdrant.qdrant.calls import Calls, Written, in_requests, seconds_left
 from care_qdrant.qdrant.connection import as_version, require_server
 from care_qdrant.qdrant.embedded_search import search_arrays
@@ -475,7 +476,10 @@ class Collection(Calls):
                 self._ask_grpc()
             if self._grpc:
                 return bulk.upsert(self.client, self.name, points, self.shard_key)
-            return self.client.upsert(self.name, bulk.with_lists(points), wait=True, shard_key_selector=self.shard_key)
+            if self.is_embedded:
+                plain = bulk.with_lists(points)
+                return self.client.upsert(self.name, plain, wait=True, shard_key_selector=self.shard_key)
+            return rest.upsert(self.client, self.name, points, self.shard_key)
 
         self.write(f"writing {len(points)} points", write)
 

@@ -1,0 +1,62 @@
+"""Whole points over HTTP: a vector becomes JSON from the bytes that it is in memory.
+
+qdrant-client makes a list of Python floats of every vector, each of which is written with the digits of a double: twice
+the bytes, and four times the CPU time. Other calls stay with the client.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+from pydantic_core import to_jsonable_python
+from qdrant_client import QdrantClient, models
+from qdrant_client.http.exceptions import ResponseHandlingException
+
+from care_qdrant.qdrant.grpc import with_lists
+
+_OPTIONS = (
+    orjson.OPT_SERIALIZE_NUMPY
+    | orjson.OPT_NON_STR_KEYS
+    | orjson.OPT_PASSTHROUGH_DATETIME
+    | orjson.OPT_PASSTHROUGH_DATACLASS
+    | orjson.OPT_PASSTHROUGH_SUBCLASS
+)
+
+
+class _Written(models.PointsList):
+    """Points that are JSON already; the client asks for no more than that."""
+
+    body: bytes
+
+    def model_dump_json(self, **_: Any) -> bytes:  # type: ignore[override]
+        """Return the body of the request."""
+        return self.body
+
+
+def upsert(
+    client: QdrantClient, name: str, points: Sequence[models.PointStruct], shard_key: models.ShardKey | None = None
+) -> models.UpdateResult:
+    """Write whole points in one request over HTTP and wait until they can be read."""
+    try:
+        body = upsert_body(points, shard_key)
+    except orjson.JSONEncodeError:  # numbers of more than 64 bits, and what else the client may know how to write
+        return client.upsert(name, with_lists(points), wait=True, shard_key_selector=shard_key)
+    written = _Written.model_construct(body=body)
+    answer = client.http.points_api.upsert_points(name, wait=True, point_insert_operations=written)
+    if answer.result is None:
+        raise ResponseHandlingException(ValueError("the server's answer to a write has no result"))
+    return answer.result
+
+
+def upsert_body(points: Sequence[models.PointStruct], shard_key: models.ShardKey | None = None) -> bytes:
+    """Return the JSON of `upsert`: what qdrant-client writes of the same points, with the shortest digits of a float32.
+
+    Raises:
+        orjson.JSONEncodeError: A payload holds what only the client can write, or nobody.
+    """
+    rows = [
+        {"id": point.id, "vector": point.vector} | ({} if point.payload is None else {"payload": point.payload})
+        for point in points
+    ]
+    whole = {"points": rows} if shard_key is None else {"points": rows, "shard_key": shard_key}
+    return orjson.dumps(whole, default=to_jsonable_python, option=_OPTIONS)
