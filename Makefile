@@ -7,7 +7,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-slow check format docs site bench-tiny examples reliability
+.PHONY: demo test test-slow check format docs site bench-tiny examples measure reliability
 
 $(VENV)/.serve: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -63,6 +63,9 @@ bench-tiny: $(VENV)/.dev
 examples: $(VENV)/.dev
 	set -e; for example in examples/0*.py; do echo "== $$example"; $(BIN)/python $$example; done
 	cd examples && $(abspath $(BIN))/jupyter-execute 05_corpus_to_answer.ipynb
+
+measure: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.perf.measure $(if $(DEV),--dev $(DEV)) $(if $(WITHIN),--within $(WITHIN))
 
 reliability: $(VENV)/.dev
 	mkdir -p build/reliability

@@ -17,6 +17,7 @@ def pages() -> dict[Path, dict[str, str]]:
             "asymmetry": _asymmetry(),
             "accuracy": _accuracy(),
             "promises": [*_promises(), "", *_machine()],
+            "ingestion into a server": _ingestion(),
             "ways": _ways("server-index-100000.json"),
             "ways of a million": _ways("server-index-1000000.json"),
             "restarts of a million": _restarts("server-index-1000000.json"),
@@ -142,6 +143,31 @@ def _machine() -> Iterator[str]:
         f"Two shared cores, 24 GiB, no GPU: {'; '.join(told)}. Each file under `benchmarks/results/` names its own "
         "machine, commit and load."
     )
+
+
+def _ingestion() -> Iterator[str]:
+    """What ingestion into a server costs beside the stock ways, by protocol."""
+    result = _read("server-ingestion.json")
+    names = {
+        "care": "`care ingest`",
+        "upload_points": "`upload_points`",
+        "llama-index": "LlamaIndex's `QdrantVectorStore`",
+    }
+    machine = result["machine"]
+    yield (
+        f"{result['points']:,} ready vectors of {result['dim']} dimensions, Qdrant {result['server']}, medians of "
+        f"turns; client and server share {machine['cpus_usable']} cores of {machine['cpu']}, load "
+        f"{machine['load_average']:.1f} at the end, commit {machine['commit']}."
+    )
+    yield ""
+    yield "| | client CPU s per 10,000 | server CPU s per 10,000 | points/s |"
+    yield "|---|---:|---:|---:|"
+    for protocol, named in (("grpc", "gRPC, the default where it answers"), ("http", "HTTP (`QDRANT_GRPC_PORT=0`)")):
+        for way, found in result[protocol].items():
+            yield (
+                f"| {named}: {names[way]} | {found['client_cpu_seconds_per_10k']:.2f} | "
+                f"{found['server_cpu_seconds_per_10k']:.2f} | {found['points_per_second']:,.0f} |"
+            )
 
 
 def _ways(name: str) -> Iterator[str]:

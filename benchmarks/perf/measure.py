@@ -1,0 +1,159 @@
+"""All speeds that the pages state, measured one after the other at one commit, alone on the machine.
+
+Each measurement is a program of its own with one result. Results wait under ``build/measured/COMMIT/`` until the end,
+so that the tree stays as it was committed, and a run that was stopped goes on with what is left.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from care_benchmarks.machine import commit_of
+
+from tests.reliability.processes import QdrantServer
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+QUIET_LOAD = 0.5
+"""Largest load of the last minute with which a measurement starts."""
+WAIT_SECONDS = 600
+"""Longest wait for the machine to become quiet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One measurement: the result, the program under ``benchmarks.perf`` and its arguments, and what it takes."""
+
+    result: str
+    command: str
+    minutes: int
+    """Rough time on two cores."""
+    needs: str = ""
+    """``server``: the program of a Qdrant server. ``dev``: a folder of tasks with real questions."""
+
+
+SAMPLE = "examples/sample"
+STEPS = (
+    Step("command-start.json", f"command_start {SAMPLE}/corpus.jsonl", 2),
+    Step("embedded-bm25.json", "embedded_bm25", 1),
+    Step("llama-vector-check.json", "vector_check", 1),
+    Step("ingestion-throughput.json", "ingestion throughput", 2),
+    Step("server-ingestion.json", "server_ingestion", 3, "server"),
+    Step("server-search-10000.json", "server_search --points 10000", 3, "server"),
+    Step("serve-cost.json", "serve_cost", 4, "server"),
+    Step("serve-latency.json", "serve_latency", 3, "server"),
+    Step("serve-latency-grpc.json", "serve_latency --grpc", 3, "server"),
+    Step("dev-speed", "", 5, "dev"),
+    Step("first-minute.json", "first_minute", 4),
+    Step("training.json", f"training_cost {SAMPLE}/corpus.jsonl", 6),
+    Step("ingestion-memory.json", "ingestion memory", 8),
+    Step("llama-speed.json", "embedding speed", 12),
+    Step("bulk-overhead.json", "bulk", 8),
+    Step("bulk-load.json", "bulk --loaders 1 --loaders 2 --loaders 4", 10, "server"),
+    Step("bulk-slices.json", "bulk_slices --points 1000000", 30, "server"),
+    Step("deployment-memory.json", "attach memory", 30, "server"),
+    Step("server-search-100000.json", "server_search --points 100000", 15, "server"),
+    Step("server-search-1000000.json", "server_search --points 1000000", 120, "server"),
+)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--binary", envvar="QDRANT_BINARY", show_envvar=True, help="Qdrant server, for what needs one.")
+@click.option("--dev", type=click.Path(exists=True, file_okay=False), help="Folder of tasks with real questions.")
+@click.option("--within", type=click.IntRange(1), help="Leave out what takes more minutes.")
+@click.option("--only", multiple=True, type=click.Choice([step.result for step in STEPS]), help="Repeatable.")
+@click.option("--busy", is_flag=True, help="Measure beside other work, too; the results say the load.")
+def main(binary: str | None, dev: str | None, within: int | None, only: tuple[str, ...], busy: bool) -> None:
+    """Measure all speeds that the pages state, and write them into the pages.
+
+    Commit first. The machine has to be quiet. Stop it when you like: the same command goes on with what is left.
+
+    \b
+    Example:
+      QDRANT_BINARY=./qdrant python -m benchmarks.perf.measure --within 10
+    """
+    commit = commit_of(ROOT)
+    if commit.endswith("+changes"):
+        raise click.ClickException("the tree has uncommitted changes, so that no commit would name what was measured")
+    folder = ROOT / "build" / "measured" / commit
+    folder.mkdir(parents=True, exist_ok=True)
+    have = {"server": binary, "dev": dev, "": "nothing"}
+    chosen = [step for step in STEPS if (not only or step.result in only) and (not within or step.minutes <= within)]
+    left_out = [step.result for step in chosen if not have[step.needs]]
+    steps = [step for step in chosen if have[step.needs] and not (folder / step.result).exists()]
+    for number, step in enumerate(steps, 1):
+        load = os.getloadavg()[0] if busy else _quiet()
+        click.echo(f"{number} of {len(steps)}: {step.result}, about {step.minutes} minutes, load {load:.1f}")
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            made = Path(scratch) / step.result
+            with _server(binary if step.needs == "server" else None, Path(scratch)) as environment:
+                subprocess.run([sys.executable, *_arguments(step, dev, made)], cwd=ROOT, env=environment, check=True)
+            made.rename(folder / step.result)
+    for result in folder.iterdir():
+        if result.is_dir():
+            shutil.copytree(result, RESULTS / result.name, dirs_exist_ok=True)
+        else:
+            shutil.copy(result, RESULTS)
+    subprocess.run([sys.executable, "docs/generate_measured.py"], cwd=ROOT, check=True)
+    if left_out:
+        click.echo(f"left out, for want of --binary or --dev: {', '.join(left_out)}")
+
+
+def _arguments(step: Step, dev: str | None, made: Path) -> Sequence[str]:
+    if step.needs == "dev":
+        controls = ("--control", "bm25", "--control", "hybrid", "--control", "document", "--without-texts")
+        command = "from care_benchmarks.cli import main; main()"
+        return (
+            "-c",
+            command,
+            "run",
+            str(dev),
+            "--name",
+            "dev",
+            "--model",
+            "built-in",
+            *controls,
+            "--output",
+            str(made),
+        )
+    program, *arguments = step.command.split()
+    return ("-m", f"benchmarks.perf.{program}", *arguments, "--output", str(made))
+
+
+@contextmanager
+def _server(binary: str | None, folder: Path) -> Iterator[dict[str, str]]:
+    """The environment of a measurement, with a server of its own where it needs one."""
+    plain = {name: value for name, value in os.environ.items() if name not in ("QDRANT_BINARY", "QDRANT_URL")}
+    environment = {**plain, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
+    if binary is None:
+        yield environment
+        return
+    with QdrantServer(binary, folder) as server:
+        yield {
+            **environment,
+            "QDRANT_BINARY": binary,
+            "QDRANT_URL": server.url,
+            "QDRANT_GRPC_PORT": str(server.grpc_port),
+        }
+
+
+def _quiet() -> float:
+    """Wait until nothing else runs, and return the load."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while (load := os.getloadavg()[0]) > QUIET_LOAD:
+        if time.monotonic() > deadline:
+            raise click.ClickException(f"other work runs on this machine (load {load:.1f}): stop it, or give --busy")
+        time.sleep(5)
+    return load
+
+
+if __name__ == "__main__":
+    main()
