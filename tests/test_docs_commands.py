@@ -115,6 +115,24 @@ def test_the_commands_of_a_page_run_in_its_order(
     pages.run(page, desk, {pages.SERVER: server.url, **{port: _free_port() for port in pages.PORTS}})
 
 
+def test_no_collection_of_the_pages_gets_documents_of_two_sources() -> None:
+    """A reader walks several pages in one folder; what a page finds must not be what another one wrote."""
+    sources: dict[str, set[str]] = {}
+    for page in [*README, *PAGES]:
+        for line in "\n".join(pages.blocks(page, "bash", "console")).splitlines():
+            found = re.match(r"(?:\$ )?care[- ]ingest ([\w./-]+)(.*)", line)
+            if found and not re.search(r"--(url|path|sync)\b", found[2]):
+                named = re.search(r"--collection (\S+)", found[2])
+                sources.setdefault(named[1] if named else Path(found[1]).stem, set()).add(Path(found[1]).name)
+        for program in pages.blocks(page, "python"):
+            if 'path="qdrant"' in program and (
+                named := re.search(r'Store\("(\w+)".*from_documents', program, re.DOTALL)
+            ):
+                sources.setdefault(named[1], set()).add(program)
+    assert len(sources) > 5
+    assert {name: found for name, found in sources.items() if len(found) > 1} == {}
+
+
 @pytest.mark.parametrize("page", [*README, *PAGES])
 def test_every_option_that_a_page_names_is_one_of_its_command(page: str) -> None:
     programs: dict[str, Callable[[], click.Command]] = {
