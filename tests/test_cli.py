@@ -1,5 +1,6 @@
 """The command line's frame: help with an example everywhere, errors in one line, exit codes."""
 
+import os
 import re
 import subprocess
 import sys
@@ -266,3 +267,57 @@ def test_an_argument_in_another_encoding_is_named(tmp_path: Path) -> None:
     assert done.returncode == InputError.exit_code
     assert b"its bytes are no UTF-8, so perhaps GBK" in done.stderr
     assert b"Traceback" not in done.stderr
+
+
+def test_a_locale_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    """Python 3.11 reads arguments in the locale's encoding; a question would be searched as other characters."""
+    care = str(Path(sys.executable).with_name("care"))
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [care, "search", "糖尿病"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=60)
+    assert done.returncode == InputError.exit_code
+    assert done.stderr.startswith("error: argument b'\\xe7")
+    assert "PYTHONUTF8=1" in done.stderr and "GBK" not in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+def test_a_result_that_cannot_be_written_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", "from care_qdrant.cli import main; main()", "--help"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == errors.CareError.exit_code
+    assert done.stderr.splitlines() == [done.stderr.strip()]
+    assert "No space left on device" in done.stderr
+
+
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_a_closed_stream_ends_no_program_and_gets_into_no_file(tmp_path: Path, closed: int) -> None:
+    """The first file that a program opens would have the number of the stream, and get what libraries write to it."""
+    code = """
+import os, sys, click
+from care_qdrant.console import run
+from care_qdrant.progress import points_bar
+
+@click.command()
+def command():
+    with open("result.txt", "w") as file, points_bar("points"):
+        os.write(1, b"printed"), os.write(2, b"noted"), sys.stdin.read(), click.echo("said", err=True)
+        file.write("ours")
+
+run(command)
+"""
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" -c "$1" {closed}>&-', sys.executable, code],
+        cwd=tmp_path,
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "result.txt").read_text(encoding="utf-8") == "ours"

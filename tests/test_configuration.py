@@ -1,4 +1,4 @@
-"""Where options come from: the command line, the environment, care.toml; and what a command does to a target."""
+"""Sources of options: the command line, the environment, care.toml; and what a command does to a target."""
 
 import contextlib
 import http.server

@@ -1,4 +1,4 @@
-"""What a newcomer sees first: the demo's answers are right, and its page opens."""
+"""The demo, which a newcomer sees first: its answers are right, and its page opens."""
 
 import json
 import os

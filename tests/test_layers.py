@@ -1,4 +1,4 @@
-"""What may import what, and who may call the database: read off the source, so that no test has to run into it."""
+"""Rules for imports and for calls to the database, read off the source."""
 
 import ast
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Where commands write files that a person named: a file that they did not write is never touched."""
+"""Files that a person names for a command to write: one that the command did not write is never touched."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a wheel puts into other people's environments."""
+"""The files that a wheel puts into other people's environments."""
 
 import re
 import subprocess

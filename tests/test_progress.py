@@ -1,4 +1,4 @@
-"""What a long run shows: a bar that fits a terminal, and lines without frames anywhere else."""
+"""Progress of a long run: a bar that fits a terminal, and lines without frames anywhere else."""
 
 import os
 import pty

@@ -1,4 +1,4 @@
-"""What a real server alone can do: take points over gRPC, and make the terms of BM25 itself."""
+"""Abilities that only a real server has: it takes points over gRPC, and makes the terms of BM25 itself."""
 
 from collections.abc import Iterator
 from functools import partial

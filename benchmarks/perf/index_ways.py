@@ -188,7 +188,7 @@ class Beside:
     """Searches of a collection that is at rest, is loaded, and builds its graph."""
 
     points: int
-    """In the graph before; as many again are loaded."""
+    """Number of points that are in the graph before; as many again are loaded."""
     at_rest: Found
     while_loaded: Found
     while_built: Found

@@ -47,7 +47,7 @@ class Build:
     server_cpu_seconds: float
     upload_seconds: float
     green_seconds: float
-    """On the clock, from the start."""
+    """Seconds on the clock from the start until the collection is green."""
     indexed_vectors: int
 
 

@@ -3,6 +3,7 @@
 Commands of `care_qdrant.cli`, the trainer and the harness are built on it; it knows none of them.
 """
 
+import logging
 import os
 import sys
 from io import TextIOWrapper
@@ -13,9 +14,12 @@ from care_qdrant.console.configuration import read_defaults
 from care_qdrant.console.logs import log_error, set_up_logs
 from care_qdrant.errors import INSTALL, INTERRUPTED_EXIT_CODE, CareError, InputError, MissingExtra, extra_of
 
+logger = logging.getLogger(__name__)
+
 
 def run(command: click.Command) -> None:
     """Run a command as a program: one line for an expected error, and its exit code."""
+    _open_standard_streams()
     set_up_logs()
     _show_half_characters()
     try:
@@ -36,9 +40,24 @@ def run(command: click.Command) -> None:
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         _fail("interrupted; run the same command again to go on", INTERRUPTED_EXIT_CODE)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(0)
+    except OSError as error:  # of the machine, such as a full disk; click ends the program where a pipe is closed
+        logger.debug("where it happened", exc_info=True)
+        place = "a file or the standard output" if error.filename is None else os.fsdecode(error.filename)
+        _fail(f"{place}: {error.strerror or error}; see to it, and run the same command again", CareError.exit_code)
+
+
+def _open_standard_streams() -> None:
+    """Connect a standard stream that the caller closed to the null device, as `2>&-` and some supervisors close it.
+
+    Else the next file that is opened gets its number, and messages would be written into that file.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
 
 
 def _show_half_characters() -> None:
@@ -55,17 +74,29 @@ def _show_usage(error: click.UsageError) -> None:
 
 
 def _require_characters(arguments: list[str]) -> None:
-    """Refuse an argument in another encoding than UTF-8, unless it is the name of a file."""
+    """Refuse an argument in another encoding than UTF-8, or read in another one, unless it is the name of a file."""
     for argument in arguments:
+        raw = os.fsencode(argument)
+        if (locale := sys.getfilesystemencoding()) != "utf-8" and not os.path.lexists(argument) and _is_utf_8(raw):
+            raise InputError(
+                f"argument {raw!r}: is UTF-8, and the locale makes Python read it as {locale}; expected a locale of "
+                "UTF-8: set LC_ALL=C.UTF-8, or PYTHONUTF8=1"
+            )
         try:
             argument.encode()
         except UnicodeEncodeError:
             if os.path.lexists(argument):
                 continue
             raise InputError(
-                f"argument {os.fsencode(argument)!r}: its bytes are no UTF-8, so perhaps GBK; expected UTF-8: set the "
+                f"argument {raw!r}: its bytes are no UTF-8, so perhaps GBK; expected UTF-8: set the "
                 "terminal, or convert the script (iconv -f GBK -t UTF-8)"
             ) from None
+
+
+def _is_utf_8(raw: bytes) -> bool:
+    from care_qdrant.corpus.streams import is_chinese_utf_8  # slow to import, and hardly ever needed
+
+    return is_chinese_utf_8(raw)
 
 
 def _fail(message: str, exit_code: int) -> None:

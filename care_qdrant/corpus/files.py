@@ -91,8 +91,11 @@ class Corpus:
         self.fields, self.encoding = fields, encoding
         self.found: list[str] = []
         """Formats that the files were read as, for people; grows while the corpus is read."""
+        self.changed: list[str] = []
+        """Files that were written to while they were read; grows while the corpus is read."""
         self._stack = ExitStack()
         self._file: io.BufferedReader | None = None
+        self._opened: tuple[int, int] | None = None
         self._sizes = [_size(file.path) for file in self.files]
         self._done = 0
 
@@ -123,6 +126,12 @@ class Corpus:
                 raise InputError(
                     f"{file.path}: is damaged after row {line:,} ({error}); rows before it were read{hint}"
                 ) from error
+            if size is not None and self._file is not None and _state(self._file) != self._opened:
+                self.changed.append(file.path)
+                logger.warning(
+                    "%s: was written to while it was read, so rows may be missing: run the same command again",
+                    file.path,
+                )
             self._stack.close()
             self._file = None
             self._done += size or 0
@@ -161,6 +170,7 @@ class Corpus:
             self._file = open_binary(file.path, self._stack)
         except OSError as error:
             raise InputError(f"{file.path}: cannot be opened ({error.strerror})") from error
+        self._opened = _state(self._file)
         content = decompressed(self._file, file.path, self._stack)
         head = content.peek(HEAD_BYTES)
         if problem := describe_foreign(head, is_text=file.plain_name.endswith(TEXTS)):
@@ -392,6 +402,18 @@ def _read(form: Format, content: io.BufferedReader, file: CorpusFile, fields: Fi
 def _size(path: str) -> int | None:
     """Return the length of a file in bytes; None for a pipe."""
     return Path(path).stat().st_size if path != STDIN and Path(path).is_file() else None
+
+
+def _state(file: io.BufferedReader) -> tuple[int, int] | None:
+    """Return what a write to a file alters, its length and time; None for an object that is no file of the system.
+
+    A file that another one replaced under its name is not altered: its rows are read as they were.
+    """
+    try:
+        found = os.fstat(file.fileno())
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
 
 
 def _require_package(path: str, ending: str) -> None:

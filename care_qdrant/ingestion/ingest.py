@@ -272,7 +272,7 @@ class _Run:
                 self.report.estimate = estimate(noted, self.report, self.worker.maker, load, batch_tokens)
         else:
             self._write(diffs)
-        self._sync()
+        self._sync(source.changed)
         return self._finish(before)
 
     def _prepare(self) -> int:
@@ -363,7 +363,7 @@ class _Run:
         self.report.tokens += sum(task.tokens for task in tasks)
         self._show(diff)
 
-    def _sync(self) -> None:
+    def _sync(self, changed: Sequence[str]) -> None:
         settings = self.settings
         if not settings.dry_run:
             self.entry.check()
@@ -371,8 +371,13 @@ class _Run:
                 self.report.deleted += delete_surplus_chunks(self.collection, self.seen, in_shard=settings.shard.has)
         if not settings.sync or (settings.dry_run and self.is_new):
             return
+        done = "This was a dry run" if settings.dry_run else "The others are stored"
+        if changed:
+            raise InputError(
+                f"{changed[0]}: was written to while it was read, so documents that are stored may be missing. {done}, "
+                "and nothing was deleted. Run the same command again when nothing writes to it"
+            )
         if self.report.rejected and not settings.sync_despite_rejects:
-            done = "This was a dry run" if settings.dry_run else "The others are stored"
             raise InputError(
                 f"rejected rows: {self.report.rejected:,}, and each may be a document that is stored. {done}, and "
                 "nothing was deleted. Mend the corpus, or give --sync-despite-rejects"

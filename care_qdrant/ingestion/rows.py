@@ -52,6 +52,8 @@ class Source:
     rows: Iterator[Row]
     share_read: Callable[[], float | None] = lambda: None
     rejects: RejectsFile | None = None
+    changed: Sequence[str] = ()
+    """Files that were written to while they were read; grows while the rows are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ def open_source(
         if file.found:
             others = f", the first of {len(file.files):,} files" if len(file.files) > 1 else ""
             logger.info("%s: %s%s", file.files[0].path, file.found[0], others)
-        yield Source(rows, lambda: file.share_read, rejects)
+        yield Source(rows, lambda: file.share_read, rejects, file.changed)
 
 
 def _is_path(corpus: CorpusPath | Iterable[Document]) -> TypeGuard[CorpusPath]:

@@ -87,7 +87,7 @@ def test_a_constant_similarity_correlates_with_nothing() -> None:
 
 
 def test_every_measure_breaks_ties_in_the_same_way() -> None:
-    """Of equal scores the greater document id comes first, as in trec_eval."""
+    """The greater document id comes first among equal scores, which is trec_eval's rule."""
     run = {"q": {"a": 1.0, "b": 1.0, "c": 0.5}}
     first, second = (per_query({"q": {relevant: 1}}, run) for relevant in ("b", "a"))
     assert {name: first[name]["q"] for name in ("RR@10", "AP@10")} == {"RR@10": 1.0, "AP@10": 1.0}

@@ -392,7 +392,7 @@ class Interrupted(HashModel):
 
 @pytest.mark.parametrize("failures", [5, math.inf])
 def test_an_encoder_that_fails_rejects_no_document(corpus: Path, tmp_path: Path, failures: float) -> None:
-    """For a while, or for good: then the unit fails, and another worker gets it."""
+    """Where it goes on failing, the unit fails, and another worker gets it."""
     manifest = make_plan(corpus, tmp_path / "job")
     job, unit = Job(str(tmp_path / "job")), manifest.units[1]
     if failures == math.inf:

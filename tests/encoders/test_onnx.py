@@ -82,8 +82,8 @@ def test_the_kernels_for_old_cpus_give_the_same_vectors(exported: Exported) -> N
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_the_threads_of_a_session_do_not_spin(exact: bool) -> None:
-    """What a spinning pool costs shows on a contended machine alone, and no test can count on one: 34 times the time
-    was measured. So the test is that the option arrives at ONNX Runtime."""
+    """A spinning pool cost 34 times the time on a contended machine, which no test can count on. So the test is that
+    the option arrives at ONNX Runtime."""
     options = session_options(2, exact_kernels=exact)
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
 

@@ -1,4 +1,4 @@
-"""What the tests of ingestion share: corpora on disk, both kinds of Qdrant, and impatient retries."""
+"""Fixtures that the tests of ingestion share: corpora on disk, both kinds of Qdrant, and impatient retries."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence

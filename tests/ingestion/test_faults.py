@@ -128,7 +128,7 @@ def test_a_key_that_may_only_read_is_refused_at_once(corpus: Path, server: Stand
 
 
 def test_rates_and_forbidden_exact_counts_are_lived_with(write_corpus: WriteCorpus) -> None:
-    """On the stand-in only, which refuses what is above the rate of a minute, and lets no minute pass."""
+    """Only the stand-in can show it: it refuses all above the rate of a minute, and lets no minute pass."""
     rows, model = short_rows(60), HashModel()
     with StandIn() as standin, open_client(url=standin.url) as client:
         ingest(write_corpus(rows[:1]), model, Collection(client, "corpus", IMPATIENT))

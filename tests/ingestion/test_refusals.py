@@ -1,4 +1,4 @@
-"""What is refused before anything is written."""
+"""Corpora, settings and collections that are refused before anything is written."""
 
 from collections.abc import Callable
 from pathlib import Path

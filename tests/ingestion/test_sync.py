@@ -7,6 +7,7 @@ import pytest
 import zstandard
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.contracts.contract import VectorContract
 from care_qdrant.errors import InputError
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings, Shard
@@ -68,6 +69,50 @@ def test_a_corpus_with_rejected_rows_deletes_nothing_unless_told(
     assert qdrant.count("corpus").count == 20
     forced = IngestSettings(sync=True, sync_despite_rejects=True)
     assert ingest(damaged, HashModel(), qdrant, "corpus", settings=forced).points == 18
+
+
+class WritingModel(HashModel):
+    """A model that, once the first rows of a corpus have been read, does what another program does to the file."""
+
+    def __init__(self, write: Callable[[], object]) -> None:
+        super().__init__()
+        self._write: Callable[[], object] | None = write
+
+    def contract(self) -> VectorContract:
+        if self._write is not None:
+            self._write()
+            self._write = None
+        return super().contract()
+
+
+@pytest.mark.parametrize("change", ["cut", "grown", "written again", "replaced"])
+def test_a_corpus_that_is_written_to_while_it_is_read_deletes_nothing(
+    qdrant: QdrantClient, write_corpus: WriteCorpus, change: str
+) -> None:
+    """A file that is replaced under its name is read to its end as it was."""
+    rows = short_rows(1_000)
+    ingest(write_corpus(rows), HashModel(), qdrant, "corpus")
+    corpus = write_corpus(rows[:950])
+    whole = corpus.read_bytes()
+    other = corpus.with_name("other")
+
+    def write() -> None:
+        if change == "cut":
+            corpus.write_bytes(b"".join(whole.splitlines(keepends=True)[:900]))
+        elif change == "grown":
+            corpus.write_bytes(whole + whole.splitlines(keepends=True)[0])
+        elif change == "written again":
+            corpus.write_bytes(whole)
+        else:
+            other.write_bytes(whole[: len(whole) // 2])
+            other.replace(corpus)
+
+    if change == "replaced":
+        assert ingest(corpus, WritingModel(write), qdrant, "corpus", settings=SYNC).deleted == 50
+        return
+    with pytest.raises(InputError, match=r"corpus.jsonl: was written to while it was read.* nothing was deleted"):
+        ingest(corpus, WritingModel(write), qdrant, "corpus", settings=SYNC)
+    assert qdrant.count("corpus").count == 1_000
 
 
 def test_points_of_others_are_left_alone(qdrant: QdrantClient, write_corpus: WriteCorpus) -> None:

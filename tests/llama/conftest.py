@@ -1,4 +1,4 @@
-"""What the LlamaIndex tests share."""
+"""Fixtures that the LlamaIndex tests share."""
 
 import pytest
 from llama_index.embeddings.care import CareEmbedding

@@ -303,7 +303,7 @@ def test_a_setting_that_is_not_one_is_refused_and_not_left_at_its_default(
 
 
 def test_a_blank_text_among_others_gets_a_vector_that_can_be_compared(caplog: pytest.LogCaptureFixture) -> None:
-    """As the stock classes give it one: LlamaIndex's splitters embed blank lines and pages, and take cosines."""
+    """LlamaIndex's splitters embed blank lines and take cosines, so its stock classes give them vectors as well."""
     embedding, texts = CareEmbedding(), [QUERY, "\f", "少吃盐。", ""]
     vectors = np.array(embedding.get_text_embedding_batch(texts))
     assert np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=1e-5)

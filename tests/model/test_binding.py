@@ -1,4 +1,4 @@
-"""What the fingerprint covers is what is loaded: stray files, foreign ONNX files, changes while it loads."""
+"""The fingerprint covers all that is loaded: stray files, foreign ONNX files, changes while it loads."""
 
 import json
 import os

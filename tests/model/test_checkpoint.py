@@ -26,7 +26,7 @@ def test_stock_sentence_transformers_loads_the_root_and_each_side(pair_folder: P
 
 @pytest.mark.parametrize("side", ["query", "document"])
 def test_each_side_is_written_as_embeddings_servers_read_it(pair_folder: Path, side: str) -> None:
-    """What text-embeddings-inference 1.9 and infinity 0.0.78 read was looked up in their source, and tried on them."""
+    """The files that text-embeddings-inference 1.9 and infinity 0.0.78 read, by their source and by trials."""
 
     def read(path: str) -> dict[str, Any]:
         return json.loads((pair_folder / side / path).read_text(encoding="utf-8"))

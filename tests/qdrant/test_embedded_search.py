@@ -158,7 +158,7 @@ def _same(client: QdrantClient, request: models.QueryRequest) -> Answer:
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("field", models.QueryRequest.model_fields)
 def test_no_field_of_a_request_is_dropped(filled: QdrantClient, base: str, field: str) -> None:
-    """With every field, the answer is that of qdrant-client; shards, which it ignores, are refused."""
+    """The answer is that of qdrant-client with every field; shards, which it ignores, are refused."""
     for value in CHANGED[field]:
         found = _same(filled, BASES[base].model_copy(update={field: value}))
         assert found == "refused" or field != "shard_key"

@@ -38,7 +38,7 @@ UNITS = 8
 TEXTS_PER_SECOND = 400.0
 """Speed of the encoder of a job on a cluster, which sleeps, so that kills fall into its work."""
 LOAD_SECONDS = 3.0
-"""In which a loader is killed; loading takes about as long."""
+"""Longest time until a loader is killed; loading takes about as long."""
 
 
 def make_job(folder: Path, documents: int) -> tuple[Path, dict[str, str], float]:

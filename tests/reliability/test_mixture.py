@@ -35,7 +35,7 @@ from tests.tiny import TEXTS, HashEncoder, HashModel, Killed, MortalModel
 SOURCE, ALIAS = "corpus", "live"
 LEAST_COSINE = 0.999
 TOOLS = ("care", "llama-index", "plain")
-"""In the order in which they are taken when they wrote equally many points."""
+"""Tools that write the points, in the order in which they are taken when they wrote equally many."""
 COUNTS = (
     "points",
     "with_text",
@@ -283,7 +283,7 @@ class Mixture(RuleBasedStateMachine):
             assert bool(said) == is_elsewhere, where
 
     def _compare_others(self, collection: str, model: HashModel, report: VerifyReport) -> None:
-        """Without a name, verify says the same of the model's vector, and counts each other one as truly."""
+        """A verify without a name says the same of the model's vector, and counts each other one as truly."""
         everything = verify_collection(self.client, collection, model)
         assert set(report.problems) <= set(everything.problems)
         for other in everything.others:

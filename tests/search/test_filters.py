@@ -132,7 +132,7 @@ def test_a_filter_without_an_index_is_told_once(standin: StandIn, caplog: pytest
 
 @pytest.mark.parametrize(("kind", "value"), [("integer", 2020), ("tenant", "2020")])
 def test_an_index_says_which_kind_of_value_a_condition_means(real: QdrantClient, kind: str, value: str | int) -> None:
-    """In strict mode a server refuses the other kind, which the index does not answer for."""
+    """A server in strict mode refuses the other kind, which the index does not serve."""
     collection = Collection(real, "typed")
     collection.create(vectors_config={})
     collection.create_indexes(index_schemas(parse_indexes([f"year={kind}"])))

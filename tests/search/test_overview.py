@@ -1,4 +1,4 @@
-"""What a collection shows of itself, whoever wrote it."""
+"""The overview of a collection, whichever tool wrote it."""
 
 from qdrant_client import QdrantClient, models
 

@@ -1,4 +1,4 @@
-"""What a search asks Qdrant for, and what happens when an alias is switched or a collection is dropped meanwhile."""
+"""The requests of a search, also when an alias is switched or a collection is dropped meanwhile."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a user gets from a search: the right hits, from the right vectors, or a refusal that says why."""
+"""Searches of a user: the right hits, from the right vectors, or a refusal that says why."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -209,7 +209,7 @@ def test_one_text_is_not_taken_for_a_list_of_characters(
 
 
 def test_a_query_with_half_a_character_is_named() -> None:
-    """By its place in the call, also behind the first batch and behind blank ones."""
+    """The error names its place in the call, also behind the first batch and behind blank queries."""
     client, model = QdrantClient(":memory:"), CareModel.load()
     ingest([Document("a", "多喝水")], model, client, "corpus")
     queries = ["发烧", " "] * retriever.BATCH_QUERIES + ["\udcff"]

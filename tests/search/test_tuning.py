@@ -1,4 +1,4 @@
-"""What quantization loses is measured on the collection, and searches make up for it."""
+"""The loss by quantization is measured on the collection, and searches make up for it."""
 
 import logging
 import re

@@ -1,4 +1,4 @@
-"""What an operator reads off /metrics: what is served, who asks, what is found and refused, and where the time goes."""
+"""/metrics for an operator: the models served, the callers, hits and refusals, and where the time goes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What is made sure of before a pair is served: its vectors alone and in a batch."""
+"""Checks before a pair is served: its vectors alone and in a batch."""
 
 import base64
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a run encodes, what it leaves alone, and what it says."""
+"""A run of attach: the points that it encodes, those that it leaves alone, and its report."""
 
 from collections.abc import Sequence
 

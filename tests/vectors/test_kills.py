@@ -1,4 +1,4 @@
-"""What a killed attach, copy, publication or promotion leaves behind says so in every place where it can be read."""
+"""A killed attach, copy, publication or promotion is named in every place where its remains can be read."""
 
 import json
 import logging

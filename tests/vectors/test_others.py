@@ -1,4 +1,4 @@
-"""What others do at the same time, or keep in their payloads, survives attach and detach."""
+"""Writes of other programs, and the payloads that they keep, survive attach and detach."""
 
 from collections.abc import Callable
 from typing import Any

@@ -232,7 +232,7 @@ def test_no_attach_changes_what_a_tool_finds(place: Place, tool: Callable[[Place
 
 
 def test_the_stock_store_of_llama_index_reads_the_unnamed_vector_whatever_it_is_told(place: Place) -> None:
-    """Where this fails, it has learned to read a named one beside it, and the notice of attach can go."""
+    """A failure means that the store reads a named vector beside the unnamed one: the notice of attach can go."""
     from llama_index.core.vector_stores import VectorStoreQuery
     from llama_index.vector_stores.qdrant import QdrantVectorStore
 
@@ -299,7 +299,7 @@ def test_haystack_without_sparse_vectors_is_refused_and_can_be_opened_again(plac
 
 
 def test_a_second_vector_still_locks_haystack_out(place: Place) -> None:
-    """Where this fails, Haystack has learned to open such a collection, and the refusal can go."""
+    """A failure means that Haystack opens such a collection: the refusal can go."""
     with closing(Haystack(place, sparse=False)) as store:
         store.write(0, 3)
     with closing(opened(place)) as client:

@@ -98,7 +98,7 @@ def test_a_vector_is_never_named_by_default_where_its_name_is_empty(qdrant: Qdra
 
 @pytest.mark.parametrize("beside", ["aaa", "zzz"])
 def test_a_second_vector_of_the_same_model_is_read_by_its_name_alone(qdrant: QdrantClient, beside: str) -> None:
-    """Of another field: whoever names no vector goes on reading the one that was there first."""
+    """It holds another field: a reader that names no vector goes on reading the one that was there first."""
     ingest(
         [Document(f"d{n}", text, metadata={"summary": text[::-1]}) for n, text in enumerate(TEXTS)],
         OTHERS[0],

@@ -18,7 +18,7 @@ def test_strict_mode_is_shown(client: QdrantClient) -> None:
 
 
 def test_the_four_commands_in_their_order(tmp_path: Path, pair_folder: Path) -> None:
-    """As a person runs them, with a real pair, on a folder."""
+    """A person runs them with a real pair on a folder."""
     import json
 
     from care_qdrant.cli import attach as attach_cli

@@ -113,7 +113,7 @@ def test_threads_and_encoders_that_share_a_model_do_not_disturb_each_other(folde
 
 
 def test_a_model_that_reads_its_mask_is_encoded_with_padding(folders: dict[str, Path]) -> None:
-    """As the code of some hub models does, which fails in its own way where there is none."""
+    """The code of some hub models reads the mask, and fails in its own way where there is none."""
     model = load_sentence_transformer(folders["qwen3"], "cpu")
     expected = model.encode(TEXTS, normalize_embeddings=True)
     transformer: Any = model[0].model

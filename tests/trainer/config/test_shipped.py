@@ -123,7 +123,7 @@ def _size(name: str) -> str:
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* deprecated:FutureWarning")  # peft and the trainer
 def test_the_papers_chain_on_stand_ins_of_its_base_models(tmp_path: Path) -> None:
-    """That of 4B differs in one width, and is trained by the test that kills it."""
+    """The chain of 4B differs in one width; `test_published_chain.py` trains and kills it."""
     name = "care-0.3b-8b"
     write_paper_data(tmp_path / "data")
     folder = _run(
@@ -162,7 +162,7 @@ def test_the_papers_chain_on_stand_ins_of_its_base_models(tmp_path: Path) -> Non
 
 
 def test_a_baseline_of_table_3_is_fine_tuned_with_its_own_dense_layer(tmp_path: Path) -> None:
-    """As Conan-embedding-v1 and stella-base-zh-v3-1792d, whose vectors are wider than their transformer."""
+    """Conan-embedding-v1 and stella-base-zh-v3-1792d have vectors that are wider than their transformer."""
     inner = SentenceTransformer(str(query_tower(tmp_path / "inner")), device="cpu")
     dense = Dense(32, 56, activation_function=torch.nn.Tanh())
     base = SentenceTransformer(modules=[*list(inner.children())[:2], dense], device="cpu")

@@ -1,4 +1,4 @@
-"""What a batch holds: negatives of the epoch, prompts of the source, keys of the texts, scores."""
+"""Batches: negatives of the epoch, prompts of the source, keys of the texts, scores."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What an export holds: one float32 copy of a side and the file that it reads; nothing that training left."""
+"""Memory of an export: one float32 copy of a side and the file that it reads; nothing that training left."""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""What docs/how-to/learn.md says is refused before training, at 256 and at 1,024 dimensions, also on a real server."""
+"""Refusals before training that docs/how-to/learn.md lists, at 256 and at 1,024 dimensions, also on a real server."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Where training begins: with what the built-in pair knows where the texts are Chinese, at random elsewhere."""
+"""The start of training: the built-in pair's table where the texts are Chinese, random vectors elsewhere."""
 
 import json
 from collections.abc import Sequence

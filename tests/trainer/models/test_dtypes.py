@@ -1,4 +1,4 @@
-"""What trains is float32 and what is frozen keeps the dtype of its base, also after reloading."""
+"""Weights that train are float32, and frozen ones keep the dtype of their base, also after reloading."""
 
 import shutil
 from dataclasses import replace
@@ -20,7 +20,8 @@ from tests.trainer import bases
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks
 TEXTS = ["高血压吃什么好？", "糖尿病的检查", "哮喘", "急性阑尾炎的典型表现", "发烧三天", "心悸、多汗", "肺癌", "低血糖"]
 STEPS, LEARNING_RATE, LEFT_IN_FLOAT32 = 150, 1e-4, 0.16
-"""In bfloat16 a fifth of the error is left, since the updates are smaller than half of the weights' last bit."""
+"""Steps, learning rate, and highest error that is left in float32; in bfloat16 a fifth is left, since the updates are
+smaller than half of the weights' last bit."""
 
 
 @pytest.fixture(scope="module")

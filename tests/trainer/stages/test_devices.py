@@ -20,6 +20,6 @@ def test_every_stage_trains_on_one_device() -> None:
 
 
 def test_a_loss_that_stays_behind_is_found() -> None:
-    """As stage `static` was: its table of parts on the CPU, its ids on the GPU."""
+    """Stage `static` had this fault: its table of parts was on the CPU, its ids on the GPU."""
     done = _on_gpu("stays")
     assert done.returncode and "tensors on two devices" in done.stderr

@@ -42,7 +42,7 @@ def test_sources_with_tasks_and_scores_train_and_their_prompts_are_exported(tmp_
 
 
 def test_a_symmetric_encoder_reads_documents_with_their_own_prompt(tmp_path: Path) -> None:
-    """As e5 does: it is trained, scored and exported so."""
+    """It is trained, scored and exported with that prompt, for example e5."""
     trained = []
     for number, prompt in enumerate(["", "答："]):
         prompts = ["symmetric='query'", "query.prompt='问：'", f"document.prompt='{prompt}'"]

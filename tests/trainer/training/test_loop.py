@@ -68,7 +68,7 @@ def test_killed_and_resumed_is_uninterrupted_to_the_last_bit(
 
 
 def test_a_resume_keeps_the_rows_of_a_step(base: Run, tmp_path: Path) -> None:
-    """With ``batch_size``, which is of one process, other processes would make the whole batch another one."""
+    """``batch_size`` counts the rows of one process, so another number of processes would change the whole batch."""
     with pytest.raises(Killed):
         _train(base, tmp_path, kill_at=3)
     assert json.loads((tmp_path / "batch.json").read_text()) == {"rows": 8, "processes": 1}

@@ -1,4 +1,4 @@
-"""What a progress line says while a stage trains, and the settings of the loop around it."""
+"""Progress lines of a stage that trains, and the settings of the loop around it."""
 
 import contextlib
 import os
