@@ -12,7 +12,8 @@ from pathlib import Path
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.create import Quantization, storage_settings
+from care_qdrant.qdrant.create import storage_settings
+from care_qdrant.qdrant.quantization import Quantization
 from care_qdrant.search.tuning import OVERSAMPLING, Rescoring, record_rescoring
 from care_qdrant.types import Vectors
 from tests.reliability.processes import QdrantServer

@@ -17,6 +17,7 @@ from care_qdrant.corpus.rows import Reject
 from care_qdrant.encoders import Encoder, TokenCounter
 from care_qdrant.errors import InputError
 from care_qdrant.ingestion.dry_run import payload_bytes, rounded
+from care_qdrant.qdrant.quantization import QUANTIZATION
 from care_qdrant.types import Chunk, Document
 
 SAMPLE_DOCUMENTS = 1_024
@@ -166,12 +167,9 @@ def _sizes(dim: int, *, on_disk: bool) -> dict[str, float]:
     beside = 0.0 if on_disk else CONSTANTS["memory_bytes_beside_vector"].value
     original = 4.0 if on_disk else 0.0
     bytes_of_a_number = {"float32": 4.0, "float16": 2.0, "float32 on disk": original} | {
-        f"{kind}, originals on disk": original + CONSTANTS[kind].value for kind in _COMPRESSED
+        f"{kind}, originals on disk": original + CONSTANTS[kind].value for kind in QUANTIZATION if kind in CONSTANTS
     }
     return {name: size * dim + beside for name, size in bytes_of_a_number.items()}
-
-
-_COMPRESSED = ("int8", "turbo", "product", "binary")
 
 
 def _histogram(lengths: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") -> dict[str, float]:

@@ -32,6 +32,7 @@ from care_qdrant.console.options import (
 from care_qdrant.console.reports import search_command, show_json
 from care_qdrant.destinations import require_writable
 from care_qdrant.errors import REJECTED_ROWS_EXIT_CODE
+from care_qdrant.qdrant.quantization import sizes_in_words
 from care_qdrant.version import __version__
 
 if TYPE_CHECKING:
@@ -163,9 +164,7 @@ _run_options = add_options(
     click.option("--sync-despite-rejects", is_flag=True, help="Let --sync delete although rows were rejected."),
 )
 storage_options = add_options(
-    quantization_option(
-        "Copy of the vectors, searched first: 1/4 (int8), 1/8 (turbo), 1/16 (product) or 1/32 (binary) of its size."
-    ),
+    quantization_option(f"Copy of the vectors, searched first: {sizes_in_words()} of its size."),
     click.option("--on-disk", is_flag=True, help="Keep the vectors on disk."),
     click.option("--shards", type=click.IntRange(min=1), help="Number of shards.  [default: left to the server]"),
     click.option("--replicas", type=click.IntRange(min=1), help="Copies of each shard.  [default: left to the server]"),

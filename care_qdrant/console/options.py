@@ -16,6 +16,7 @@ from care_qdrant.console.configuration import default_of
 from care_qdrant.console.groups import Option
 from care_qdrant.console.trust import came_from_file, environment_key, warn_of_foreign_folder, warn_of_plain_http
 from care_qdrant.errors import COMPLETE, redact
+from care_qdrant.qdrant.quantization import QUANTIZATION
 
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
@@ -398,7 +399,7 @@ def quantization_option(help_: str) -> Callable[[Any], Any]:
     """Return ``--quantization``, whose value is None for none."""
     return click.option(
         "--quantization",
-        type=click.Choice(["int8", "turbo", "product", "binary", "none"]),
+        type=click.Choice([*QUANTIZATION, "none"]),
         default="none",
         show_default=True,
         callback=lambda _context, _parameter, value: None if value == "none" else value,

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Self
 
 from care_qdrant.corpus.column_types import ColumnGuess, ColumnType, require_columns
-from care_qdrant.corpus.columnar import arrow_files, is_arrow_folder, read_columns
+from care_qdrant.corpus.columnar import arrow_files, is_arrow_folder
 from care_qdrant.corpus.foreign import describe_foreign
-from care_qdrant.corpus.formats import Format, looks_like_table, read_lines, read_text, tell_format
-from care_qdrant.corpus.json_values import read_values
+from care_qdrant.corpus.formats import ENDINGS, NO_TABLES, READABLE, Format, looks_like_table, read_rows, tell_format
 from care_qdrant.corpus.rejects import is_rejects_file
 from care_qdrant.corpus.rows import Fields, Reject
 from care_qdrant.corpus.streams import (
@@ -33,7 +32,7 @@ from care_qdrant.corpus.streams import (
     open_binary,
     recoded,
 )
-from care_qdrant.corpus.tables import TABLES, TEXTS, describe_table, guess_types, read_header, read_table
+from care_qdrant.corpus.tables import TEXTS, describe_table, guess_types, read_header
 from care_qdrant.errors import InputError, needs_extra
 from care_qdrant.types import Document
 
@@ -41,12 +40,7 @@ logger = logging.getLogger(__name__)
 
 CorpusPath = str | Path | Sequence[str | Path]
 COMPRESSIONS = (".gz", ".zst")
-_KNOWN = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow", *TABLES, *TEXTS)
-_NO_TABLES = (".parquet", ".arrow", ".md", ".markdown")
-_EXPECTED = (
-    "expected JSON lines, a JSON array, CSV or TSV, Parquet, text (.txt, .md), a folder of such files, a folder that "
-    "Hugging Face datasets saved, or -"
-)
+_EXPECTED = f"expected {READABLE}, a folder of such files, a folder that Hugging Face datasets saved, or -"
 _DEFAULT_FIELDS = Fields()
 
 
@@ -139,13 +133,16 @@ class Corpus:
     def _rows(self, file: CorpusFile) -> Iterator[Document | Reject]:
         content, form = self._open(file)
         if form in ("Parquet", "Arrow"):
-            self.found.append(form)
             _require_package(file.path, ".parquet")
             if self._file is None or not self._file.seekable():
                 raise InputError(f"{file.path}: a {form} file cannot be read from a pipe; save it first")
-            yield from read_columns(content, form, file.name, self.fields)
-            return
-        head = content.peek(HEAD_BYTES)
+            self.found.append(form)
+        else:
+            self._look_at_text(file, content.peek(HEAD_BYTES), form)
+        yield from read_rows(form, content, self.fields, name=file.name, plain_name=file.plain_name)
+
+    def _look_at_text(self, file: CorpusFile, head: bytes, form: Format) -> None:
+        """Note what a text was read as, and say what about it may be a mistake."""
         if not head:
             logger.warning("%s: is empty", file.path)
         if form == "text" and looks_like_table(head):
@@ -162,7 +159,6 @@ class Corpus:
                     "%s: columns of a pipe are text, since it can be read once: --types gives others", file.path
                 )
         self.found.append(describe_table(head, file.plain_name, self.fields) if form == "CSV" else form)
-        yield from _read(form, content, file, self.fields)
 
     def _open(self, file: CorpusFile) -> tuple[io.BufferedReader, Format]:
         """Open a file as far as its format is known: decompressed, and as UTF-8 where it is text."""
@@ -193,7 +189,7 @@ class Corpus:
         guesses: dict[str, ColumnGuess] = {}
         columns: set[str] = set()
         for file, size in zip(self.files, self._sizes, strict=True):
-            if size is None or file.plain_name.endswith(_NO_TABLES):
+            if size is None or file.plain_name.endswith(NO_TABLES):
                 continue
             with suppress(*_damage()):
                 content, form = self._open(file)
@@ -252,7 +248,7 @@ def corpus_name(path: CorpusPath) -> str:
     if len(paths) != 1 or str(paths[0]) == STDIN or Path(paths[0]).is_fifo() or glob.has_magic(str(paths[0])):
         raise InputError(f"{', '.join(map(str, paths))}: has no name of its own: give --collection")
     name = _absolute(paths[0]).name
-    for endings in (COMPRESSIONS, _KNOWN):
+    for endings in (COMPRESSIONS, ENDINGS):
         while (ending := Path(name).suffix).lower() in endings:
             name = name.removesuffix(ending)
     if not name or name != os.fsencode(name).decode(UTF_8, "replace"):
@@ -355,7 +351,7 @@ def _tell_unread(folder: Path) -> None:
     if not folder.is_dir() or is_arrow_folder({entry.name for entry in folder.iterdir()}):
         return
     files, others = _walk(folder)
-    hidden = [file.name for file in files if _is_hidden(file) and file.plain_name.endswith(_KNOWN)]
+    hidden = [file.name for file in files if _is_hidden(file) and file.plain_name.endswith(ENDINGS)]
     foreign = [file.name for file in files if not _is_hidden(file) and not _is_known(file)]
     foreign = [name for name in foreign if not is_rejects_file(folder / name)]
     advice = f"{_EXPECTED}. LlamaIndex's SimpleDirectoryReader makes text of PDF and Word files"
@@ -382,21 +378,11 @@ def _matches(pattern: str) -> list[str]:
 
 
 def _is_known(file: CorpusFile) -> bool:
-    return file.plain_name.endswith(_KNOWN) and not _is_hidden(file)
+    return file.plain_name.endswith(ENDINGS) and not _is_hidden(file)
 
 
 def _is_hidden(file: CorpusFile) -> bool:
     return any(part.startswith(".") for part in Path(file.name).parts)
-
-
-def _read(form: Format, content: io.BufferedReader, file: CorpusFile, fields: Fields) -> Iterator[Document | Reject]:
-    if form in ("JSON array", "JSON objects"):
-        return read_values(content, fields)
-    if form == "CSV":
-        return read_table(content, file.plain_name, fields)
-    if form == "text":
-        return read_text(content, file.name, fields)
-    return read_lines(content, fields)
 
 
 def _size(path: str) -> int | None:

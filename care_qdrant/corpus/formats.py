@@ -1,4 +1,7 @@
-"""Tells the format of a file by its content, and reads lines of JSON and whole texts."""
+"""The formats of a corpus file: how each is told by its name and content, and which reader it has.
+
+Lines of JSON and whole texts are read here, all others by a module of their own.
+"""
 
 import io
 import json
@@ -7,14 +10,22 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any, Literal
 
+from care_qdrant.corpus.columnar import read_columns
+from care_qdrant.corpus.json_values import read_values
 from care_qdrant.corpus.rows import JSON, Fields, Reject, parse_line, parse_values
 from care_qdrant.corpus.streams import BYTE_ORDER_MARK, MAX_LINE_BYTES
-from care_qdrant.corpus.tables import TABLES, TEXTS, read_header
+from care_qdrant.corpus.tables import TABLES, TEXTS, read_header, read_table
 from care_qdrant.types import Document
 
 Format = Literal["JSON lines", "JSON objects", "JSON array", "CSV", "Parquet", "Arrow", "text"]
 
 _MARKDOWN = (".md", ".markdown")
+ENDINGS = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow", *TABLES, *TEXTS)
+"""Endings of the files that are read in a folder; a file that is given alone may have any name."""
+NO_TABLES = (".parquet", ".arrow", *_MARKDOWN)
+"""Endings of files that are no delimited tables, whatever they hold."""
+READABLE = "JSON lines, a JSON array, CSV or TSV, Parquet, text (.txt, .md)"
+"""The formats in the words of a message."""
 _ARRAY = re.compile(rb"\s*\[\s*(?:\{|\Z|\])")
 _FRONT_MATTER = re.compile(r"---[ \t]*\r?\n(?P<yaml>.*?)^(?:---|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 _HEADING = re.compile(r"\s*#\s+(?P<title>[^\n]+?)\s*#*\s*(?:\n|\Z)")
@@ -36,6 +47,31 @@ def tell_format(name: str, head: bytes, fields: Fields) -> Format:
     if name.endswith(TABLES) or fields.text in read_header(head, name, fields).columns:
         return "CSV"
     return "text" if name.endswith(TEXTS) else "JSON lines"
+
+
+def read_rows(
+    form: Format, file: io.BufferedReader, fields: Fields, *, name: str, plain_name: str
+) -> Iterator[Document | Reject]:
+    """Return the rows of a file by the reader of its format.
+
+    Args:
+        form: Format of the file.
+        file: Its content, decompressed, and as UTF-8 where it is text.
+        fields: Names of the parts of a row.
+        name: Name of the file, which is the id of a text.
+        plain_name: The name without the ending of a compression.
+    """
+    match form:
+        case "Parquet" | "Arrow":
+            return read_columns(file, form, name, fields)
+        case "JSON array" | "JSON objects":
+            return read_values(file, fields)
+        case "CSV":
+            return read_table(file, plain_name, fields)
+        case "text":
+            return read_text(file, name, fields)
+        case "JSON lines":
+            return read_lines(file, fields)
 
 
 def looks_like_table(head: bytes) -> bool:

@@ -2,11 +2,11 @@
 
 import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from qdrant_client import models
 
 from care_qdrant.contracts.contract import SparseContract, VectorContract, contract_metadata
@@ -15,9 +15,11 @@ from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import InputError, Rejected, ServerTooOld, next_command
 from care_qdrant.qdrant.checks import check_contract, check_sparse_contract
 from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.quantization import QUANTIZATION, Quantization
 from care_qdrant.qdrant.schema import IDENTITY_KEY, LOAD_KEY, CollectionSchema
 
 Model = TypeVar("Model", bound=BaseModel)
+_CONFIG: TypeAdapter[models.QuantizationConfig] = TypeAdapter(models.QuantizationConfig)
 
 SPARSE_VECTOR_NAME = bm25.VECTOR_NAME
 METADATA_SINCE = (1, 15, 4)
@@ -25,22 +27,6 @@ METADATA_FEATURE = "collection metadata, which hold the fingerprint of the model
 DOCUMENT_KEY = "doc_id"
 """Indexed in every collection of ours on a server; the embedded database keeps no indexes to copy."""
 
-QUANTIZATION: dict[str, Callable[..., models.QuantizationConfig]] = {
-    "int8": lambda **held: models.ScalarQuantization(
-        scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8, quantile=0.99, **held)
-    ),
-    "binary": lambda **held: models.BinaryQuantization(binary=models.BinaryQuantizationConfig(**held)),
-    "product": lambda **held: models.ProductQuantization(
-        product=models.ProductQuantizationConfig(compression=models.CompressionRatio.X16, **held)
-    ),
-    "turbo": lambda **held: models.TurboQuantization(
-        turbo=models.TurboQuantQuantizationConfig(bits=models.TurboQuantBitSize.BITS4, **held)
-    ),
-}
-"""Configuration of each kind of quantization, made with the field that says where the copy is held: int8 takes a
-quarter of float32, turbo an eighth, product a sixteenth, binary a thirty-second."""
-Quantization = Literal["int8", "binary", "product", "turbo"]
-TURBO_SINCE = (1, 18)
 MEMORY_SINCE = (1, 19)
 """Version from which on a server takes ``memory`` in place of ``on_disk`` and ``always_ram``, which it will drop."""
 
@@ -264,16 +250,23 @@ def storage_settings(collection: Collection, quantization: Quantization | None, 
     )
     if quantization is not None:
         pinned = {"memory": models.Memory.PINNED} if has_tiers else {"always_ram": True}
-        settings["quantization_config"] = QUANTIZATION[quantization](**pinned)
+        settings["quantization_config"] = quantization_config(quantization, pinned)
     if on_disk:
         settings |= {"memory": models.Memory.COLD} if has_tiers else {"on_disk": True}
     return settings
 
 
-def require_quantization(collection: Collection, quantization: str | None) -> None:
+def quantization_config(kind: Quantization, held: Mapping[str, Any]) -> models.QuantizationConfig:
+    """Return the configuration of a kind of quantization with the field that says where the copy is held."""
+    [(name, settings)] = QUANTIZATION[kind].settings.items()
+    config: models.QuantizationConfig = _CONFIG.validate_python({name: {**settings, **held}})
+    return config
+
+
+def require_quantization(collection: Collection, quantization: Quantization | None) -> None:
     """Refuse a kind of quantization that the server does not know, by name."""
-    if quantization == "turbo":
-        collection.require_server(TURBO_SINCE, "turbo quantization")
+    if quantization is not None and (since := QUANTIZATION[quantization].since) is not None:
+        collection.require_server(since, f"{quantization} quantization")
 
 
 def _require_own_chunks(schema: CollectionSchema, vector_name: str) -> None:

@@ -1,6 +1,6 @@
 """Collections and vectors are created with what the version of their server knows."""
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from qdrant_client import models
@@ -8,7 +8,8 @@ from qdrant_client import models
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
-from care_qdrant.qdrant.create import Quantization, Storage
+from care_qdrant.qdrant.create import Storage
+from care_qdrant.qdrant.quantization import Quantization
 from care_qdrant.types import Document
 from care_qdrant.vectors.attach import AttachSettings, attach_vector
 from care_qdrant.versions.attach_by_copy import attach_by_copy
@@ -31,7 +32,7 @@ def placement(params: models.VectorParams, quantization: models.QuantizationConf
     }
 
 
-@pytest.mark.parametrize("kind", ["int8", "binary", "product", "turbo"])
+@pytest.mark.parametrize("kind", get_args(Quantization))
 @pytest.mark.parametrize(("version", "expected"), [("1.18.3", OLD), ("1.19.0", TIERS), ("1.20.1", TIERS)])
 def test_vectors_are_placed_in_memory_as_the_server_knows_it(
     version: str, expected: dict[str, Any], kind: Quantization

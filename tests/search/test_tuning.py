@@ -13,7 +13,7 @@ from care_qdrant.errors import ServerTooOld
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
-from care_qdrant.qdrant.create import QUANTIZATION, Storage
+from care_qdrant.qdrant.create import Storage, quantization_config
 from care_qdrant.search.query import Query
 from care_qdrant.search.resolve import StoreConfig, resolve_vectors
 from care_qdrant.search.tuning import (
@@ -103,7 +103,7 @@ def binary(request: pytest.FixtureRequest, real_url: str) -> Iterator[tuple[Coll
     with open_client(url=real_url) as client:
         client.delete_collection(NAME)
         params = models.VectorParams(size=DIM, distance=models.Distance.COSINE)
-        quantization = QUANTIZATION["binary"](always_ram=True)
+        quantization = quantization_config("binary", {"always_ram": True})
         client.create_collection(NAME, {"v": params}, quantization_config=quantization)
         Collection(client, NAME).write_contract("v", VectorContract("a" * 64, "v", DIM))
         points = [models.PointStruct(id=n, vector={"v": row.tolist()}) for n, row in enumerate(rows)]
@@ -141,7 +141,7 @@ def test_what_the_graph_misses_is_no_loss_by_quantization(real_url: str, caplog:
             {"v": models.VectorParams(size=DIM, distance=models.Distance.COSINE)},
             hnsw_config=models.HnswConfigDiff(m=4, ef_construct=8, full_scan_threshold=10),
             optimizers_config=models.OptimizersConfigDiff(indexing_threshold=100, default_segment_number=1),
-            quantization_config=QUANTIZATION["int8"](always_ram=True),
+            quantization_config=quantization_config("int8", {"always_ram": True}),
         )
         points = [models.PointStruct(id=n, vector={"v": row.tolist()}) for n, row in enumerate(rows)]
         client.upload_points(NAME, points, wait=True)

@@ -1,6 +1,7 @@
-"""Query modes of LlamaIndex: those that are answered, and what each searches by."""
+"""Query modes of LlamaIndex: those that are answered, and what each searches by. No other module compares modes."""
 
 import shlex
+from dataclasses import replace
 
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode
 from qdrant_client import QdrantClient
@@ -49,6 +50,28 @@ def _database_options(client: QdrantClient) -> str:
     return f" --path {shlex.quote(str(given['path']))}" if given.get("path") else ""
 
 
+def made_hybrid(query: VectorStoreQuery) -> VectorStoreQuery:
+    """Return the query as a hybrid one where it has a text and leaves the mode open, else as it is."""
+    if query.mode != VectorStoreQueryMode.DEFAULT or not query.query_str:
+        return query
+    return replace(query, mode=VectorStoreQueryMode.HYBRID)
+
+
+def is_hybrid(query: VectorStoreQuery) -> bool:
+    """Return whether a query is searched by its vector and its terms."""
+    return query.mode == VectorStoreQueryMode.HYBRID
+
+
 def is_lexical(query: VectorStoreQuery) -> bool:
     """Return whether a query is searched by its terms alone."""
     return query.mode == VectorStoreQueryMode.SPARSE and query.query_str is not None
+
+
+def has_terms(query: VectorStoreQuery) -> bool:
+    """Return whether a query is searched by its terms, with its vector or without."""
+    return query.mode in LEXICAL and bool(query.query_str)
+
+
+def is_diverse(query: VectorStoreQuery) -> bool:
+    """Return whether the hits of a query are chosen to differ from each other, for which their vectors are read."""
+    return query.mode == VectorStoreQueryMode.MMR and query.query_embedding is not None

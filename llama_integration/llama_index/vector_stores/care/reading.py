@@ -9,12 +9,11 @@ from llama_index.core.schema import BaseNode
 from llama_index.core.vector_stores.types import (
     MetadataFilters,
     VectorStoreQuery,
-    VectorStoreQueryMode,
     VectorStoreQueryResult,
 )
 from llama_index.vector_stores.care.filters import is_empty, node_filter, passing_without, query_filter
 from llama_index.vector_stores.care.index_nodes import IndexNodes
-from llama_index.vector_stores.care.modes import LEXICAL, is_lexical, require_mode
+from llama_index.vector_stores.care.modes import has_terms, is_diverse, is_hybrid, is_lexical, made_hybrid, require_mode
 from llama_index.vector_stores.care.once import OnceLogger
 from llama_index.vector_stores.care.points import as_node, as_point_id, as_result, having_ids
 from llama_index.vector_stores.care.scores import choose_diverse, clip_scores, fuse_by_scaled_score
@@ -69,8 +68,8 @@ class Reader:
             options: Those of the stock store, and those of `Retriever.search`: score_threshold, group_by, group_size.
             settings: Settings of the store.
         """
-        if resolved.bm25 is not None and query.mode == VectorStoreQueryMode.DEFAULT and query.query_str:
-            query = replace(query, mode=VectorStoreQueryMode.HYBRID)
+        if resolved.bm25 is not None:
+            query = made_hybrid(query)
         asked = self._asked(resolved, query, options, settings)
         if self.fallback is not None and asked.vector is not None and query.query_str:
             [vector] = self.fallback.improve(resolved, [query.query_str], [asked.vector], asked.shard_key)
@@ -131,8 +130,8 @@ class Reader:
         """Return a query as the core takes it."""
         require_mode(query, resolved, is_hybrid=settings.enable_hybrid, finds_bm25=self.finds_bm25)
         own_filter, params = options.get("qdrant_filters"), options.get("search_params")
-        terms = self.terms.of_query(query) if query.mode in LEXICAL and query.query_str else None
-        hybrid_top_k = query.hybrid_top_k if query.mode == VectorStoreQueryMode.HYBRID else None
+        terms = self.terms.of_query(query) if has_terms(query) else None
+        hybrid_top_k = query.hybrid_top_k if is_hybrid(query) else None
         return Query(
             None if is_lexical(query) else query.query_embedding,
             terms,
@@ -143,7 +142,7 @@ class Reader:
             alpha=query.alpha,
             score_threshold=options.get("score_threshold"),
             sparse_top_k=query.sparse_top_k,
-            with_vectors=query.mode == VectorStoreQueryMode.MMR and query.query_embedding is not None,
+            with_vectors=is_diverse(query),
             shard_key=shard_keys(settings, options.get("shard_identifier")),
         )
 

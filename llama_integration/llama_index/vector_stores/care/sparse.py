@@ -5,7 +5,8 @@ from importlib import import_module
 from typing import Any
 
 from llama_index.core.schema import BaseNode, MetadataMode
-from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode
+from llama_index.core.vector_stores.types import VectorStoreQuery
+from llama_index.vector_stores.care.modes import is_hybrid
 from qdrant_client import models
 
 from care_qdrant.encoders.terms import bm25
@@ -36,7 +37,7 @@ class StoreTerms:
 
     def of_query(self, query: VectorStoreQuery) -> SparseQuery:
         """Return the terms of a query; in a hybrid one they have the weights that the model has learned."""
-        own = self._weighted if query.mode == VectorStoreQueryMode.HYBRID else bm25.query_vector
+        own = self._weighted if is_hybrid(query) else bm25.query_vector
         return (self.encoder or own)(query.query_str or "")
 
     def of_nodes(self, resolved: ResolvedCollection, nodes: Sequence[BaseNode]) -> list[SparseQuery]:
