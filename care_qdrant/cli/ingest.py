@@ -139,6 +139,12 @@ _run_options = add_options(
     click.option(
         "--dry-run", is_flag=True, help="Write nothing; report what would be written and how long it would take."
     ),
+    click.option(
+        "--stand-in",
+        is_flag=True,
+        help="Encode documents by the query encoder that care learn made, where the model of the other vectors no "
+        "longer exists. These documents are marked, and found less well.",
+    ),
     click.option("--limit", type=click.IntRange(min=1), help="Number of rows to read.  [default: all]"),
     click.option(
         "--shard",
@@ -211,7 +217,7 @@ storage_options = add_options(
             "overflow",
             "shard",
         ],
-        "Model": ["vector_name"],
+        "Model": ["vector_name", "stand_in"],
         "Server": ["shard_key"],
         "Deletion": ["replace_others", "max_delete_fraction", "sync_despite_rejects"],
         "Storage of a new collection": ["quantization", "on_disk", "shards", "replicas", "indexes"],
@@ -300,10 +306,17 @@ def command(
             on_stopped=tell,
         )
     tell(report)
-    if report.other_points and not options["replace_others"]:
+    if report.stand_ins:
         click.echo(
-            f"another writer made {report.other_points:,} points of these documents, so they are found twice: "
-            "--replace-others deletes those",
+            f"{report.stand_ins:,} of {report.points:,} points have a vector of a learned query encoder, which stands in "
+            "for the model of the others. With that model back, ingest the same documents without --stand-in: these are "
+            "encoded again",
+            err=True,
+        )
+    if report.other_points and not options["replace_others"]:
+        advice = "leave them out of the corpus" if options["stand_in"] else "--replace-others deletes those"
+        click.echo(
+            f"another writer made {report.other_points:,} points of these documents, so they are found twice: {advice}",
             err=True,
         )
     if report.same_beginning:

@@ -96,6 +96,14 @@ def _shape(vector: "VectorSummary") -> str:
 
 
 def _maker(vector: "VectorSummary") -> str:
+    made_by = _made_by(vector)
+    if not vector.stand_in_models:
+        return made_by
+    count = "some" if vector.stand_ins is None else f"{vector.stand_ins:,}"
+    return f"{made_by}; {count} of them by the learned {', '.join(vector.stand_in_models)}, which stands in"
+
+
+def _made_by(vector: "VectorSummary") -> str:
     if vector.made_by is None:
         return "by another tool"
     # BM25 has no weights: its analyser is its fingerprint.

@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
+from care_qdrant.contracts.stand_in import stand_in_metadata
 from care_qdrant.corpus.chunking import cut_documents
 from care_qdrant.corpus.files import CorpusPath
 from care_qdrant.corpus.rejects import RejectsFile
@@ -39,6 +40,7 @@ from care_qdrant.ingestion.rows import (
 from care_qdrant.ingestion.run_entry import RunEntry
 from care_qdrant.ingestion.seen import Seen, delete_missing, delete_surplus_chunks
 from care_qdrant.ingestion.settings import DocumentModel, IngestReport, IngestSettings, name_of_vector
+from care_qdrant.model.pair import CareModel
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import (
@@ -97,7 +99,9 @@ def ingest(
     run: _Run | None = None
     try:
         with open_source(corpus, reading or Reading(), shard, dry_run=settings.dry_run) as source, Seen() as seen:
-            vectors, is_new, rows = _joined(source, model, target, name, settings, storage or Storage())
+            if settings.stand_in:
+                model = _standing_in(model, target)
+            vectors, is_new, rows = _joined(source, model, target, vector_name, settings, storage or Storage())
             entry = RunEntry(target, vectors, settings)
             run = _Run(target, model, vectors, settings, is_new, seen, entry, on_progress)
             return run.go(replace(source, rows=rows), on_stopped)
@@ -109,12 +113,37 @@ def ingest(
         raise
 
 
+def _standing_in(model: DocumentModel, collection: Collection) -> DocumentModel:
+    """Return a learned model whose query encoder encodes documents, for a collection that is there."""
+    if not isinstance(model, CareModel):
+        raise InputError(f"--stand-in: model {model.name!r} was not learned from a collection; leave the option out")
+    if not collection.exists():
+        raise InputError(
+            f"--stand-in: there is no collection {collection.name!r}, so no vectors beside which documents could be "
+            "encoded; give the collection that the encoder was learned from, with --collection"
+        )
+    return model.standing_in()
+
+
 def _joined(
-    source: Source, model: DocumentModel, target: Collection, name: str, settings: IngestSettings, storage: Storage
+    source: Source,
+    model: DocumentModel,
+    target: Collection,
+    given: str | None,
+    settings: IngestSettings,
+    storage: Storage,
 ) -> tuple[PointVectors, bool, Iterator[Row]]:
     """Join the collection, or create it for the first rows; return its vectors, whether it is new, and all rows."""
+    name = name_of_vector(given, model)
     rows: Iterator[Row] = islice(source.rows, settings.limit)
-    vectors = join_collection(target, name, model.contract(), sparse=settings.sparse is True)
+    vectors = join_collection(
+        target,
+        name,
+        model.contract(),
+        sparse=settings.sparse is True,
+        is_named=given is not None,
+        stands_in=settings.stand_in,
+    )
     is_new = vectors is None
     if vectors is None:
         rows = require_document(rows, target.name)
@@ -401,6 +430,7 @@ class _Run:
         if self.settings.finish:
             finish_load(self.collection)
             record_rescoring(self.collection, self.vectors.vector_name)
+        self.report.stand_ins = self._count_stand_ins()
         self.entry.end()
         # Other shards of the corpus may be written, and synchronised, at the same time.
         lowest = before + self.inserted - self.report.deleted if self.settings.shard.of == 1 else 0
@@ -410,6 +440,16 @@ class _Run:
                 f"carry vector {self.vectors.vector_name!r}: some were lost. Run the same command again"
             )
         return points
+
+    def _count_stand_ins(self) -> int:
+        """Return the number of points of learned encoders, and remove the record of these where there are none left."""
+        name, entry = self.vectors.vector_name, self.entry
+        found = self.collection.count_stand_ins(name)
+        # A run beside this one may have left its record, and not written its points yet.
+        is_alone = not (entry.may_have_surplus or entry.cannot_note)
+        if found == 0 and name in self.collection.schema.stand_ins and is_alone:
+            self.collection.update("removing the record of stand-ins", metadata=stand_in_metadata(name, None))
+        return found or 0
 
     def _close(self, rejects: RejectsFile | None, seconds: float) -> None:
         """Note what is known at the end alone."""

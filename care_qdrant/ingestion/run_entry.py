@@ -65,9 +65,10 @@ class RunEntry:
             return
         entry = {"started": now_noted(), **self._place}
         try:
-            self.collection.update("noting the run", metadata={self.key: entry})
+            metadata = {self.key: entry, **self.vectors.stand_in_metadata()}
+            self.collection.update("noting the run", metadata=metadata)
         except Rejected as error:
-            if not is_forbidden(error):
+            if not is_forbidden(error) or self.vectors.stand_in is not None:  # nothing would tell of its vectors
                 raise
             self.collection.delete([str(uuid.uuid4())])  # whether it may write, asked without writing
             self.cannot_note = self.may_have_surplus = True

@@ -88,6 +88,9 @@ class IngestSettings:
     """Delete points of the corpus's documents that another writer made under other ids."""
     dry_run: bool = False
     """Write nothing; say what would be written."""
+    stand_in: bool = False
+    """Encode documents by the query encoder, where the model that it was learned from no longer exists. A document that
+    this model has encoded keeps its vector; the others are marked."""
     batch_tokens: int = 16_384
     """Largest number of tokens, padding included, of a batch."""
     indexes: Mapping[str, Index] = field(default_factory=dict)
@@ -100,6 +103,10 @@ class IngestSettings:
     def __post_init__(self) -> None:
         if self.sync and self.limit is not None:
             raise InputError("--sync needs the whole corpus, and --limit reads a part of it; leave one out")
+        if self.stand_in and self.replace_others:
+            raise InputError(
+                "--replace-others would delete vectors of the model for which --stand-in stands in; leave one out"
+            )
         require_fraction("--max-delete-fraction", self.max_delete_fraction)
         if self.batch_tokens < 1 or (self.limit is not None and self.limit < 1):
             raise InputError(f"batch_tokens {self.batch_tokens} and --limit {self.limit} must be at least 1")
@@ -162,6 +169,8 @@ class IngestReport:
     """Result of a dry run, which wrote nothing."""
     first_rejects: list[str] = field(default_factory=list)
     """Line and reason of the first rejected rows."""
+    stand_ins: int = 0
+    """Points whose vector a learned query encoder made in place of the vector's model."""
     same_beginning: str | None = None
     """Text that many of the first documents begin with, such as a letterhead; None where there is no such text."""
     same_beginning_share: float = 0.0

@@ -9,7 +9,7 @@ from care_qdrant.encoders import Encoder, TextReader, TokenCounter
 from care_qdrant.encoders.engine import LOCAL, Engine
 from care_qdrant.encoders.side import Geometry, Side
 from care_qdrant.errors import IncompleteModel, InputError
-from care_qdrant.model.card import CARD_FILE, TERM_WEIGHTS, Card, read_card, verify_term_weights
+from care_qdrant.model.card import CARD_FILE, STORED, TERM_WEIGHTS, Card, read_card, verify_term_weights
 from care_qdrant.model.hub import BUILT_IN, fetch_document_side, find_folder
 from care_qdrant.model.sides import (
     DocumentFolder,
@@ -125,6 +125,11 @@ class CareModel:
         raise IncompleteModel(f"{folder}: holds neither {CARD_FILE} nor modules.json, so it is no model")
 
     @property
+    def encodes_documents(self) -> bool:
+        """Whether it has a document encoder; a query encoder that was learned from stored vectors comes without."""
+        return self.card is None or self.card.document.pooling != STORED
+
+    @property
     def query_encoder(self) -> Encoder:
         """The online side."""
         return self.query.open()
@@ -180,6 +185,28 @@ class CareModel:
             ModelError: The model encodes queries only.
         """
         self.document.require()
+
+    def standing_in(self) -> "CareModel":
+        """Return this model with its query encoder as document encoder, where the one that it was learned from is gone.
+
+        Raises:
+            InputError: The model has a document encoder.
+        """
+        if self.encodes_documents:
+            raise InputError(
+                f"--stand-in: model {self.name!r} has a document encoder, and documents are better encoded by it; "
+                "leave the option out"
+            )
+        return CareModel(
+            name=self.name,
+            dim=self.dim,
+            fingerprint=self.fingerprint,
+            temperature=self.temperature,
+            query=self.query,
+            document=self.query,
+            card=self.card,
+            term_weights=self.term_weights,
+        )
 
     def contract(self) -> "VectorContract":
         """Return what a collection must remember of this model's vectors."""

@@ -217,7 +217,8 @@ class DocumentFolder:
             raise ModelError(
                 f"model {self.card.name!r} encodes queries only: it was learned from {next(bases, 'a collection')}, "
                 "whose documents another model encodes. Write documents with the tool and the model that made those "
-                "vectors, or learn again with --document MODEL"
+                "vectors, or learn again with --document MODEL. Where that model no longer exists, the query encoder "
+                "stands in for it with care ingest --stand-in"
             )
 
 

@@ -3,7 +3,7 @@
 import re
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast, get_args
 
 from pydantic import BaseModel, TypeAdapter
@@ -11,6 +11,7 @@ from qdrant_client import models
 
 from care_qdrant.contracts.contract import SparseContract, VectorContract, contract_metadata
 from care_qdrant.contracts.paths import readings
+from care_qdrant.contracts.stand_in import StandIn, stand_in_metadata
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import InputError, Rejected, ServerTooOld, next_command
 from care_qdrant.qdrant.checks import check_contract, check_sparse_contract
@@ -59,6 +60,17 @@ class PointVectors:
     vector_name: str
     dense: VectorContract
     sparse: SparseContract | None = None
+    stand_in: StandIn | None = None
+    """Learned encoder that makes the dense vectors of this run in place of their model; None for any other run."""
+    former_stand_ins: Mapping[str, str] = field(default_factory=dict)
+    """Names of the learned encoders that made some of the dense vectors that are there, by fingerprint."""
+
+    def stand_in_metadata(self) -> dict[str, Any]:
+        """Return the record of the encoders that stand in, as the collection stores it; empty where none does."""
+        if self.stand_in is None:
+            return {}
+        known = {**self.former_stand_ins, self.stand_in.fingerprint: self.stand_in.model}
+        return stand_in_metadata(self.vector_name, known)
 
     def metadata(self) -> dict[str, Any]:
         """Return the contracts as a collection stores them."""
@@ -101,22 +113,55 @@ def make_collection(
 
 
 def join_collection(
-    collection: Collection, vector_name: str, contract: VectorContract, *, sparse: bool
+    collection: Collection,
+    vector_name: str,
+    contract: VectorContract,
+    *,
+    sparse: bool,
+    is_named: bool = True,
+    stands_in: bool = False,
 ) -> PointVectors | None:
     """Check an existing collection and return what its points carry; None where there is no such collection.
 
     A collection that has our BM25 vector gets it from every run: a point without it would be missing from each
     sparse search.
+
+    Args:
+        collection: Its place and name.
+        vector_name: The dense vector.
+        contract: The model of the run.
+        sparse: Whether to refuse a collection without our BM25 vector.
+        is_named: Whether the user chose the vector. Otherwise it is the one that the model was learned from, if any.
+        stands_in: Whether the model's query encoder makes the vectors, in place of the model that it was learned from.
     """
     collection.require_server(METADATA_SINCE, METADATA_FEATURE)
     if not collection.exists():
         return None
     schema = collection.refresh()
+    if not is_named:
+        vector_name = next(iter(schema.learned_by(contract.fingerprint)), vector_name)
     check_contract(schema, vector_name, contract)
     _require_own_chunks(schema, vector_name)
-    if not sparse and SPARSE_VECTOR_NAME not in schema.contracts:
-        return PointVectors(vector_name, contract)
-    return PointVectors(vector_name, contract, check_sparse_contract(schema, SPARSE_VECTOR_NAME))
+    has_bm25 = sparse or SPARSE_VECTOR_NAME in schema.contracts
+    return PointVectors(
+        vector_name,
+        contract,
+        check_sparse_contract(schema, SPARSE_VECTOR_NAME) if has_bm25 else None,
+        _stand_in(schema, vector_name, contract) if stands_in else None,
+        schema.stand_ins.get(vector_name, {}),
+    )
+
+
+def _stand_in(schema: CollectionSchema, vector_name: str, contract: VectorContract) -> StandIn:
+    """Return how a learned encoder stands in for the model of a vector; refuse one learned from another vector."""
+    if vector_name not in schema.learned_by(contract.fingerprint):
+        raise InputError(
+            f"--stand-in: query encoder {contract.model!r} was not learned from vector {vector_name!r} of collection "
+            f"{schema.name!r}, so its vectors of documents would lie in another space. Learn one from it, "
+            + next_command(f"care learn {schema.name}", model=False)
+        )
+    made = schema.contracts.get(vector_name)
+    return StandIn(contract.fingerprint, contract.model, None if made is None else made.fingerprint)
 
 
 def create_collection(

@@ -10,6 +10,7 @@ from qdrant_client import models
 
 from care_qdrant.contracts.contract import Contract, SparseContract, VectorContract, parse_contracts
 from care_qdrant.contracts.learned import LearnedContract, parse_learned
+from care_qdrant.contracts.stand_in import parse_stand_ins
 from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch, next_command
 
 LOAD_KEY = "care_bulk_load"
@@ -121,6 +122,11 @@ class CollectionSchema:
         return parse_learned(self.metadata)
 
     @cached_property
+    def stand_ins(self) -> dict[str, dict[str, str]]:
+        """Learned encoders that made some of a vector's documents: their names by fingerprint, for each such vector."""
+        return parse_stand_ins(self.metadata)
+
+    @cached_property
     def tenant_keys(self) -> frozenset[str]:
         """Paths of the payload keys whose values share the points out to tenants."""
         if self.embedded:
@@ -191,6 +197,10 @@ class CollectionSchema:
     def attached(self) -> list[str]:
         """Names of the vectors that ``care attach`` added, sorted; also of one whose addition was interrupted."""
         return sorted(name for name in self.contracts if self.text_field(name) is not None)
+
+    def learned_by(self, fingerprint: str) -> list[str]:
+        """Return the names of the dense vectors from which a query encoder was learned."""
+        return [name for name, found in self.learned.items() if found.fingerprint == fingerprint and name in self.dense]
 
     def all_made_by(self, fingerprint: str) -> list[str]:
         """Return the names of the dense vectors that a model made, and of those that it was learned from."""

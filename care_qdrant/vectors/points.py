@@ -8,6 +8,7 @@ from qdrant_client import models
 
 from care_qdrant.contracts.layouts import NODE_TEXTS, Layout, guess_layout, lookup
 from care_qdrant.contracts.payload import content_hash, node_embedded_texts, stored_hash
+from care_qdrant.contracts.stand_in import STAND_INS
 from care_qdrant.encoders import TokenCounter
 from care_qdrant.errors import InputError
 from care_qdrant.ingestion.pipeline import WINDOW_TEXTS, Task, Window
@@ -19,7 +20,7 @@ MOST_UNREADABLE = 100
 NOTICEABLE_FRACTION = 0.05
 """Fraction of points with their text in another field from which on it is reported."""
 
-_OUR_ENTRIES = frozenset({"chunk", "chunks", "payload", "vectors"})
+_OUR_ENTRIES = frozenset({"chunk", "chunks", "payload", "vectors", STAND_INS})
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,10 @@ class VectorSummary:
     made_by: str | None = None
     """Model or analyser; None where another tool wrote it."""
     fingerprint: str | None = None
+    stand_ins: int | None = 0
+    """Points whose vector a learned query encoder made, in place of the model; None where they cannot be counted."""
+    stand_in_models: tuple[str, ...] = ()
+    """Learned query encoders that made them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +141,8 @@ def _summary(collection: Collection, name: str, params: models.VectorParams | No
         distance=None if params is None else params.distance.value,
         made_by=_maker(contract),
         fingerprint=None if contract is None else contract.fingerprint,
+        stand_ins=collection.count_stand_ins(name),
+        stand_in_models=tuple(sorted(set(collection.schema.stand_ins.get(name, {}).values()))),
     )
 
 

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
-from typing import Any, Protocol
+from itertools import chain, compress, islice
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 from qdrant_client import models
@@ -12,12 +12,14 @@ from qdrant_client import models
 from care_qdrant.contracts.contract import SparseContract, VectorContract
 from care_qdrant.contracts.layouts import Layout
 from care_qdrant.contracts.payload import stored_hash
+from care_qdrant.contracts.stand_in import stand_ins
 from care_qdrant.encoders import Encoder
 from care_qdrant.encoders.agreement import LEAST_HALF_PRECISION
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import ContractError, InputError, next_command
 from care_qdrant.ingestion.reservoir import Reservoir
 from care_qdrant.ingestion.settings import DocumentModel
+from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.checks import check_contract, check_sparse_contract
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.point_equality import vectors_of
@@ -92,6 +94,8 @@ class VerifyReport:
     """Points whose text has changed since their vector was made."""
     text_gone: int = 0
     """Points whose text is gone, and whose vector is still there."""
+    stand_ins: int = 0
+    """Points whose vector a learned query encoder made in place of the vector's model."""
     written_by_others: int = 0
     """Points that have the vector without a text, and without the hash of one: another program wrote it."""
     unreadable: list[PointId] = field(default_factory=list)
@@ -201,7 +205,7 @@ def _verify(
         return report
     if preflight.layout is None:
         raise preflight.problems[0]
-    sample = _count(target, report, preflight.layout, contract.constants, settings.sample)
+    sample = _count(target, report, preflight.layout, _makers(target.schema, name, contract), settings.sample)
     if warning := other_field_warning(report.points, report.in_other_field, preflight.layout.text_field):
         report.problems.append(warning)
     if warning := unreadable_warning(report.unreadable):
@@ -209,19 +213,38 @@ def _verify(
     if model is not None or isinstance(contract, SparseContract):
         _check_sample(target, report, model, contract, preflight.layout, sample)
     report.problems += _problems(report, settings)
+    if report.stand_ins and model is not None and not _is_learned(model):
+        report.problems.append(
+            f"{report.stand_ins} points have a vector of a learned query encoder that stood in for this model: ingest "
+            "their documents again, without --stand-in"
+        )
     return report
 
 
-def _count(collection: Collection, report: VerifyReport, layout: Layout, hashed: str, size: int) -> _Sample:
+def _is_learned(model: PairModel) -> TypeGuard[CareModel]:
+    """Return whether a model was learned from stored vectors and encodes queries only."""
+    return isinstance(model, CareModel) and not model.encodes_documents
+
+
+def _makers(schema: CollectionSchema, name: str, contract: VectorContract | SparseContract) -> list[str]:
+    """Return what the hashes of a vector hold beside the text: its model, or also the one that it was learned from."""
+    made = schema.contracts.get(name) if name in schema.learned_by(contract.fingerprint) else None
+    return [contract.constants, *([made.constants] if isinstance(made, VectorContract) else [])]
+
+
+def _count(collection: Collection, report: VerifyReport, layout: Layout, makers: Sequence[str], size: int) -> _Sample:
     """Count what all payloads say; return a sample of the points whose vector should be right."""
+    encoders = collection.schema.stand_ins.get(report.vector_name, {})
     name, claims, silent = report.vector_name, Reservoir[_Point](size, _SEED), Reservoir[_Point](size, _SEED)
     has_vector = models.HasVectorCondition(has_vector=name)
     for where, is_there in ((models.Filter(must=[has_vector]), True), (models.Filter(must_not=[has_vector]), False)):
         for record in (record for page in collection.scroll(where=where) for record in page):
             payload = record.payload or {}
-            expected, stored = expected_hash(layout, payload, name, hashed), stored_hash(payload, name)
+            stored = stored_hash(payload, name)
+            standing_in = [each for each in stand_ins(payload) if each in encoders]
+            expected = [expected_hash(layout, payload, name, made_by) for made_by in (*makers, *standing_in)]
             report.points += 1
-            if expected is None:
+            if expected[0] is None:
                 if is_unreadable(layout, payload) and len(report.unreadable) < MOST_UNREADABLE:
                     report.unreadable.append(record.id)
                 report.text_gone += stored is not None and is_there
@@ -231,8 +254,9 @@ def _count(collection: Collection, report: VerifyReport, layout: Layout, hashed:
             report.with_text += 1
             report.without_vector += stored is None and (report.is_attached or not is_there)
             report.without_hash += stored is None and is_there
-            report.outdated += stored is not None and stored != expected
-            if stored == expected:
+            report.outdated += stored is not None and stored not in expected
+            report.stand_ins += bool(standing_in) and stored in expected
+            if stored in expected[: len(makers)]:
                 claims.draw([(record.id, payload)])
             elif stored is None and is_there:
                 silent.draw([(record.id, payload)])
@@ -259,7 +283,14 @@ def _check_sample(
     if not pairs:
         return
     possible = [possible_texts(layout, payload) for _, payload in pairs]
-    report.lowest_cosine = min(_cosines(model, contract, [stored[point_id][name] for point_id, _ in pairs], possible))
+    if model is not None and _is_learned(model):  # it can make no vectors but its own
+        own = [contract.fingerprint in stand_ins(payload) for _, payload in pairs]
+        encoder = model.query_encoder
+    else:
+        own, encoder = [True] * len(pairs), None if model is None else model.document_encoder
+    if any(own):
+        again = [stored[point_id][name] for point_id, _ in compress(pairs, own)]
+        report.lowest_cosine = min(_cosines(encoder, contract, again, list(compress(possible, own))))
     openings = [stored_text(layout, payload)[:OPENING_CHARACTERS] for _, payload in pairs]
     queries: list[Any] = (
         list(map(bm25.query_vector, openings)) if model is None else model.query_encoder.encode(openings).tolist()
@@ -272,7 +303,7 @@ def _check_sample(
 
 
 def _cosines(
-    model: PairModel | None,
+    encoder: Encoder | None,
     contract: VectorContract | SparseContract,
     stored: Sequence[Any],
     possible: Sequence[Sequence[str]],
@@ -282,8 +313,8 @@ def _cosines(
         for vector, texts in zip(stored, possible, strict=True):
             yield max(_sparse_cosine(vector, contract.vector(text)) for text in texts)
         return
-    assert model is not None
-    made = iter(model.document_encoder.encode(list(chain.from_iterable(possible))))
+    assert encoder is not None
+    made = iter(encoder.encode(list(chain.from_iterable(possible))))
     for vector, texts in zip(stored, possible, strict=True):
         row, rows = np.asarray(vector, dtype=np.float32), np.stack(list(islice(made, len(texts))))
         yield float((rows @ row / (np.linalg.norm(row) * np.linalg.norm(rows, axis=1))).max())

@@ -3,6 +3,7 @@
 import hashlib
 import heapq
 from collections.abc import Callable, Sequence
+from collections.abc import Collection as Collected
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from qdrant_client import models
 
 from care_qdrant.contracts.layouts import Layout, guess_layout
 from care_qdrant.contracts.learned import stored_vector
+from care_qdrant.contracts.stand_in import stand_ins
 from care_qdrant.errors import InputError, SchemaMismatch, TooFewDocuments
 from care_qdrant.qdrant.calls import in_pages
 from care_qdrant.qdrant.collection import Collection, PointId
@@ -43,6 +45,8 @@ class Sample:
     repeated: int
     """Points with a text that was read before."""
     text_field: str
+    stand_ins: int = 0
+    """Points left out because a learned encoder made their vector: it would learn from itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +124,7 @@ def read_pairs(
     ids = sample_ids(collection, settings.sample, settings.seed)
     require_documents(collection, len(ids))
     layout = guess_layout([record.payload or {} for record in collection.sample(LAYOUT_POINTS)], text_field=text_field)
-    reader = Reader(layout, vector_name, settings.width, basis)
+    reader = Reader(layout, vector_name, settings.width, basis, collection.schema.stand_ins.get(vector_name, ()))
     done = 0
     for page in in_pages(ids, _PAGE):
         records = collection.retrieve(page, payload=True, vectors=[vector_name])
@@ -133,7 +137,8 @@ def read_pairs(
         raise TooFewDocuments(
             f"collection {collection.name!r} has {len(pairs.ids)} different texts with a vector {vector_name!r} in a "
             f"sample of {len(ids)} points ({found.without_text} without text, {found.without_vector} without vector, "
-            f"{found.repeated} repeated); learning needs at least {MIN_DOCUMENTS}"
+            f"{found.repeated} repeated, {found.stand_ins} by a learned encoder); learning needs at least "
+            f"{MIN_DOCUMENTS}"
         )
     if params.distance is models.Distance.EUCLID and reader.norm_spread > _MAX_NORM_SPREAD:
         raise SchemaMismatch(
@@ -147,7 +152,9 @@ def read_pairs(
 class Reader:
     """Collects pairs page by page, in the dimensions of the learned space as soon as they are known."""
 
-    def __init__(self, layout: Layout, vector_name: str, width: int, basis: Vectors | None) -> None:
+    def __init__(
+        self, layout: Layout, vector_name: str, width: int, basis: Vectors | None, encoders: Collected[str] = ()
+    ) -> None:
         self._layout, self._vector_name, self._width = layout, vector_name, width
         self._ids: list[PointId] = []
         self._titles: list[str] = []
@@ -157,7 +164,8 @@ class Reader:
         self._directions: list[Vectors] = []
         self._norms: list[float] = []
         self._basis = basis
-        self._without_text = self._without_vector = self._repeated = 0
+        self._encoders = frozenset(encoders)
+        self._without_text = self._without_vector = self._repeated = self._stand_ins = 0
 
     @property
     def norm_spread(self) -> float:
@@ -170,7 +178,9 @@ class Reader:
             payload = record.payload or {}
             text = self._layout.find_text(payload)
             vector = stored_vector(record.vector, self._vector_name)
-            if text is None:
+            if not self._encoders.isdisjoint(stand_ins(payload)):
+                self._stand_ins += 1
+            elif text is None:
                 self._without_text += 1
             elif vector is None:
                 self._without_vector += 1
@@ -206,6 +216,7 @@ class Reader:
                 self._without_vector,
                 self._repeated,
                 self._layout.text_field,
+                self._stand_ins,
             ),
             read,
         )

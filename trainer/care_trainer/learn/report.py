@@ -10,6 +10,7 @@ from care_trainer.learn.graph import GraphSearch
 from care_trainer.learn.labelled import LabelledQuality, rankings
 from care_trainer.learn.outcome import LearnReport
 from care_trainer.learn.quality import loss_warning
+from care_trainer.learn.reading import Sample
 from care_trainer.learn.settings import FOLDER
 
 
@@ -24,6 +25,10 @@ def write_report(folder: Path, report: LearnReport) -> None:
     )
 
 
+def _left_out(sample: Sample) -> str:
+    return f", and {sample.stand_ins:,} a vector of a learned encoder" if sample.stand_ins else ""
+
+
 def paragraphs(report: LearnReport) -> list[str]:
     """Return what a person has to know before using the query encoder."""
     found, sample, training = report.held_out, report.sample, report.training
@@ -32,7 +37,8 @@ def paragraphs(report: LearnReport) -> list[str]:
         f"# {report.contract.model}: a query encoder learned from collection {report.collection}",
         f"{sample.texts:,} texts of {sample.points:,} points (field {sample.text_field!r}) and their vectors "
         f"{report.vector_name or '(unnamed)'!r} of {report.contract.dim} dimensions; {sample.without_text:,} points "
-        f"have no text, {sample.without_vector:,} no vector, {sample.repeated:,} a text that was read before. "
+        f"have no text, {sample.without_vector:,} no vector, {sample.repeated:,} a text that was read before"
+        f"{_left_out(sample)}. "
         f"{training.steps:,} steps in {report.seconds:,.0f} s ({report.cpu_seconds:,.0f} CPU s); the "
         f"{what} of step {training.best_step:,} is "
         f"kept, with {training.vocabulary:,} tokens ({training.tokens})"
