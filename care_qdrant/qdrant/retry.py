@@ -41,6 +41,9 @@ _TOO_LARGE = ("larger than max", "larger than rate limiter capacity")
 _NOT_FOUND_ELSEWHERE = "code: 'Some requested entity was not found'"
 """Part of the answer of a node to which another one said so: that one was away when the collection was made, and is
 about to hear of it. Of a collection that is not there, a node says so by itself."""
+_NO_POINT = "No point with id"
+"""Part of the answer to a request with the id of a point that is not there, which a collection with several shards
+wraps as if it came from another node. It stays so, however often it is asked."""
 
 
 class RequestTooLarge(Exception):
@@ -148,12 +151,17 @@ def _is_too_large(error: Exception, message: str) -> bool:
 
 def _is_transient(error: Exception) -> bool:
     if isinstance(error, UnexpectedResponse):
-        is_behind = error.status_code == 404 and _NOT_FOUND_ELSEWHERE in error.content.decode(errors="replace")
+        is_behind = error.status_code == 404 and _is_behind(error.content.decode(errors="replace"))
         return error.status_code in TRANSIENT_STATUS or is_behind
     if isinstance(error, grpc.RpcError):
-        is_behind = _grpc_code(error) is grpc.StatusCode.NOT_FOUND and _NOT_FOUND_ELSEWHERE in _describe(error)
+        is_behind = _grpc_code(error) is grpc.StatusCode.NOT_FOUND and _is_behind(_describe(error))
         return _grpc_code(error) in TRANSIENT_GRPC or is_behind
     return isinstance(error, ResponseHandlingException | httpx.TransportError | NotCompleted)
+
+
+def _is_behind(answer: str) -> bool:
+    """Return whether a node is about to hear of what the request names."""
+    return _NOT_FOUND_ELSEWHERE in answer and _NO_POINT not in answer
 
 
 def describe_error(error: Exception) -> str:

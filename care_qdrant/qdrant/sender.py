@@ -7,6 +7,7 @@ text of which it is not, however the operations of two writers mix.
 """
 
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ from care_qdrant.errors import QdrantError, Rejected
 from care_qdrant.qdrant.calls import in_requests
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.grpc import with_lists
-from care_qdrant.qdrant.retry import RequestTooLarge
+from care_qdrant.qdrant.retry import RequestTooLarge, is_not_found
 from care_qdrant.types import CARE_KEY
 
 MAX_BYTES = 5_000_000
@@ -29,6 +30,9 @@ MAX_BYTES = 5_000_000
 THREADS = 4
 QUEUE = 8
 """Largest number of requests that wait or are under way; with `MAX_BYTES` it bounds the memory."""
+
+_REPLICA_ATTEMPTS = 5
+"""Attempts to change points that one of their replicas lacks."""
 
 JSON_BYTES_PER_NUMBER = 21
 """Estimated size of one component of a vector as JSON."""
@@ -63,17 +67,24 @@ class Write:
 
     def _send_changes(self, collection: Collection) -> None:
         points = self._comparable(collection) if collection.is_embedded else self.points
+        refused = 0
         while points:
             write = replace(self, points=points)
             operations = write._guarded() if collection.compares_writes else _operations(points, self.kind)
             try:
                 collection.apply(f"writing {len(points)} points", operations)
                 return
-            except Rejected:
-                # The request names ids, so it fails where one has been deleted.
-                there = collection.retrieve([point.id for point in points], payload=False) if self._may_miss else {}
-                if not self._may_miss or len(there) == len(points):
+            except Rejected as error:
+                if not self._may_miss:
                     raise
+                # The request names ids, so it fails where one has been deleted.
+                there = collection.retrieve([point.id for point in points], payload=False)
+                if len(there) == len(points):
+                    # One replica of a point was asked that has it, and another one is about to get it.
+                    refused += 1
+                    if not is_not_found(error) or refused > _REPLICA_ATTEMPTS:
+                        raise
+                    time.sleep(collection.policy.delay(refused))
                 points = [point for point in points if point.id in there]
 
     def _comparable(self, collection: Collection) -> Sequence[models.PointStruct]:

@@ -13,6 +13,11 @@ OTHER_NODE = (
     "Not found: 2 out of 3 shards failed to apply operation. First error captured: code: 'Some requested entity was "
     "not found', message: \"Not found: Collection `docs_v2` doesn't exist!\" not found"
 )
+# As Qdrant 1.19.0 answered an update of a point that had just been deleted from a collection with three shards.
+NO_POINT = (
+    "Not found: 1 out of 3 shards failed to apply operation. First error captured: code: 'Some requested entity was "
+    'not found\', message: "Not found: No point with id c0203319-5ef0-5c04-bdbf-be9de6d3bc2f found" not found'
+)
 THIS_NODE = "Not found: Collection `docs_v2` doesn't exist!"
 
 
@@ -36,3 +41,9 @@ def test_a_node_that_does_not_know_the_collection_yet_is_waited_for(answer: type
     assert least_delay(answer(OTHER_NODE), "writing") == 0.0
     with pytest.raises(Rejected, match="doesn't exist"):
         least_delay(answer(THIS_NODE), "writing")
+
+
+@pytest.mark.parametrize("answer", [_over_http, _GrpcError], ids=["http", "grpc"])
+def test_a_point_that_is_gone_is_not_waited_for(answer: type[Exception]) -> None:
+    with pytest.raises(Rejected, match="No point with id"):
+        least_delay(answer(NO_POINT), "writing")
