@@ -14,8 +14,8 @@ from tqdm import tqdm
 
 REPAINT_SECONDS = 0.5
 LINE_SECONDS = 60.0
-LABEL_CHARACTERS = 16
-"""Longest label of a bar, so that the time to go fits a terminal of 80 columns beside it."""
+SHORTEST_LABEL = 4
+"""Number of characters to which a label is cut at most, where a narrow terminal has no room for it."""
 _FORMAT = "{desc}: {percentage:3.0f}%|{bar:6}| {n_fmt}/{total_fmt} {verb} [{elapsed}{postfix}]"
 _FORMAT_WITHOUT_TOTAL = "{desc}: {n_fmt} {verb} [{elapsed}{postfix}]"
 
@@ -89,8 +89,6 @@ Paint = Callable[[int, int | None, float | None, list[str]], None]
 @contextmanager
 def painted_bar(label: str, verb: str) -> Iterator[Paint]:
     """Return a function that keeps the state of a bar, which a timer paints: a line a minute where no terminal is."""
-    if len(label) > LABEL_CHARACTERS:
-        label = label[: LABEL_CHARACTERS - 1] + "…"
     state = _State(verb)
     stopped = threading.Event()
     # None: only on a terminal. tqdm reads its variable only where nothing is given.
@@ -146,10 +144,14 @@ class _State:
         bar.total, bar.n = total, done
         bar.bar_format = (_FORMAT if total else _FORMAT_WITHOUT_TOTAL).replace("{verb}", self._verb)
         bar.set_postfix_str(", ".join(notes), refresh=False)
-        # A line that is too long is cut, and has lost its end.
-        while notes and not str(bar).endswith("]"):
+        bar.set_description_str(label, refresh=False)
+        # A line that is too long is cut, and has lost its end. The first note, the time to go, outlives the label.
+        while len(notes) > 1 and not str(bar).endswith("]"):
             notes.pop()
             bar.set_postfix_str(", ".join(notes), refresh=False)
+        while len(label) > SHORTEST_LABEL and not str(bar).endswith("]"):
+            label = label[:-2] + "…"
+            bar.set_description_str(label, refresh=False)
         bar.refresh()
 
 

@@ -56,7 +56,15 @@ def test_the_time_to_go_fits_a_terminal(code: str, columns: int) -> None:
     assert timed != [], frames
     assert all(frame.rstrip().endswith("]") for frame in timed), "nothing is cut off"
     if code is INGESTING:
-        assert "7 h 30 min left" in timed[-1] and ("17 rejected" in timed[-1]) is (columns == 120)
+        assert "7 h 30 min left" in timed[-1] and timed[-1].startswith("a-coll")
+
+
+def test_a_label_is_whole_where_it_fits() -> None:
+    frames = on_a_terminal(INGESTING, 140)
+    assert all(frame.startswith("a-collection-with-a-rather-long-name-of-2026: ") for frame in frames)
+    assert "17 rejected" in frames[-1]
+    notes = [frame for frame in on_a_terminal(INGESTING, 120) if " left" in frame]
+    assert all("long-name-of-2026: " in frame and "tokens/s" not in frame for frame in notes), "notes go first"
 
 
 @pytest.mark.parametrize("code", [INGESTING, PARTS], ids=["ingestion", "parts"])

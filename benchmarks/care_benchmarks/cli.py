@@ -1,7 +1,6 @@
 """``care-bench``: evaluation on CMedTEB-shaped tasks. Commands import what they run, so that `--help` opens at once."""
 
 import json
-import logging
 import re
 import sys
 from collections import Counter
@@ -102,8 +101,6 @@ def run(tasks: tuple[str, ...], output: Path, as_json: bool, **options: Any) -> 
       care bench run CMedQAv2-reranking --model built-in \\
         --url http://localhost:6333 --output results/cmedqa
     """
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    logging.getLogger("care_benchmarks").setLevel(logging.INFO)
     from care_benchmarks.report import HTML_FILE, MARKDOWN_FILE
     from care_benchmarks.results import PER_QUERY_FILE, RESULT_FILE
 

@@ -162,9 +162,9 @@ class QdrantSearch(AbsEncoder):
             )
         collection = self.collection(name, str(task_metadata.dataset["revision"]))
         began = time.perf_counter()
-        with self.progress(f"{self.system.name}: {collection}") as on_progress:
+        with self.progress(f"{self.system.name}: {name}") as on_progress:
             report = ingest(
-                _documents(corpus),
+                list(_documents(corpus)),  # a list has a length, of which the time to go follows
                 self.system.model,
                 self.client,
                 collection,

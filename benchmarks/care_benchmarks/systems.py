@@ -65,6 +65,8 @@ def load_systems(
         raise InputError("no model is given: pass at least one --model")
     engines = [engine or Engine(), *[Engine()] * (len(sources) - 1)]
     models = [_dense(source, precision, device, its) for source, its in zip(sources, engines, strict=True)]
+    for model in models:
+        model.model.require_documents()  # before anything of the result is written
     found = models + [_control(control, models[0]) for control in controls]
     names = [system.name for system in found]
     if twice := {name for name in names if names.count(name) > 1}:

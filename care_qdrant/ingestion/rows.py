@@ -5,7 +5,7 @@ Rows are checked early, duplicates go, long documents are cut, and windows are c
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
@@ -73,7 +73,14 @@ def open_source(
     """Open a corpus for one reading; the rows are read lazily."""
     if not _is_path(corpus):
         documents: Iterable[Document] = corpus  # type: ignore[assignment]  # no path
-        yield Source(check_document(replace(document, line=number)) for number, document in enumerate(documents, 1))
+        number = 0
+
+        def checked() -> Iterator[Document | Reject]:
+            nonlocal number
+            for number, document in enumerate(documents, 1):
+                yield check_document(replace(document, line=number))
+
+        yield Source(checked(), lambda: number / len(documents) if isinstance(documents, Sized) else None)
         return
     path = None if dry_run and reading.rejects is None else Path(reading.rejects or rejects_path(corpus, shard))
     with (

@@ -17,6 +17,7 @@ from care_qdrant.encoders.batching import TokenizerFile
 from care_qdrant.encoders.engine import Dtype, Engine
 from care_qdrant.encoders.references import Reference, check_references, least_agreement, load_references
 from care_qdrant.encoders.side import Geometry, Side
+from care_qdrant.encoders.usable import require_torch
 from care_qdrant.errors import ModelError, redact
 from care_qdrant.model.card import OnnxFiles
 
@@ -67,6 +68,16 @@ def devices_of(device: str | None) -> list[str]:
 def first_device(device: str | None) -> str | None:
     """Return the device of queries; None for the fastest one there is."""
     return next(iter(devices_of(device)), None)
+
+
+def require_devices(device: str | None) -> None:
+    """Refuse devices that were named and are not there, and a machine without torch; reads no weights."""
+    require_torch()
+    if named := devices_of(device):
+        from care_qdrant.encoders.local.torch import require_device
+
+        for name in named:
+            require_device(name)
 
 
 def on_devices(saved: SavedEncoder, device: str | None, engine: Engine) -> "TorchEncoder | ProcessEncoder":

@@ -29,6 +29,7 @@ from care_qdrant.model.engines import (
     on_onnx,
     on_servers,
     on_torch,
+    require_devices,
     require_precision,
 )
 from care_qdrant.model.folder import describe_side, geometry_of
@@ -195,10 +196,10 @@ class DocumentFolder:
         return _saved(whole, "document", self.card).tokenizer()
 
     def require(self) -> None:
-        """Refuse a model whose documents cannot be encoded here."""
+        """Refuse a model whose documents cannot be encoded here, for example on a device that is not there."""
         self._require_weights()
         if self.kind == "torch":
-            require_torch()
+            require_devices(self.device)
 
     def _open_torch(self) -> Encoder:
         card, whole = self.card, self._whole()
@@ -286,9 +287,9 @@ class PlainSide:
         return self.model.saved.tokenizer() if (self.model.folder / "tokenizer.json").is_file() else self.open()
 
     def require(self) -> None:
-        """Refuse a machine without torch, unless servers encode."""
+        """Refuse a machine without torch, or without the devices that were named, unless servers encode."""
         if self.role == "query" or self.model.engine.kind != "server":
-            require_torch()
+            require_devices(self.model.device)
 
     def _on_weights(self) -> "TorchEncoder":
         from care_qdrant.encoders.local.torch import TorchEncoder

@@ -8,8 +8,9 @@ import ssl
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from ipaddress import ip_address
+from itertools import takewhile
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -46,6 +47,8 @@ def open_client(
 ) -> Iterator[QdrantClient]:
     """Open Qdrant and close it at the end of the block.
 
+    A new folder of the embedded database in which an error left no collection is removed.
+
     Args:
         path: Folder of the embedded database; created when it is not there. Exactly one of path and url.
         url: URL of a server, for example ``http://localhost:6333``; or of several nodes of a cluster with commas
@@ -63,15 +66,36 @@ def open_client(
         Rejected: The server does not accept the key.
     """
     remember_secret(api_key)
-    client = (
-        _embedded(Path(path))
-        if path is not None
-        else _server(url, api_key, grpc, grpc_port, timeout_seconds, patience_seconds)
-    )
+    with nullcontext() if path is None else _removed_if_unused(Path(path)):
+        client = (
+            _embedded(Path(path))
+            if path is not None
+            else _server(url, api_key, grpc, grpc_port, timeout_seconds, patience_seconds)
+        )
+        try:
+            yield client
+        finally:
+            client.close()
+
+
+@contextmanager
+def _removed_if_unused(database: Path) -> Iterator[None]:
+    """Remove the folder of an embedded database if an error ends the block and no collection is in it.
+
+    The folders around it that were made for it go with it. Folders that were there before stay, and so
+    does every file that is not of an empty database.
+    """
+    new = list(takewhile(lambda folder: not os.path.lexists(folder), [database, *database.parents]))
     try:
-        yield client
-    finally:
-        client.close()
+        yield
+    except BaseException:
+        if new and not any((database / "collection").glob("*")):
+            removals = [(database / name).unlink for name in (".lock", "meta.json")]
+            removals += [folder.rmdir for folder in (database / "collection", *new)]
+            for remove in removals:
+                with suppress(OSError):  # it holds something else, or was never made
+                    remove()
+        raise
 
 
 def is_embedded(client: QdrantClient) -> bool:

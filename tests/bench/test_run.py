@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -271,3 +273,26 @@ def test_two_tasks_of_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(InputError, match="2 of the tasks are called dev-Rerank, after their folders; rename one"):
         bench("run", "one/dev", "two/dev", "--output", "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_device_that_is_not_here_leaves_no_result(
+    clinic: Path, pair_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="device 'cuda:99': torch cannot use it here"):
+        bench("run", clinic, "--model", pair_folder, "--output", "results/first", "--device", "cuda:99")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_each_line_of_the_log_is_printed_once_and_q_silences_it(
+    clinic: Path, pair_folder: Path, tmp_path: Path
+) -> None:
+    # A process of its own: in this one the log has handlers of pytest.
+    code = "from care_qdrant.cli import main; main()"
+    options = ["--model", str(pair_folder), "--output", str(tmp_path / "out"), "--speed", "none"]
+    for quiet in ([], ["-q"]):
+        command = [sys.executable, "-W", "ignore", "-c", code, "bench", *quiet, "run", str(clinic), *options]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=500)
+        lines = [line for line in done.stderr.splitlines() if not line.startswith("report: ")]
+        assert len(lines) == len(set(lines)) and bool(lines) is not bool(quiet), lines

@@ -12,10 +12,12 @@ import subprocess
 import sys
 import termios
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from qdrant_client import QdrantClient
 
 from care_qdrant import progress as progress_module
 from care_qdrant.cli.ingest import program
@@ -25,6 +27,7 @@ from care_qdrant.ingestion.rows import Reading
 from care_qdrant.ingestion.settings import IngestReport, IngestSettings
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.connection import open_client
+from care_qdrant.types import Document
 from tests.ingestion.conftest import WriteCorpus, short_rows
 from tests.tiny import HashModel
 
@@ -62,6 +65,15 @@ def test_progress_counts_what_is_stored_and_knows_the_limit(write_corpus: WriteC
     assert {progress.total for progress in shown} == {40}
     assert shown[-1].seconds_left == 0
     assert any(progress.seconds_left for progress in shown)
+
+
+def test_the_total_of_documents_in_a_list_is_known() -> None:
+    texts = [Document(str(number), "高血压患者要少吃盐") for number in range(30)]
+    for corpus, total in ((texts, 30), (iter(texts), None)):
+        shown: list[Progress] = []
+        with closing(QdrantClient(":memory:")) as client:
+            ingest(corpus, HashModel(), client, "c", on_progress=shown.append)
+        assert {progress.total for progress in shown} == {total}
 
 
 def test_in_a_pipe_there_is_a_line_a_minute(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

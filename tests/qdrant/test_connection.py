@@ -20,6 +20,30 @@ from tests.standin.server import StandIn
 from tests.tiny import HashModel, medical_texts
 
 
+def test_an_error_leaves_no_database_behind_that_nothing_was_put_in(tmp_path: Path) -> None:
+    for place in ("new", "results/of/today"):
+        with pytest.raises(InputError), open_client(path=tmp_path / place):
+            raise InputError("refused")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_there_before_an_error_stays(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    vectors = models.VectorParams(size=2, distance=models.Distance.COSINE)
+    with pytest.raises(InputError), open_client(path=tmp_path / "empty"):
+        raise InputError("refused")
+    with pytest.raises(InputError), open_client(path=tmp_path / "used") as client:
+        client.create_collection("c", vectors_config=vectors)
+        raise InputError("refused later")
+    with pytest.raises(InputError), open_client(path=tmp_path / "shared"):
+        (tmp_path / "shared" / "notes.txt").write_text("not ours", encoding="utf-8")
+        raise InputError("refused")
+    assert (tmp_path / "empty").is_dir()
+    assert (tmp_path / "shared" / "notes.txt").read_text(encoding="utf-8") == "not ours"
+    with open_client(path=tmp_path / "used") as client:
+        assert client.collection_exists("c")
+
+
 def test_a_locked_folder_names_its_holder(tmp_path: Path) -> None:
     code = (
         "import sys; from qdrant_client import QdrantClient; "

@@ -272,6 +272,25 @@ def cuts_unit_vectors(model: "SentenceTransformer") -> bool:
     return "Normalize" in kinds and "Dense" in kinds[kinds.index("Normalize") :]
 
 
+def require_device(device: str) -> None:
+    """Refuse a device that torch cannot use on this machine.
+
+    Raises:
+        InputError: There is no such device here.
+    """
+    import torch
+    from sentence_transformers.util import get_device_name
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        there = " or ".join(dict.fromkeys([get_device_name(), "cpu"]))
+        reason = str(error).partition("\n")[0]
+        raise InputError(
+            f"device {device!r}: torch cannot use it here ({reason}); leave it out, or name {there}"
+        ) from error
+
+
 def load_sentence_transformer(
     folder: str | Path, device: str | None = None, dtype: Dtype = "auto"
 ) -> "SentenceTransformer":
@@ -294,14 +313,7 @@ def load_sentence_transformer(
         from sentence_transformers.util import get_device_name
 
     device = device or get_device_name()
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        there = " or ".join(dict.fromkeys([get_device_name(), "cpu"]))
-        reason = str(error).partition("\n")[0]
-        raise InputError(
-            f"device {device!r}: torch cannot use it here ({reason}); leave it out, or name {there}"
-        ) from error
+    require_device(device)
     if dtype == "auto":
         dtype = "float32" if device.startswith("cpu") else "bfloat16"
     load = partial(SentenceTransformer, device=device, local_files_only=True)
