@@ -90,11 +90,12 @@ def _removed_if_unused(database: Path) -> Iterator[None]:
         yield
     except BaseException:
         if new and not any((database / "collection").glob("*")):
-            removals = [(database / name).unlink for name in (".lock", "meta.json")]
-            removals += [folder.rmdir for folder in (database / "collection", *new)]
-            for remove in removals:
+            for name in (".lock", "meta.json"):
+                with suppress(OSError):
+                    (database / name).unlink()
+            for folder in (database / "collection", *new):
                 with suppress(OSError):  # it holds something else, or was never made
-                    remove()
+                    folder.rmdir()
         raise
 
 

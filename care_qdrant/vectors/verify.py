@@ -283,11 +283,9 @@ def _check_sample(
     if not pairs:
         return
     possible = [possible_texts(layout, payload) for _, payload in pairs]
+    own, encoder = [True] * len(pairs), None if model is None else model.document_encoder
     if model is not None and _is_learned(model):  # it can make no vectors but its own
-        own = [contract.fingerprint in stand_ins(payload) for _, payload in pairs]
-        encoder = model.query_encoder
-    else:
-        own, encoder = [True] * len(pairs), None if model is None else model.document_encoder
+        own, encoder = [contract.fingerprint in stand_ins(payload) for _, payload in pairs], model.query_encoder
     if any(own):
         again = [stored[point_id][name] for point_id, _ in compress(pairs, own)]
         report.lowest_cosine = min(_cosines(encoder, contract, again, list(compress(possible, own))))
