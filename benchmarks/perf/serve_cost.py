@@ -10,9 +10,7 @@ whole service. The collector is a process of its own.
 
 import argparse
 import asyncio
-import json
 import os
-import platform
 import random
 import statistics
 import subprocess
@@ -33,6 +31,8 @@ from care_qdrant.serve.tracing import ENDPOINTS
 from care_qdrant.types import Document
 from tests.reliability.processes import BINARY, QdrantServer
 
+from .measured import save_measured
+
 KEY = "a-key-for-this-measurement"
 COLLECTOR = """
 from http.server import *
@@ -49,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=30)
     parser.add_argument("--queries", type=int, default=60, help="of each variant in a turn")
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
     assert BINARY, "QDRANT_BINARY names no server program"
     with tempfile.TemporaryDirectory() as folder, QdrantServer(BINARY, Path(folder)) as server:
@@ -72,14 +72,8 @@ def main() -> None:
             if name != "plain"
         },
         "turns_cpu_ms": [{name: round(value, 4) for name, value in turn.items()} for turn in turns],
-        "load": os.getloadavg(),
-        "machine": platform.platform(),
-        "python": platform.python_version(),
     }
-    text = json.dumps(result, indent=1)
-    print(text)
-    if options.output:
-        options.output.write_text(text + "\n", encoding="utf-8")
+    save_measured(options.output, result)
 
 
 def _median_and_interval(values: list[float]) -> list[float]:

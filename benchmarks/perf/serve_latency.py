@@ -1,6 +1,6 @@
 """Measure what the detour over Qdrant's `inference.address` adds to a query.
 
-    QDRANT_BINARY=/path/to/qdrant python benchmarks/perf/serve_latency.py --output benchmarks/results/serve-latency.json
+    QDRANT_BINARY=/path/to/qdrant python -m benchmarks.perf.serve_latency --output benchmarks/results/serve-latency.json
 
 Starts a Qdrant server whose inference.address is a `care serve`, and writes a sample corpus. Then the same queries go
 both ways, in turns: encoded in this process and sent as vectors, and sent as texts.
@@ -9,7 +9,6 @@ both ways, in turns: encoded in this process and sent as vectors, and sent as te
 import argparse
 import json
 import os
-import platform
 import re
 import socket
 import subprocess
@@ -30,6 +29,8 @@ from care_qdrant import CareModel
 from care_qdrant.encoders.microbatch import MicroBatcher
 from care_qdrant.ingestion.ingest import ingest
 
+from .measured import save_measured
+
 SAMPLE = Path(__file__).parents[2] / "examples" / "sample"
 START_SECONDS = 60
 COLLECTION = "sample"
@@ -42,7 +43,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=1, help="Of care serve.")
     parser.add_argument("--grpc", action="store_true")
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -54,12 +55,7 @@ def main() -> None:
         model = CareModel.load()
         ingest(SAMPLE / "corpus.jsonl", model, client, COLLECTION)
         result = measure(client, model, options.queries, options.rounds)
-    result |= {"workers": options.workers, "grpc": options.grpc, "machine": platform.platform()}
-    result |= {"cpus": os.cpu_count(), "python": platform.python_version(), "load_average": os.getloadavg()[0]}
-    text = json.dumps(result, indent=1)
-    print(text)
-    if options.output:
-        options.output.write_text(text + "\n", encoding="utf-8")
+    save_measured(options.output, {"workers": options.workers, "grpc": options.grpc, **result})
 
 
 def measure(client: QdrantClient, model: CareModel, queries: int, rounds: int) -> dict[str, Any]:
