@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,25 +107,16 @@ def main(binary: str | None, dev: str | None, within: int | None, only: tuple[st
         click.echo(f"left out, for want of --binary or --dev: {', '.join(left_out)}")
 
 
-def _arguments(step: Step, dev: str | None, made: Path) -> Sequence[str]:
+def _arguments(step: Step, dev: str | None, made: Path) -> list[str]:
     if step.needs == "dev":
-        controls = ("--control", "bm25", "--control", "hybrid", "--control", "document", "--without-texts")
-        command = "from care_benchmarks.cli import main; main()"
-        return (
-            "-c",
-            command,
-            "run",
-            str(dev),
-            "--name",
-            "dev",
-            "--model",
-            "built-in",
-            *controls,
-            "--output",
-            str(made),
-        )
+        tasks = ROOT / "build" / "measured" / "dev"  # results name their command, and no folder of this machine
+        tasks.unlink(missing_ok=True)
+        tasks.symlink_to(Path(dev or "").resolve())
+        folders = [str(tasks.relative_to(ROOT)), "--output", str(made.relative_to(ROOT))]
+        controls = ["--control", "bm25", "--control", "hybrid", "--control", "document", "--without-texts"]
+        return ["-m", "care_benchmarks.cli", "run", *folders, "--model", "built-in", *controls]
     program, *arguments = step.command.split()
-    return ("-m", f"benchmarks.perf.{program}", *arguments, "--output", str(made))
+    return ["-m", f"benchmarks.perf.{program}", *arguments, "--output", str(made)]
 
 
 @contextmanager
