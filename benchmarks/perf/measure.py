@@ -97,11 +97,10 @@ def main(binary: str | None, dev: str | None, within: int | None, only: tuple[st
             with _server(binary if step.needs == "server" else None, Path(scratch)) as environment:
                 subprocess.run([sys.executable, *_arguments(step, dev, made)], cwd=ROOT, env=environment, check=True)
             made.rename(folder / step.result)
-    for result in folder.iterdir():
-        if result.is_dir():
-            shutil.copytree(result, RESULTS / result.name, dirs_exist_ok=True)
-        else:
-            shutil.copy(result, RESULTS)
+    for result in folder.iterdir():  # of a folder its files; its database and rankings stay
+        for file in result.iterdir() if result.is_dir() else [result]:
+            if file.is_file():
+                shutil.copy(file, RESULTS / file.relative_to(folder))
     subprocess.run([sys.executable, "docs/generate_measured.py"], cwd=ROOT, check=True)
     if left_out:
         click.echo(f"left out, for want of --binary or --dev: {', '.join(left_out)}")
