@@ -64,3 +64,10 @@ def test_every_run_stores_the_vectors_of_a_single_thread(
     assert len(whole) > DOCUMENTS // 3
     lowest = min(float(vector @ alone[name]) for name, vector in whole.items())
     assert lowest > 1 - 1e-4, f"{engine}, run {run}: a stored vector has a cosine of {lowest:.5f}"
+
+
+def test_a_device_that_is_not_here_leaves_nothing(tmp_path: Path) -> None:
+    command = [*INGEST, str(SAMPLE), "--device", "cuda:99", "--rejects", "rejects.jsonl"]
+    refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2 and "device 'cuda:99'" in refused.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -157,6 +157,8 @@ def test_status_shows_models_and_counts(folder: Path, pair_folder: Path) -> None
         "distance": "Cosine",
         "made_by": "tiny-pair",
         "fingerprint": card.fingerprint,
+        "stand_ins": 0,
+        "stand_in_models": [],
     }
     assert (sparse["kind"], sparse["made_by"], sparse["points"]) == ("sparse", "zh-char-bigram-1", 8)
     lines = CliRunner().invoke(status.command, ["--path", str(folder)]).stdout.splitlines()
