@@ -1,7 +1,9 @@
 """Fixtures that the LlamaIndex tests share."""
 
+from weakref import WeakValueDictionary
+
 import pytest
-from llama_index.embeddings.care import CareEmbedding
+from llama_index.embeddings.care import CareEmbedding, pair
 
 from care_qdrant.model.pair import CareModel
 from tests.tiny import HashModel
@@ -12,6 +14,8 @@ def hash_model(monkeypatch: pytest.MonkeyPatch) -> HashModel:
     """A pair that needs no weights; every model that is loaded during the test is this one."""
     model = HashModel()
     monkeypatch.setattr(CareModel, "load", lambda *args, **kwargs: model)
+    for opened in ("_models", "_pairs"):  # one of an earlier test may still be referred to by what was not collected
+        monkeypatch.setattr(pair, opened, WeakValueDictionary())
     return model
 
 
