@@ -90,11 +90,12 @@ def _remove_if_unused(new: Sequence[Path]) -> None:
     """
     if not new or any((new[0] / "collection").glob("*")):
         return
-    removals = [(new[0] / name).unlink for name in (".lock", "meta.json")]
-    removals += [folder.rmdir for folder in (new[0] / "collection", *new)]
-    for remove in removals:
+    for name in (".lock", "meta.json"):
+        with suppress(OSError):  # it was never made
+            (new[0] / name).unlink()
+    for folder in (new[0] / "collection", *new):
         with suppress(OSError):  # it holds something else, or was never made
-            remove()
+            folder.rmdir()
 
 
 def is_embedded(client: QdrantClient) -> bool:
