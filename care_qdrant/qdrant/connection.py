@@ -66,37 +66,36 @@ def open_client(
         Rejected: The server does not accept the key.
     """
     remember_secret(api_key)
-    with nullcontext() if path is None else _removed_if_unused(Path(path)):
-        client = (
-            _embedded(Path(path))
-            if path is not None
-            else _server(url, api_key, grpc, grpc_port, timeout_seconds, patience_seconds)
-        )
-        try:
-            yield client
-        finally:
-            client.close()
-
-
-@contextmanager
-def _removed_if_unused(database: Path) -> Iterator[None]:
-    """Remove the folder of an embedded database if an error ends the block and no collection is in it.
-
-    The folders around it that were made for it go with it. Folders that were there before stay, and so
-    does every file that is not of an empty database.
-    """
-    new = list(takewhile(lambda folder: not os.path.lexists(folder), [database, *database.parents]))
+    parts = [] if path is None else [Path(path), *Path(path).parents]
+    new = list(takewhile(lambda folder: not os.path.lexists(folder), parts))
+    client = (
+        _embedded(Path(path))
+        if path is not None
+        else _server(url, api_key, grpc, grpc_port, timeout_seconds, patience_seconds)
+    )
     try:
-        yield
+        yield client
     except BaseException:
-        if new and not any((database / "collection").glob("*")):
-            for name in (".lock", "meta.json"):
-                with suppress(OSError):
-                    (database / name).unlink()
-            for folder in (database / "collection", *new):
-                with suppress(OSError):  # it holds something else, or was never made
-                    folder.rmdir()
+        _remove_if_unused(new)  # while no other process can open it
         raise
+    finally:
+        client.close()
+
+
+def _remove_if_unused(new: Sequence[Path]) -> None:
+    """Remove the folder of an embedded database without a collection, and the folders around it; files of others stay.
+
+    Args:
+        new: The folders that were made for the database, innermost first.
+    """
+    if not new or any((new[0] / "collection").glob("*")):
+        return
+    for name in (".lock", "meta.json"):
+        with suppress(OSError):  # it was never made
+            (new[0] / name).unlink()
+    for folder in (new[0] / "collection", *new):
+        with suppress(OSError):  # it holds something else, or was never made
+            folder.rmdir()
 
 
 def is_embedded(client: QdrantClient) -> bool:

@@ -9,7 +9,18 @@ from care_trainer.cli import care_train
 from care_trainer.config import load_run
 from care_trainer.data.read import Pair, plain_text
 from care_trainer.learn.labelled import Estimate
-from care_trainer.start import RESULT, SCRATCH, Result, advice, forecasting, measure, prepare, split
+from care_trainer.start import (
+    RESULT,
+    SCRATCH,
+    Difference,
+    Result,
+    advice,
+    differences_of,
+    forecasting,
+    measure,
+    prepare,
+    split,
+)
 from care_trainer.training.job import Report
 from click.testing import CliRunner
 from hypothesis import given, settings
@@ -87,12 +98,32 @@ def test_pairs_that_cannot_be_split_are_refused(tmp_path: Path, rows: list[dict[
 def test_a_pair_is_measured_as_it_is_searched(tmp_path: Path) -> None:
     prepared = prepare(write_jsonl(tmp_path / "faq.jsonl", pairs()), tmp_path / "faq", held_out=12)
     result = measure(load_run(prepared.config), find_folder("built-in"), "built-in")
-    assert list(result.ndcg_at_10) == ["before", "after", "BM25", "after and BM25"]
+    assert list(result.ndcg_at_10) == ["before", "before and BM25", "BM25", "after", "after and BM25"]
     assert result.ndcg_at_10["before"] == result.ndcg_at_10["after"]
-    assert result.gain is not None and (result.gain.mean, result.gain.low, result.gain.high) == (0, 0, 0)
+    assert [(each.search, each.other, each.verdict) for each in result.differences[:2]] == [
+        ("after", "before", "no clear difference"),
+        ("after and BM25", "before and BM25", "no clear difference"),
+    ]
+    assert result.differences[0].gain == Estimate(0, 0, 0)
     assert all(
         0.5 < found.mean <= 1 for found in result.ndcg_at_10.values()
     )  # twelve questions that repeat the answers
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (0.01, 0.2, "better"),
+        (-0.2, -0.01, "worse"),
+        (-0.01, 0.2, "no clear difference"),
+        (0.0, 0.2, "no clear difference"),
+        (-0.2, 0.0, "no clear difference"),
+    ],
+)
+def test_a_difference_is_clear_where_its_interval_leaves_0_out(low: float, high: float, verdict: str) -> None:
+    found = Difference("after", "before", Estimate((low + high) / 2, low, high))
+    [line] = differences_of(Result("faq", {}, {}, [found]))
+    assert line.startswith(f"after against before: {verdict} (")
 
 
 @given(st.floats(0.01, 100), st.integers(1, 50), st.integers(60, 10_000), st.floats(0, 500))
@@ -145,11 +176,15 @@ def test_a_long_stage_says_early_what_it_takes_and_how_to_do_less(
             {"before": 0.1, "after": 0.2, "BM25": 0.9, "after and BM25": 0.7},
             "care ingest CORPUS --model faq\ncare search QUERY --model faq --mode sparse",
         ),
+        (
+            {"before": 0.7, "before and BM25": 0.9, "BM25": 0.8, "after": 0.7, "after and BM25": 0.85},
+            "care ingest CORPUS --model built-in",
+        ),
     ],
 )
 def test_the_command_is_that_of_what_was_measured_best(scores: dict[str, float], command: str) -> None:
     measured = {name: Estimate(value, value, value) for name, value in scores.items()}
-    best, _, said = advice(Result("faq", measured, measured, None), "built-in").partition("\n")
+    best, _, said = advice(Result("faq", measured, measured, []), "built-in").partition("\n")
     assert said == command
     assert best.startswith(f"best here: {max(scores, key=lambda name: scores[name])} {max(scores.values()):.3f}")
 
@@ -163,11 +198,12 @@ def test_one_command_goes_from_pairs_to_a_table_and_on(tmp_path: Path, monkeypat
     config = Path("faq/start.toml")
     config.write_text(config.read_text().replace("epochs = 4", "epochs = 1"), encoding="utf-8")
     first = CliRunner().invoke(care_train, ["start", "faq.jsonl", "--output", "faq"], catch_exceptions=False)
-    assert "after and BM25" in first.stdout and "gain in nDCG@10" in first.stdout
+    assert "after and BM25" in first.stdout and "after against before: " in first.stdout
     assert "best here: " in first.stdout and "care ingest CORPUS --model " in first.stdout
     assert (
         "CC0 48" in first.stderr and "on held-out questions nDCG@10" in first.stderr and "CPU minutes" in first.stderr
     )
-    assert set(json.loads(Path("faq", RESULT).read_text())) == {"model", "ndcg_at_10", "recall_at_10", "gain"}
+    assert set(json.loads(Path("faq", RESULT).read_text())) == {"model", "ndcg_at_10", "recall_at_10", "differences"}
     again = CliRunner().invoke(care_train, ["start", "faq.jsonl", "--output", "faq"], catch_exceptions=False)
     assert again.stdout == first.stdout
+    assert "is trained already" in again.stderr and "is trained already" not in first.stderr

@@ -8,7 +8,6 @@ import json
 import logging
 import re
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -196,7 +195,6 @@ def _ensure_stage(context: Context) -> dict[str, Any]:
     if _finished(folder, settings, context.resume):
         return read_record(folder)
     processes().wait_for_everyone()  # nobody may write what another one is still looking for
-    started, cpu_started = time.monotonic(), time.process_time()
     hashes = context.data_hashes()
     noted = folder / "data.json"
     if context.resume and noted.exists() and json.loads(noted.read_text(encoding="utf-8")) != hashes:
@@ -206,23 +204,15 @@ def _ensure_stage(context: Context) -> dict[str, Any]:
         _write(noted, hashes)
         logger.info("stage %s, %d of %d", folder.name, run.stage.index(stage) + 1, len(run.stage))
     trained = STAGES[stage.kind](context)
-    cpu_seconds = time.process_time() - cpu_started
     with main_process_first() as is_main:
         if is_main:
-            _conclude(context, trained, settings, hashes, started, cpu_seconds)
+            _conclude(context, trained, settings, hashes)
     del trained
     free_memory()
     return read_record(folder)
 
 
-def _conclude(
-    context: Context,
-    trained: Trained,
-    settings: dict[str, Any],
-    hashes: dict[str, str],
-    started: float,
-    cpu_seconds: float,
-) -> None:
+def _conclude(context: Context, trained: Trained, settings: dict[str, Any], hashes: dict[str, str]) -> None:
     """Save what a stage trained, score it, and write its record: the sign that it is finished."""
     run, stage, folder = context.run, context.stage, context.folder
     _save({side: model for side, model in zip(SIDES, (trained.query, trained.document), strict=True) if model}, folder)
@@ -236,8 +226,7 @@ def _conclude(
         "temperature": trained.temperature,
         "metrics": trained.metrics,
         "evaluation": _evaluate(run, stage, trained),
-        "seconds": round(time.monotonic() - started, 1),
-        "cpu_seconds": round(cpu_seconds, 1),
+        **dataclasses.asdict(context.timer.spent()),
     }
     _write(folder / STAGE_FILE, record)
     logger.info("stage %s: %s", folder.name, in_words(record))

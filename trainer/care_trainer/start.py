@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from care_qdrant.console.outputs import require_own
@@ -97,6 +98,20 @@ class Prepared:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """The nDCG@10 of one search less that of another, question by question."""
+
+    search: str
+    other: str
+    gain: Estimate
+
+    @property
+    def verdict(self) -> str:
+        """The difference in words: none is clear where its interval holds 0."""
+        return "better" if self.gain.low > 0 else "worse" if self.gain.high < 0 else "no clear difference"
+
+
+@dataclass(frozen=True)
 class Result:
     """Scores of the model on the held-out questions; each figure is a mean from 0 to 1 with its 95 % interval."""
 
@@ -104,8 +119,8 @@ class Result:
     """Folder of the trained pair."""
     ndcg_at_10: dict[str, Estimate]
     recall_at_10: dict[str, Estimate]
-    gain: Estimate | None
-    """Difference of nDCG@10 after and before, question by question; None without a model before."""
+    differences: list[Difference]
+    """What training changed, with and without BM25, and what the model adds to BM25."""
 
 
 def prepare(
@@ -211,7 +226,7 @@ def split(pairs: Sequence[Pair], wanted: int, seed: int = 0) -> tuple[list[Pair]
 
 
 def measure(run: Run, model: Path, before: str | None) -> Result:
-    """Search the held-out documents with their questions: by the model, by BM25, by both, and by the model before.
+    """Search the held-out documents with their questions: by the models before and after, by BM25, and by both.
 
     Documents are ingested and searched as in production, in a temporary embedded database.
     """
@@ -219,12 +234,12 @@ def measure(run: Run, model: Path, before: str | None) -> Result:
     documents = [Document(name, text) for name, text in corpus.items()]
     relevant = [sorted(judged[name]) for name in queries]
     searches: list[tuple[str, str, Mode]] = [
-        ("after", str(model), "dense"),
         ("BM25", str(model), "sparse"),
+        ("after", str(model), "dense"),
         ("after and BM25", str(model), "hybrid"),
     ]
     if before is not None:
-        searches.insert(0, ("before", before, "dense"))
+        searches = [("before", before, "dense"), ("before and BM25", before, "hybrid"), *searches]
     ndcg: dict[str, list[float]] = {}
     recall: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="care-start-") as scratch, open_client(path=Path(scratch)) as client:
@@ -236,15 +251,21 @@ def measure(run: Run, model: Path, before: str | None) -> Result:
             hits = Retriever(client, collection, loaded[source], mode=mode).search(list(queries.values()), _TOP)
             found = [[hit.document_id for hit in row] for row in hits]
             ndcg[name], recall[name] = ndcg_at_10(found, relevant), recall_at_10(found, relevant)
-    gain = None
-    if before is not None:
-        pairs = zip(ndcg["after"], ndcg["before"], strict=True)
-        gain = estimate([after - earlier for after, earlier in pairs], run.seed)
+    compared = [
+        ("after", "before"),
+        ("after and BM25", "before and BM25"),
+        ("after", "BM25"),
+        ("after and BM25", "BM25"),
+    ]
     return Result(
         str(model),
         {name: estimate(scores, run.seed) for name, scores in ndcg.items()},
         {name: estimate(scores, run.seed) for name, scores in recall.items()},
-        gain,
+        [
+            Difference(name, other, estimate(np.subtract(ndcg[name], ndcg[other]).tolist(), run.seed))
+            for name, other in compared
+            if other in ndcg
+        ],
     )
 
 
@@ -252,9 +273,10 @@ def advice(result: Result, base: str) -> str:
     """Return the command for what was best on the held-out questions, and why it is that one."""
     scores = {name: score.mean for name, score in result.ndcg_at_10.items()}
     # Of equals the simpler one; a pair is of use beside BM25 only where both find more than either.
-    best = max(("before", "after", "BM25", "after and BM25"), key=lambda name: scores.get(name, -1.0))
+    simpler_first = ("before", "after", "BM25", "before and BM25", "after and BM25")
+    best = max(simpler_first, key=lambda name: scores.get(name, -1.0))
     others = ", ".join(f"{name} {score:.3f}" for name, score in scores.items() if name != best)
-    model = shlex.quote(base if best == "before" else result.model)
+    model = shlex.quote(base if best.startswith("before") else result.model)
     bm25 = "" if "BM25" in best else " --no-bm25"
     search = f"\ncare search QUERY --model {model} --mode sparse" if best == "BM25" else ""
     return f"best here: {best} {scores[best]:.3f} ({others})\ncare ingest CORPUS --model {model}{bm25}{search}"
@@ -263,6 +285,15 @@ def advice(result: Result, base: str) -> str:
 def rows_of(result: Result) -> list[list[str]]:
     """Return the table of a result, row by row."""
     return [[name, _shown(result.ndcg_at_10[name]), _shown(result.recall_at_10[name])] for name in result.ndcg_at_10]
+
+
+def differences_of(result: Result) -> list[str]:
+    """Return what the differences of a result are, one a line, in words."""
+    return [
+        f"{each.search} against {each.other}: {each.verdict} ({each.gain.mean:+.3f} [{each.gain.low:+.3f}, "
+        f"{each.gain.high:+.3f}])"
+        for each in result.differences
+    ]
 
 
 def _shown(value: Estimate) -> str:

@@ -15,8 +15,8 @@ from care_trainer.losses.objectives import InfoNce
 from care_trainer.models import towers
 from care_trainer.training import loop
 from care_trainer.training.callbacks import OwnGradients
-from care_trainer.training.checkpoints import last_checkpoint
-from care_trainer.training.job import Job
+from care_trainer.training.checkpoints import last_checkpoint, read_spent
+from care_trainer.training.job import Job, Spent, Timer
 from care_trainer.training.loop import Interrupted, fit
 from transformers import set_seed
 
@@ -65,6 +65,24 @@ def test_killed_and_resumed_is_uninterrupted_to_the_last_bit(
     assert all(torch.equal(resumed[name], value) for name, value in expected.items())
     steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert steps == [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_clock_of_a_stage_counts_every_sitting(base: Run, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        _train(base, tmp_path, deadline=time.monotonic())
+    checkpoint = last_checkpoint(tmp_path)
+    assert checkpoint is not None
+    told = read_spent(checkpoint)
+    assert told.seconds > 0 and told.cpu_seconds > 0
+    (checkpoint / "complete").write_text(json.dumps({"seconds": 1_000.0, "cpu_seconds": 2_000.0}), encoding="utf-8")
+    timer = Timer()
+    _train(base, tmp_path, resume=True, timer=timer)
+    assert timer.spent().seconds > 1_000 and timer.spent().cpu_seconds > 2_000
+
+
+def test_a_checkpoint_of_a_version_without_a_clock_is_read(tmp_path: Path) -> None:
+    (tmp_path / "complete").touch()
+    assert read_spent(tmp_path) == Spent()
 
 
 def test_a_resume_keeps_the_rows_of_a_step(base: Run, tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ def start(pairs: Path, output: Path | None, base: str | None, as_json: bool) -> 
     """Train a model on PAIRS, JSON lines with 'query' and 'positive', and score it on questions that it did not see.
 
     A tenth of them, at most 2,000, is held out, of which no text is in the rest; a commented configuration for this
-    machine is written; the stages run; and a table shows the model before and after, BM25, and both. The same command
+    machine is written; the stages run; and a table shows the model before and after, BM25, and both together, and which
+    differences are clear. The same command
     goes on where it was interrupted.
 
     \b
@@ -33,7 +34,6 @@ def start(pairs: Path, output: Path | None, base: str | None, as_json: bool) -> 
       care train start faq.jsonl --output faq
     """
     import dataclasses
-    import time
 
     with needs_extra("train", "training"):
         import torch
@@ -45,7 +45,17 @@ def start(pairs: Path, output: Path | None, base: str | None, as_json: bool) -> 
         from care_trainer.export.checkpoint import export
         from care_trainer.export.curves import draw_curves
         from care_trainer.pipeline import run_stages
-        from care_trainer.start import RESULT, SCRATCH, WORTH_SAYING, advice, forecasting, measure, prepare, rows_of
+        from care_trainer.start import (
+            RESULT,
+            SCRATCH,
+            WORTH_SAYING,
+            advice,
+            differences_of,
+            forecasting,
+            measure,
+            prepare,
+            rows_of,
+        )
     from care_qdrant.console.table import table
 
     quiet()
@@ -65,6 +75,10 @@ def start(pairs: Path, output: Path | None, base: str | None, as_json: bool) -> 
     run = load_run(prepared.config)
     model = folder / "run" / run.name
     is_done = (model / "care.json").is_file()
+    if is_done:
+        click.echo(f"{folder}: is trained already, and is measured again", err=True)
+    elif (folder / "run").is_dir():
+        click.echo(f"{folder}: goes on with the training that was interrupted", err=True)
 
     def tell(stage: str, minutes: float) -> None:
         if minutes >= WORTH_SAYING and not torch.cuda.is_available():
@@ -74,21 +88,21 @@ def start(pairs: Path, output: Path | None, base: str | None, as_json: bool) -> 
                 err=True,
             )
 
-    started = time.process_time()
     with progress_bars(True) as report:
-        run_stages(run, resume=True, report=forecasting(report, tell))
+        records = run_stages(run, resume=True, report=forecasting(report, tell))
     if not is_done:
         export(run, f"care train start {pairs.name}")
         draw_curves(run)
     before = None if prepared.base == SCRATCH else prepared.base
     result = measure(run, model, before)
     write_json(folder / RESULT, dataclasses.asdict(result))
-    click.echo(f"{(time.process_time() - started) / 60:.1f} CPU minutes", err=True)
+    minutes = sum(record["cpu_seconds"] for record in records) / 60
+    click.echo(f"the training took {minutes:.1f} CPU minutes, all sittings together", err=True)
     if as_json:
         show_report(result, as_json=True)
         return
     click.echo(table(["", "nDCG@10 [95 %]", "recall@10 [95 %]"], rows_of(result)))
-    if result.gain is not None:
-        gain = result.gain
-        click.echo(f"\ngain in nDCG@10: {gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]")
+    click.echo("\nnDCG@10, question by question [95 %]:")
+    for line in differences_of(result):
+        click.echo(f"  {line}")
     click.echo(f"\n{advice(result, prepared.base)}")

@@ -31,7 +31,7 @@ class Watch(TrainerCallback):
 
     def __init__(self, job: Job) -> None:
         self.deadline, self.seconds = job.deadline, 60 * job.run.checkpoint_minutes
-        self.last = time.monotonic()
+        self.last, self.timer = time.monotonic(), job.timer
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:  # noqa: ARG002
         """Request a checkpoint when one is due, and the end of training at the deadline."""
@@ -47,7 +47,7 @@ class Watch(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:  # noqa: ARG002
         """Mark the checkpoint as complete."""
         if state.is_world_process_zero:
-            checkpoints.mark_complete(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+            checkpoints.mark_complete(Path(args.output_dir) / f"checkpoint-{state.global_step}", self.timer.spent())
         return control
 
 

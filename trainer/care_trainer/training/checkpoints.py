@@ -5,7 +5,9 @@ started from. So it is small with adapters, it loads without rebuilding the mode
 not load at all), and the loss's own parameters (τ, RetroMAE's decoder) survive a resume.
 """
 
+import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -13,11 +15,13 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from care_qdrant.errors import TrainingError
+from care_trainer.disk import write_json
+from care_trainer.training.job import Spent
 
 FOLDER = "checkpoints"
 TRAINABLE_FILE = "trainable.safetensors"
 COMPLETE_FILE = "complete"
-"""Name of the file that marks a checkpoint as written to its end."""
+"""Name of the file that marks a checkpoint as written to its end, and tells the time that the stage took up to it."""
 
 
 class Trainable:
@@ -54,9 +58,15 @@ class Trainable:
         return {name.replace("model.module.", "model."): value for name, value in parameters if value.requires_grad}
 
 
-def mark_complete(folder: Path) -> None:
+def mark_complete(folder: Path, spent: Spent) -> None:
     """Mark a checkpoint as written to its end."""
-    (folder / COMPLETE_FILE).touch()
+    write_json(folder / COMPLETE_FILE, asdict(spent))
+
+
+def read_spent(folder: Path) -> Spent:
+    """Return the time that a stage took up to a complete checkpoint; none where an earlier version did not say."""
+    told = (folder / COMPLETE_FILE).read_text(encoding="utf-8")
+    return Spent(**json.loads(told)) if told else Spent()
 
 
 def last_checkpoint(folder: Path) -> Path | None:

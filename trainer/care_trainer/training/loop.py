@@ -29,7 +29,7 @@ from care_trainer.disk import write_json, writing
 from care_trainer.distributed import agree, processes
 from care_trainer.losses.embedding import Features, is_flat, without_keys
 from care_trainer.training.callbacks import KeepBest, Metrics, OwnGradients, Watch
-from care_trainer.training.checkpoints import FOLDER, TRAINABLE_FILE, Trainable, last_checkpoint
+from care_trainer.training.checkpoints import FOLDER, TRAINABLE_FILE, Trainable, last_checkpoint, read_spent
 from care_trainer.training.job import Job
 from care_trainer.training.recompute import needs_checkpoints
 
@@ -99,6 +99,8 @@ def fit(
     if job.stage.gradient_checkpointing and job.stage.cached and (free := free_gpu_bytes()) is not None:
         trainer.args.activation_checkpointing = trainer.needs_checkpoints(free)
     checkpoint = last_checkpoint(job.folder) if job.resume else None
+    if checkpoint is not None:
+        job.timer.earlier = read_spent(checkpoint)
     if checkpoint is not None and processes().is_main_process:
         logger.info("stage %s: continues after step %s", job.folder.name, checkpoint.name.rsplit("-", 1)[-1])
     _keep_batch_size(job, resumed=checkpoint is not None)
