@@ -54,6 +54,7 @@ from care_qdrant.qdrant.create import (
     join_shard_key,
 )
 from care_qdrant.qdrant.public import accepts_client
+from care_qdrant.qdrant.retry import is_collection_gone
 from care_qdrant.search.tuning import record_rescoring
 from care_qdrant.types import Document
 
@@ -283,7 +284,7 @@ class _Run:
             with _untraced_heap():
                 report.points = self._do(source)
         except (CareError, KeyboardInterrupt) as error:
-            report.points = self.worker.stored + report.unchanged
+            report.points = 0 if is_collection_gone(error) else self.worker.stored + report.unchanged
             self._close(source.rejects, time.perf_counter() - start)
             on_stopped(replace(report, stopped=str(error) or "interrupted"))
             raise

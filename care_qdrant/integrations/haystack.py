@@ -6,9 +6,9 @@ from typing import Any
 
 from haystack import Document, component, default_from_dict, default_to_dict
 
-from care_qdrant.errors import FingerprintMismatch, UnusableText
+from care_qdrant.errors import UnusableText
 from care_qdrant.model.hub import BUILT_IN
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.pair import CareModel, require_saved_model
 from care_qdrant.types import embedded_text
 
 
@@ -23,12 +23,7 @@ class _Pair:
     def pair(self) -> CareModel:
         """The model."""
         pair = CareModel.load(self.model, device=self.device)
-        if self.fingerprint not in (None, pair.fingerprint):
-            raise FingerprintMismatch(
-                f"{self.model}: its fingerprint is {pair.fingerprint[:12]}, but this component was saved with "
-                f"{str(self.fingerprint)[:12]}: the model has changed, and vectors of the two do not compare. Give the "
-                "model of that time, or embed the documents again"
-            )
+        require_saved_model(pair, self.fingerprint, f"{self.model}: this component")
         return pair
 
     def to_dict(self) -> dict[str, Any]:

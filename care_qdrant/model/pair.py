@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from care_qdrant.encoders import Encoder, TextReader, TokenCounter
 from care_qdrant.encoders.engine import LOCAL, Engine
 from care_qdrant.encoders.side import Geometry, Side
-from care_qdrant.errors import IncompleteModel, InputError
+from care_qdrant.errors import FingerprintMismatch, IncompleteModel, InputError
 from care_qdrant.model.card import CARD_FILE, STORED, TERM_WEIGHTS, Card, read_card, verify_term_weights
 from care_qdrant.model.hub import BUILT_IN, fetch_document_side, find_folder
 from care_qdrant.model.sides import (
@@ -225,3 +225,17 @@ class CareModel:
         if task is None:
             return None
         return (self.card.query if self.card else Side(pooling="", max_tokens=0)).task_prompt(task)
+
+
+def require_saved_model(model: CareModel, saved: str | None, component: str) -> None:
+    """Refuse a model other than the one of which a component has saved the fingerprint; None is that of any model.
+
+    Raises:
+        FingerprintMismatch: The fingerprints differ; the message begins with the component.
+    """
+    if saved not in (None, model.fingerprint):
+        raise FingerprintMismatch(
+            f"{component} was saved with {str(saved)[:12]}, and the fingerprint of the model is now "
+            f"{model.fingerprint[:12]}: the model has changed, and vectors of the two do not compare. Give the model "
+            "of that time, or embed the documents again with a new component"
+        )

@@ -133,6 +133,15 @@ def is_not_found(error: Exception) -> bool:
     return is_missing or _says(cause, 404, grpc.StatusCode.NOT_FOUND)
 
 
+def is_collection_gone(error: BaseException | None) -> bool:
+    """Return whether an error, or what it came from, says that the collection of a request is not there."""
+    while isinstance(error, Exception):
+        if is_not_found(error) and "Collection " in str(error):  # not a point, which others may have deleted
+            return True
+        error = error.__cause__
+    return False
+
+
 def is_forbidden(error: Rejected) -> bool:
     """Return whether the server says that the key has not the right to do this."""
     return _says(error.__cause__, 403, grpc.StatusCode.PERMISSION_DENIED)

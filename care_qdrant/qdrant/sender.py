@@ -22,7 +22,7 @@ from care_qdrant.errors import QdrantError, Rejected
 from care_qdrant.qdrant.calls import in_requests
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.grpc import with_lists
-from care_qdrant.qdrant.retry import RequestTooLarge, is_not_found
+from care_qdrant.qdrant.retry import RequestTooLarge, is_collection_gone, is_not_found
 from care_qdrant.types import CARE_KEY
 
 MAX_BYTES = 5_000_000
@@ -247,9 +247,12 @@ class Sender:
         self._is_told = True
         if isinstance(self._failure, QdrantError):
             kind = type(self._failure)
-            raise kind(
-                f"{self._failure}. {self.stored:,} points of this run are stored; run the same command again to go on"
-            ) from self._failure
+            advice = f"{self.stored:,} points of this run are stored; run the same command again to go on"
+            if is_collection_gone(self._failure):
+                advice = (
+                    "It was deleted while this run wrote to it, with all that was stored; run the same command again"
+                )
+            raise kind(f"{self._failure}. {advice}") from self._failure
         if self._failure is not None:
             raise self._failure
 

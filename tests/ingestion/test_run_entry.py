@@ -10,7 +10,7 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.errors import ContractError, QdrantError
 from care_qdrant.ingestion import rows as reading
 from care_qdrant.ingestion.ingest import ingest
-from care_qdrant.ingestion.settings import IngestSettings
+from care_qdrant.ingestion.settings import IngestReport, IngestSettings
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.schema import RUN_PREFIX
 from care_qdrant.types import Document, Vectors
@@ -75,8 +75,16 @@ def test_a_collection_that_is_made_again_meanwhile_is_not_filled(qdrant: QdrantC
 def test_a_collection_that_is_deleted_meanwhile_is_a_clear_error(qdrant: QdrantClient) -> None:
     model = HashModel()
     ingest(documents(5), model, qdrant, "corpus")
-    with pytest.raises(QdrantError, match="corpus"):
-        ingest(documents(300, {200: lambda: qdrant.delete_collection("corpus")}), model, qdrant, "corpus")
+    stopped: list[IngestReport] = []
+    with pytest.raises(QdrantError, match="deleted while this run wrote to it, with all that was stored"):
+        ingest(
+            documents(300, {200: lambda: qdrant.delete_collection("corpus")}),
+            model,
+            qdrant,
+            "corpus",
+            on_stopped=stopped.append,
+        )
+    assert stopped[0].points == 0
 
 
 def test_chunks_that_a_killed_run_left_behind_a_gap_are_deleted(

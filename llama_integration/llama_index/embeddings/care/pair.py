@@ -14,10 +14,10 @@ import numpy as np
 from care_qdrant.encoders import MAX_CHARACTERS_PER_TOKEN, Encoder, TokenCounter
 from care_qdrant.encoders.microbatch import MicroBatcher, Vector
 from care_qdrant.encoders.usable import require_texts
-from care_qdrant.errors import FingerprintMismatch, IncompleteModel, InputError, MissingExtra, UnusableText
+from care_qdrant.errors import IncompleteModel, InputError, MissingExtra, UnusableText
 from care_qdrant.forking import ForkLock
 from care_qdrant.model.card import CARD_FILE
-from care_qdrant.model.pair import CareModel, Precision
+from care_qdrant.model.pair import CareModel, Precision, require_saved_model
 from care_qdrant.types import Vectors
 
 if TYPE_CHECKING:
@@ -169,12 +169,7 @@ def open_model(settings: PairSettings) -> CareModel:
             source, revision, device, precision = where
             model = CareModel.load(source, revision=revision, device=device, precision=precision)
             _models[key] = model
-    if settings.fingerprint not in (None, model.fingerprint):
-        raise FingerprintMismatch(
-            f"{settings.model}: its fingerprint is {model.fingerprint[:12]}, but this CareEmbedding was saved with "
-            f"{str(settings.fingerprint)[:12]}: the model has changed, and vectors of the two do not compare. "
-            "Give the model of that time, or make a new CareEmbedding and embed the documents again."
-        )
+    require_saved_model(model, settings.fingerprint, f"{settings.model}: this CareEmbedding")
     return model
 
 
