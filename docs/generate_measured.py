@@ -31,7 +31,7 @@ def pages() -> dict[Path, dict[str, str]]:
 
 
 def _asymmetry() -> Iterator[str]:
-    """The grid's lines that tell what the pair gains, and what each stage does to it."""
+    """The grid's lines that tell what the model gains, and what each stage does to it."""
     lines = {line["preset"]: line for line in _read("ablations-dev.json")["lines"]}
     rows = {
         "symmetric-document": "multilingual-e5-small on both sides (12 layers)",

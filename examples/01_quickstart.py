@@ -1,4 +1,4 @@
-"""Ingest the sample corpus with the built-in pair and answer a few questions, all in one process and offline.
+"""Ingest the sample corpus with the built-in model and answer a few questions, all in one process and offline.
 
 The document encoder runs once, for the corpus; the questions are answered by the small query encoder alone.
 """

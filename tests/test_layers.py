@@ -75,7 +75,7 @@ def test_contracts_call_nothing(path: Path) -> None:
     assert imported <= PURE | {"qdrant_client.models"}
 
 
-FLOORS: tuple[set[str], ...] = (
+LAYERS: tuple[set[str], ...] = (
     {"types", "errors", "version", "progress", "measures", "forking", "destinations"},
     {"encoders"},
     {"contracts"},
@@ -87,8 +87,8 @@ FLOORS: tuple[set[str], ...] = (
     {"bulk", "serve", "console"},
     {"cli"},
 )
-"""Packages of the core, the lowest floor first: each imports what is below it, and nothing beside it."""
-TRAINER_FLOORS: tuple[set[str], ...] = (
+"""Packages of the core, the lowest layer first: each imports what is below it, and nothing beside it."""
+TRAINER_LAYERS: tuple[set[str], ...] = (
     {"config", "disk", "distributed"},
     {"data"},
     {"models", "evaluation"},
@@ -105,21 +105,21 @@ TRAINER_FLOORS: tuple[set[str], ...] = (
 
 
 @pytest.mark.parametrize(
-    ("package", "floors", "free"),
-    [(ROOT / "care_qdrant", FLOORS, 1), (ROOT / "trainer/care_trainer", TRAINER_FLOORS, 0)],
+    ("package", "layers", "free"),
+    [(ROOT / "care_qdrant", LAYERS, 1), (ROOT / "trainer/care_trainer", TRAINER_LAYERS, 0)],
     ids=["core", "trainer"],
 )
-def test_imports_point_down(package: Path, floors: tuple[set[str], ...], free: int) -> None:
-    """Modules of the first ``free`` floors may import each other."""
-    floor_of = {name: number for number, floor in enumerate(floors) for name in floor}
+def test_imports_point_down(package: Path, layers: tuple[set[str], ...], free: int) -> None:
+    """Modules of the first ``free`` layers may import each other."""
+    layer_of = {name: number for number, layer in enumerate(layers) for name in layer}
     there = {path.stem for path in package.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert there - {"__init__"} == floor_of.keys()
+    assert there - {"__init__"} == layer_of.keys()
     upward = [
         f"{path.relative_to(ROOT)} imports {imported}"
         for path in sorted(package.rglob("*.py"))
         if (own := path.relative_to(package).parts[0].removesuffix(".py")) != "__init__"
         for imported in _imports_of(package.name, ast.parse(path.read_text("utf-8")))
-        if imported != own and floor_of.get(imported, -1) >= max(floor_of[own], free)
+        if imported != own and layer_of.get(imported, -1) >= max(layer_of[own], free)
     ]
     assert upward == []
 

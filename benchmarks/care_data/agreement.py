@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from care_data.config import Plan
+from care_data.config import Config
 from care_data.files import read_rows
 from care_data.kappa import Votes, cohen_kappa, fleiss_kappa, krippendorff_alpha, raw_agreement
 from care_data.pool import CORPUS, QUERIES
@@ -19,7 +19,7 @@ _SMALLEST_GROUP = 20  # pairs of a group whose agreement is reported
 
 
 def agreement_report(
-    plan: Plan,
+    config: Config,
     ballots: Mapping[Pair, Mapping[str, int | None]],
     experts: Mapping[Pair, Mapping[str, int]],
     judges: Sequence[str],
@@ -41,7 +41,7 @@ def agreement_report(
         "without": without,
         "experts": _with_experts(ballots, experts, judges),
         "outlier": best if best and without[best] - whole.value > _STANDS_APART else None,
-        "groups": _groups(plan, ballots, votes),
+        "groups": _groups(config, ballots, votes),
     }
 
 
@@ -88,11 +88,11 @@ def _with_experts(
     return {"pairs": len(rated), "experts": names, "among_experts": pairs(people, names, questions), "judges": compared}
 
 
-def _groups(plan: Plan, ballots: Mapping[Pair, object], votes: Votes) -> dict[str, Any]:
+def _groups(config: Config, ballots: Mapping[Pair, object], votes: Votes) -> dict[str, Any]:
     """Return alpha by the group of the document or of the question, and by thirds of the document's length."""
-    key, wanted = plan.settings.vote.group_by, {document for _, document in ballots}
-    rows = {row["id"]: row for row in read_rows(plan.folder / CORPUS) if row["id"] in wanted}
-    asked = {row["id"]: row for row in read_rows(plan.folder / QUERIES)}
+    key, wanted = config.settings.vote.group_by, {document for _, document in ballots}
+    rows = {row["id"]: row for row in read_rows(config.folder / CORPUS) if row["id"] in wanted}
+    asked = {row["id"]: row for row in read_rows(config.folder / QUERIES)}
     lengths = np.array([len(shown(rows[document])) for _, document in ballots])
     thirds = np.searchsorted(np.quantile(lengths, [1 / 3, 2 / 3]), lengths)
     named = {"length": [("short", "middle", "long")[third] for third in thirds]}

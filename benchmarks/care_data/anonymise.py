@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from care_data.config import Plan
+from care_data.config import Config
 from care_data.files import Rows, read_rows, write_rows
 from care_data.judging import LEDGER
 from care_data.prompts import read_object, render
@@ -79,10 +79,10 @@ def by_rules(text: str) -> tuple[str, Counter[str]]:
     return text, counts
 
 
-def run_anonymise(source: Path, output: Path, plan: Plan | None, *, replay: bool = False) -> dict[str, Any]:
-    """Write the rows of a file without personal data, by rules and by the plan's model, and return what was found.
+def run_anonymise(source: Path, output: Path, config: Config | None, *, replay: bool = False) -> dict[str, Any]:
+    """Write the rows of a file without personal data, by rules and by the model of a configuration; return the counts.
 
-    All texts of a row are looked at, in lists and objects, too; ids and licenses are kept as they are.
+    All texts of a row are looked at, also in lists and objects; ids and licenses are kept as they are.
     """
     report: dict[str, Counter[str]] = {name: Counter() for name in ("rows", "by_rules", "by_model")}
 
@@ -95,27 +95,27 @@ def run_anonymise(source: Path, output: Path, plan: Plan | None, *, replay: bool
         given = read_rows(source)
         while batch := list(islice(given, _ROWS)):
             changed = [_each(row, clean) for row in batch]
-            checked = _by_model(changed, caller, plan, report["by_model"]) if caller and plan else changed
+            checked = _by_model(changed, caller, config, report["by_model"]) if caller and config else changed
             for before, after in zip(batch, checked, strict=True):
                 report["rows"]["left_out" if after is None else "unchanged" if after == before else "changed"] += 1
             yield from (row for row in checked if row is not None)
 
-    if plan and (model := plan.settings.anonymiser):
-        with calling(plan.folder / LEDGER, plan.settings.judging.max_cost, [model], replay) as (_, [caller]):
+    if config and (model := config.settings.anonymiser):
+        with calling(config.folder / LEDGER, config.settings.judging.max_cost, [model], replay) as (_, [caller]):
             written = write_rows(output, rows(caller))
     else:
         written = write_rows(output, rows())
     return {"file": str(output), "written": written} | {name: dict(counts) for name, counts in report.items()}
 
 
-def _by_model(rows: Rows, caller: Caller, plan: Plan, counts: Counter[str]) -> list[dict[str, Any] | None]:
+def _by_model(rows: Rows, caller: Caller, config: Config, counts: Counter[str]) -> list[dict[str, Any] | None]:
     """Let the model name what is personal in each row; None for a row that it did not check."""
     texts: list[list[str]] = []
     for row in rows:
         texts.append([])
         _each(row, lambda text, own=texts[-1]: own.append(text) or text)  # type: ignore[misc]
-    prompts = [render(f"anonymise.{plan.settings.judging.language}", text="\n".join(own)) for own in texts]
-    found = caller.ask_all(prompts, lambda _, text: _spans(text), plan.settings.judging.attempts)
+    prompts = [render(f"anonymise.{config.settings.judging.language}", text="\n".join(own)) for own in texts]
+    found = caller.ask_all(prompts, lambda _, text: _spans(text), config.settings.judging.attempts)
     return [None if spans is None else _without(row, spans, counts) for row, spans in zip(rows, found, strict=True)]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from care_data.config import Plan
+from care_data.config import Config
 from care_data.files import LABELS, read_json, read_rows, write_json, write_rows, write_text
 from care_data.near import NearTexts
 from care_data.pool import CORPUS, POOL, QUERIES, collection_changes
@@ -26,15 +26,15 @@ _SHOWN = 5  # leaks that an error names
 Qrels = dict[str, dict[str, int]]
 
 
-def run_build(plan: Plan, _: bool = False) -> dict[str, Any]:
+def run_build(config: Config, _: bool = False) -> dict[str, Any]:
     """Write the benchmark, and return what its card says."""
-    settings, folder = plan.settings.build, plan.folder
+    settings, folder = config.settings.build, config.folder
     target = folder / BENCHMARK
-    labels = list(read_rows(folder / LABELS, plan.command("vote")))
-    _refuse_same_judges(plan)
+    labels = list(read_rows(folder / LABELS, config.command("vote")))
+    _refuse_same_judges(config)
     qrels = _qrels(labels, folder)
     questions = {row["id"]: row for row in read_rows(folder / QUERIES) if row["id"] in qrels}
-    repeated = _repeated(plan, questions)
+    repeated = _repeated(config, questions)
     if repeated and not settings.drop:
         some = "\n  ".join(f"{one}: {why}" for one, why in list(repeated.items())[:_SHOWN])
         raise InputError(
@@ -49,7 +49,7 @@ def run_build(plan: Plan, _: bool = False) -> dict[str, Any]:
             f"only {len(answered):,} of {len(asked):,} questions have a document that is labelled relevant: "
             f"{len(repeated):,} are repeated, {len(undecided):,} have disputed or missing votes alone, and the others "
             "have none. Such a benchmark says little about the rest: ask judges again "
-            f"({plan.command('judge')} --again NAME), give deeper pools, or set build.min_answered below "
+            f"({config.command('judge')} --again NAME), give deeper pools, or set build.min_answered below "
             f"{settings.min_answered:g}"
         )
     if len(answered) < len(asked):
@@ -74,13 +74,13 @@ def run_build(plan: Plan, _: bool = False) -> dict[str, Any]:
     keys = ("query-id", "corpus-id", "score")
     write_text(target / "qrels" / "test.tsv", "".join("\t".join(map(str, each)) + "\n" for each in (keys, *judged)))
     write_rows(target / "qrels" / "test.jsonl", (dict(zip(keys, each, strict=True)) for each in judged))
-    reranked = write_rows(target / "rerank.jsonl", _rerank(plan, questions, answered, documents))
-    pairs = drawn(read_rows(folder / PAIRS, plan.command("sts")) if plan.settings.sts else ())
-    sts = write_rows(target / "sts.jsonl", pairs) if plan.settings.sts else 0
+    reranked = write_rows(target / "rerank.jsonl", _rerank(config, questions, answered, documents))
+    pairs = drawn(read_rows(folder / PAIRS, config.command("sts")) if config.settings.sts else ())
+    sts = write_rows(target / "sts.jsonl", pairs) if config.settings.sts else 0
     disputed = [row for row in labels if row["label"] in ("disputed", "missing") and row["query_id"] in answered]
     write_rows(target / "disputed.jsonl", disputed)
     card = {
-        "name": plan.settings.name,
+        "name": config.settings.name,
         "asked": len(asked),
         "questions": len(answered),
         "undecided": len(undecided),
@@ -92,11 +92,11 @@ def run_build(plan: Plan, _: bool = False) -> dict[str, Any]:
         "disputed": len(disputed),
         "rerank_questions": reranked,
         "sts_pairs": sts,
-        "collection_changed": collection_changes(plan),
-        "origin": plan.settings.source.origin,
-        "license": plan.settings.source.license,
+        "collection_changed": collection_changes(config),
+        "origin": config.settings.source.origin,
+        "license": config.settings.source.license,
     }
-    judging = read_json(folder / "judge.json") if plan.settings.judge else {"judges": [], "cost": 0.0}
+    judging = read_json(folder / "judge.json") if config.settings.judge else {"judges": [], "cost": 0.0}
     reports = {"pool": read_json(folder / "pool.json"), "vote": read_json(folder / "vote.json"), "judging": judging}
     write_json(target / "card.json", card | reports)
     write_text(target / "README.md", render("card.md", card=card | reports) + "\n")
@@ -115,7 +115,7 @@ def _qrels(labels: Iterable[Mapping[str, Any]], folder: Path) -> Qrels:
 
 
 def _rerank(
-    plan: Plan, questions: Mapping[str, Any], qrels: Qrels, documents: Mapping[str, dict[str, Any]]
+    config: Config, questions: Mapping[str, Any], qrels: Qrels, documents: Mapping[str, dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     """Yield questions that have both, with a sample of their judged negatives [3.1]."""
     for query, grades in qrels.items():
@@ -124,32 +124,32 @@ def _rerank(
             for side in (True, False)
         )
         negative = [text for text in others if text not in set(positive)]
-        draw, most = random.Random(f"rerank {query}"), plan.settings.build.rerank_negatives
+        draw, most = random.Random(f"rerank {query}"), config.settings.build.rerank_negatives
         if positive and (sample := draw.sample(negative, min(len(negative), most))):
             yield {"query": questions[query]["text"], "positive": positive, "negative": sample}
 
 
-def _repeated(plan: Plan, questions: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+def _repeated(config: Config, questions: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Return the questions that nearly equal an earlier one, or a text of a training set, with the reason."""
-    near, found = NearTexts(plan.settings.build.near_duplicate), dict[str, str]()
+    near, found = NearTexts(config.settings.build.near_duplicate), dict[str, str]()
     for name, row in questions.items():
         if (other := near.find(row["text"])) is not None:
             found[name] = f"nearly equals question {other}"
         else:
             near.add(name, row["text"])
-    for file in plan.settings.build.train:
-        for number, row in enumerate(read_rows(plan.at(file)), start=1):
+    for file in config.settings.build.train:
+        for number, row in enumerate(read_rows(config.at(file)), start=1):
             for key in ("query", "text", "sentence1", "sentence2"):
                 if isinstance(row.get(key), str) and (known := near.find(row[key])) is not None:
                     found.setdefault(known, f"is in {file}:{number}")
     return found
 
 
-def _refuse_same_judges(plan: Plan) -> None:
+def _refuse_same_judges(config: Config) -> None:
     """A model trained on a judge's taste wins on a benchmark of that taste."""
-    rows = (row for file in plan.settings.build.train for row in read_rows(plan.at(file)))
-    both = set(plan.families) & {family for row in rows for family in row.get("judge_families") or ()}
-    if both and not plan.settings.build.allow_same_judges:
+    rows = (row for file in config.settings.build.train for row in read_rows(config.at(file)))
+    both = set(config.families) & {family for row in rows for family in row.get("judge_families") or ()}
+    if both and not config.settings.build.allow_same_judges:
         raise InputError(
             f"judges of the family {', '.join(sorted(both))} labelled a training set, too: a model trained on it is "
             "favoured; take other judges, or set build.allow_same_judges = true and say so"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from care_data.build import BENCHMARK, run_build
-from care_data.config import Plan
+from care_data.config import Config
 from care_data.files import LABELS, digest, file_digest, read_json, write_json
 from care_data.judging import JUDGEMENTS, LEDGER, run_judge
 from care_data.pool import CORPUS, POOL, QUERIES, run_pool
@@ -28,57 +28,57 @@ Report = dict[str, Any]
 class Step:
     """One step: its work, the tables of the configuration and the files that decide its result, and its own files."""
 
-    work: Callable[[Plan, bool], Report]
+    work: Callable[[Config, bool], Report]
     tables: tuple[str, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    named: Callable[[Plan], Iterable[str | None]] = lambda _: ()  # files that the configuration names
+    named: Callable[[Config], Iterable[str | None]] = lambda _: ()  # files that the configuration names
 
-    def digest(self, plan: Plan) -> str:
+    def digest(self, config: Config) -> str:
         """Return the digest of all that decides the result, but for the collection, which is read once."""
-        settings = asdict(plan.settings)
+        settings = asdict(config.settings)
         settings["judging"].pop("max_cost")
-        files: list[Path] = [plan.folder / name for name in self.inputs]
-        files += [plan.at(name) for name in self.named(plan) if name]
+        files: list[Path] = [config.folder / name for name in self.inputs]
+        files += [config.at(name) for name in self.named(config) if name]
         return digest([settings[name] for name in self.tables], list(map(file_digest, files)))
 
 
-def run_chain(plan: Plan, *, replay: bool = False) -> dict[str, Report]:
+def run_chain(config: Config, *, replay: bool = False) -> dict[str, Report]:
     """Do the steps that are not done yet, and return what each of them reported."""
-    wanted = {"judge": bool(plan.settings.judge), "sts": plan.settings.sts is not None}
-    return {name: run_step(plan, name, replay=replay) for name in STEPS if wanted.get(name, True)}
+    wanted = {"judge": bool(config.settings.judge), "sts": config.settings.sts is not None}
+    return {name: run_step(config, name, replay=replay) for name in STEPS if wanted.get(name, True)}
 
 
-def run_step(plan: Plan, name: str, *, replay: bool = False) -> Report:
+def run_step(config: Config, name: str, *, replay: bool = False) -> Report:
     """Do one step, unless it is done: then return the report that it left."""
-    folder, step = plan.folder, STEPS[name]
+    folder, step = config.folder, STEPS[name]
     written = {file for each in STEPS.values() for file in each.outputs} | {JUDGEMENTS, OPINIONS, LEDGER}
     require_own(folder, _DONE, _WRITTEN, sorted(written))
     if not (folder / _DONE).is_file():
         write_json(folder / _DONE, {})  # the sign that the files beside it are of this program
     state: dict[str, Any] = read_json(folder / _DONE) if (folder / _DONE).is_file() else {}
-    now, before = step.digest(plan), state.get(name)
+    now, before = step.digest(config), state.get(name)
     files = {file: file_digest(folder / file) for file in step.outputs}
-    if before and not plan.again and before["inputs"] == now and before["outputs"] == files and all(files.values()):
+    if before and not config.again and before["inputs"] == now and before["outputs"] == files and all(files.values()):
         logger.info("%s: done already", name)
         report: Report = before["report"]
         return report
-    report = step.work(plan, replay)
+    report = step.work(config, replay)
     files = {file: file_digest(folder / file) for file in step.outputs}
     write_json(folder / _DONE, state | {name: {"inputs": now, "outputs": files, "report": report}})
     return report
 
 
-def _pool_files(plan: Plan) -> Iterable[str | None]:
-    return [plan.settings.source.queries, *(each.path for each in plan.settings.retriever)]
+def _pool_files(config: Config) -> Iterable[str | None]:
+    return [config.settings.source.queries, *(each.path for each in config.settings.retriever)]
 
 
-def _vote_files(plan: Plan) -> Iterable[str | None]:
-    return [*plan.settings.vote.sheets, *(each.path for each in plan.settings.vote.imported)]
+def _vote_files(config: Config) -> Iterable[str | None]:
+    return [*config.settings.vote.sheets, *(each.path for each in config.settings.vote.imported)]
 
 
-def _sts_files(plan: Plan) -> Iterable[str | None]:
-    return [plan.settings.source.queries, plan.settings.sts.dictionary if plan.settings.sts else None]
+def _sts_files(config: Config) -> Iterable[str | None]:
+    return [config.settings.source.queries, config.settings.sts.dictionary if config.settings.sts else None]
 
 
 _BUILT = tuple(f"{BENCHMARK}/{name}" for name in ("corpus.jsonl", "queries.jsonl", "qrels/test.tsv", "README.md"))
@@ -88,5 +88,5 @@ STEPS: Mapping[str, Step] = {
     "judge": Step(run_judge, ("judging", "judge"), (POOL, CORPUS), (JUDGEMENTS, "judge.json")),
     "vote": Step(run_vote, ("vote", "judge"), (JUDGEMENTS, POOL, OPINIONS), (LABELS, "vote.json"), _vote_files),
     "sts": Step(run_sts, ("name", "judging", "judge", "vote", "sts", "source"), (), (PAIRS, "sts.json"), _sts_files),
-    "build": Step(run_build, ("name", "build", "source"), _DECIDES, _BUILT, lambda plan: plan.settings.build.train),
+    "build": Step(run_build, ("name", "build", "source"), _DECIDES, _BUILT, lambda config: config.settings.build.train),
 }

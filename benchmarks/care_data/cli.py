@@ -18,7 +18,7 @@ from care_qdrant.console.reports import show_report
 if TYPE_CHECKING:
     from care_trainer.config import Side
 
-    from care_data.config import Plan
+    from care_data.config import Config
     from care_qdrant.model.pair import CareModel
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -68,19 +68,19 @@ def care_data(context: click.Context, replay: bool) -> None:
     context.obj = replay
 
 
-def _load(_: click.Context, __: click.Parameter, config: Path | None) -> "Plan | None":
-    from care_data.config import load_plan
+def _load(_: click.Context, __: click.Parameter, config: Path | None) -> "Config | None":
+    from care_data.config import load_config
 
-    return load_plan(config) if config else None
+    return load_config(config) if config else None
 
 
-plan_argument = click.argument("plan", metavar="CONFIG", type=_FILE, callback=_load)
+config_argument = click.argument("config", metavar="CONFIG", type=_FILE, callback=_load)
 
 
 @care_data.command("run")
-@plan_argument
+@config_argument
 @click.pass_obj
-def run_all(replay: bool, plan: "Plan") -> Any:
+def run_all(replay: bool, config: "Config") -> Any:
     """Do all steps of CONFIG that are not done yet: pool, judge, vote, sts, build.
 
     A run that was killed goes on where it was; no stored answer is asked again.
@@ -91,19 +91,19 @@ def run_all(replay: bool, plan: "Plan") -> Any:
     """
     from care_data.chain import run_chain
 
-    return run_chain(plan, replay=replay)
+    return run_chain(config, replay=replay)
 
 
 def _step(name: str, text: str, *options: click.Option) -> None:
     @care_data.command(name, params=[*options], help=f"{text}\n\n\b\nExample:\n  care data {name} clinic.toml")
-    @plan_argument
+    @config_argument
     @click.pass_obj
-    def step(replay: bool, plan: "Plan", dry_run: bool = False, again: tuple[str, ...] = ()) -> Any:
+    def step(replay: bool, config: "Config", dry_run: bool = False, again: tuple[str, ...] = ()) -> Any:
         from care_data.chain import run_step
         from care_data.config import ask_again
         from care_data.judging import estimate
 
-        return estimate(plan) if dry_run else run_step(ask_again(plan, again), name, replay=replay)
+        return estimate(config) if dry_run else run_step(ask_again(config, again), name, replay=replay)
 
 
 def _again(of: str) -> click.Option:
@@ -128,9 +128,9 @@ _step("build", "Write the benchmark of CONFIG: a task directory with a data card
 
 
 @care_data.command("export")
-@plan_argument
+@config_argument
 @output_option
-def export(plan: "Plan", output: Path) -> Any:
+def export(config: "Config", output: Path) -> Any:
     """Write the labels of CONFIG as TREC qrels, or, to a file that ends in .jsonl, its pool as requests for umbrela.
 
     \b
@@ -142,15 +142,15 @@ def export(plan: "Plan", output: Path) -> Any:
     from care_data.files import write_rows
 
     require_free(output)
-    rows = write_rows(output, umbrela_requests(plan)) if output.suffix == ".jsonl" else write_qrels(plan, output)
+    rows = write_rows(output, umbrela_requests(config)) if output.suffix == ".jsonl" else write_qrels(config, output)
     return {"file": str(output), "rows": rows}
 
 
 @care_data.command("review")
-@plan_argument
+@config_argument
 @click.option("--output", type=_FILE, help="Spreadsheet to write, EXPERT.xlsx.  [default: serve the page]")
 @click.option("--pairs", type=click.IntRange(1), default=60, show_default=True, help="Pairs to rate.")
-def review(plan: "Plan", output: Path | None, pairs: int) -> Any:
+def review(config: "Config", output: Path | None, pairs: int) -> Any:
     """Let experts rate a sample of CONFIG's pairs, blind and in random order: on a local page, or in a spreadsheet.
 
     The page stores each grade at once; name a filled-in sheet in vote.sheets. Then care data vote compares judges and
@@ -165,7 +165,7 @@ def review(plan: "Plan", output: Path | None, pairs: int) -> Any:
 
     if output is not None:
         require_free(output)
-    tasks = sample_tasks(plan, pairs)
+    tasks = sample_tasks(config, pairs)
     if output is not None:
         write_sheet(output, tasks, output.stem)
         return {"file": str(output), "pairs": len(tasks)}
@@ -181,14 +181,14 @@ def review(plan: "Plan", output: Path | None, pairs: int) -> Any:
         listening = socket.create_server(("127.0.0.1", 0))
     with listening:
         click.echo(f"http://127.0.0.1:{listening.getsockname()[1]} shows {len(tasks)} pairs; Ctrl-C ends it", err=True)
-        uvicorn.Server(uvicorn.Config(review_app(plan, tasks), log_level="warning")).run([listening])
-    return {"file": str(plan.folder / OPINIONS), "pairs": len(tasks)}
+        uvicorn.Server(uvicorn.Config(review_app(config, tasks), log_level="warning")).run([listening])
+    return {"file": str(config.folder / OPINIONS), "pairs": len(tasks)}
 
 
 @care_data.command("pairs")
-@plan_argument
+@config_argument
 @output_option
-def pairs(plan: "Plan", output: Path) -> Any:
+def pairs(config: "Config", output: Path) -> Any:
     """Write the labels of CONFIG as training pairs for care-train: disputed documents are in none.
 
     \b
@@ -198,17 +198,15 @@ def pairs(plan: "Plan", output: Path) -> Any:
     from care_data.exchange import write_pairs
 
     require_free(output)
-    return write_pairs(plan, output)
+    return write_pairs(config, output)
 
 
 @care_data.command("anonymise")
 @click.argument("source", metavar="INPUT", type=_FILE)
 @output_option
-@click.option(
-    "--config", "plan", type=_FILE, callback=_load, help="With [anonymiser], a model.  [default: rules alone]"
-)
+@click.option("--config", type=_FILE, callback=_load, help="With [anonymiser], a model.  [default: rules alone]")
 @click.pass_obj
-def anonymise(replay: bool, source: Path, output: Path, plan: "Plan | None") -> Any:
+def anonymise(replay: bool, source: Path, output: Path, config: "Config | None") -> Any:
     """Take personal data out of the texts of INPUT, by rules and by the [anonymiser] of a configuration.
 
     The report counts what was found; a row that the model did not check is left out.
@@ -221,7 +219,7 @@ def anonymise(replay: bool, source: Path, output: Path, plan: "Plan | None") -> 
     from care_data.anonymise import run_anonymise
 
     require_free(output)
-    return run_anonymise(source, output, plan, replay=replay)
+    return run_anonymise(source, output, config, replay=replay)
 
 
 @care_data.command("diversify")

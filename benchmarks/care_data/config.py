@@ -155,7 +155,7 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Config:
     """Settings, and the folder that their paths are relative to."""
 
     settings: Settings
@@ -185,7 +185,7 @@ class Plan:
         return self.root / path
 
 
-def load_plan(path: Path) -> Plan:
+def load_config(path: Path) -> Config:
     """Read and check a configuration; `InputError` names all its problems."""
     if not path.is_file():
         raise InputError(f"{path}: no such file; docs/how-to/make-a-benchmark.md has a configuration to start from")
@@ -195,7 +195,7 @@ def load_plan(path: Path) -> Plan:
         raise refusal(str(path), problems_of(error, Settings)) from None
     if problems := list(_contradictions(settings)):
         raise refusal(str(path), problems)
-    return Plan(settings=settings, root=path.resolve().parent, file=str(path))
+    return Config(settings=settings, root=path.resolve().parent, file=str(path))
 
 
 def secret(variable: str | None, what: str) -> str | None:
@@ -208,15 +208,15 @@ def secret(variable: str | None, what: str) -> str | None:
     return value
 
 
-def ask_again(plan: Plan, names: tuple[str, ...]) -> Plan:
-    """Return the plan with judges, or the writer, that are asked again."""
+def ask_again(config: Config, names: tuple[str, ...]) -> Config:
+    """Return the configuration with judges, or the writer, that are asked again."""
     known = [
-        *(each.name for each in plan.settings.judge),
-        *([plan.settings.sts.writer.name] if plan.settings.sts else []),
+        *(each.name for each in config.settings.judge),
+        *([config.settings.sts.writer.name] if config.settings.sts else []),
     ]
     if unknown := [name for name in names if name not in known]:
         raise InputError(f"--again {unknown[0]}: no judge has this name; expected one of {', '.join(known)}")
-    return replace(plan, again=names)
+    return replace(config, again=names)
 
 
 def _contradictions(settings: Settings) -> Iterator[str]:

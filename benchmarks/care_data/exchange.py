@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from care_data.config import Plan
+from care_data.config import Config
 from care_data.files import LABELS, read_rows, write_rows, write_text
 from care_data.pool import CORPUS, POOL, QUERIES
 from care_data.prompts import GRADES, RELEVANT
@@ -13,19 +13,19 @@ from care_data.source import read_fields, shown
 from care_qdrant import InputError
 
 
-def corpus_texts(plan: Plan, names: Iterable[str]) -> dict[str, str]:
+def corpus_texts(config: Config, names: Iterable[str]) -> dict[str, str]:
     """Return the texts of documents as judges read them, by id."""
     wanted = set(names)
-    return {row["id"]: shown(row) for row in read_rows(plan.folder / CORPUS) if row["id"] in wanted}
+    return {row["id"]: shown(row) for row in read_rows(config.folder / CORPUS) if row["id"] in wanted}
 
 
-def umbrela_requests(plan: Plan) -> Iterator[dict[str, Any]]:
+def umbrela_requests(config: Config) -> Iterator[dict[str, Any]]:
     """Yield the pool as umbrela's request dictionaries, one for each question."""
     ranked: dict[str, list[dict[str, Any]]] = {}
-    for row in read_rows(plan.folder / POOL, plan.command("pool")):
+    for row in read_rows(config.folder / POOL, config.command("pool")):
         ranked.setdefault(row["query_id"], []).append(row)
-    texts = corpus_texts(plan, (row["document_id"] for rows in ranked.values() for row in rows))
-    for question in read_rows(plan.folder / QUERIES):
+    texts = corpus_texts(config, (row["document_id"] for rows in ranked.values() for row in rows))
+    for question in read_rows(config.folder / QUERIES):
         yield {
             "query": {"text": question["text"], "qid": question["id"]},
             "candidates": [
@@ -35,11 +35,11 @@ def umbrela_requests(plan: Plan) -> Iterator[dict[str, Any]]:
         }
 
 
-def write_qrels(plan: Plan, output: Path) -> int:
+def write_qrels(config: Config, output: Path) -> int:
     """Write what is labelled relevant or irrelevant as TREC qrels, and return the number of lines."""
     rows = [
         row
-        for row in read_rows(plan.folder / LABELS, plan.command("vote"))
+        for row in read_rows(config.folder / LABELS, config.command("vote"))
         if row["label"] in ("relevant", "irrelevant")
     ]
     pairs = (f"{row['query_id']} 0 {row['document_id']} {int(row['label'] == 'relevant')}\n" for row in rows)
@@ -66,17 +66,17 @@ def read_judgements(path: Path, relevant_from: int) -> dict[tuple[str, str], int
     return found
 
 
-def write_pairs(plan: Plan, output: Path, negatives: int = 5) -> dict[str, Any]:
+def write_pairs(config: Config, output: Path, negatives: int = 5) -> dict[str, Any]:
     """Write a row for each question and relevant document, with at most so many negatives drawn for it.
 
     A document that nobody judged, or that is disputed, is neither a positive nor a negative: mined negatives that turn
     out to answer the question become positives, and those that judges do not agree on go.
     """
     sides: dict[str, dict[str, list[str]]] = {}
-    for row in (rows := list(read_rows(plan.folder / LABELS, plan.command("vote")))):
+    for row in (rows := list(read_rows(config.folder / LABELS, config.command("vote")))):
         sides.setdefault(row["query_id"], {}).setdefault(row["label"], []).append(row["document_id"])
-    texts = corpus_texts(plan, (row["document_id"] for row in rows))
-    questions = {row["id"]: row for row in read_rows(plan.folder / QUERIES)}
+    texts = corpus_texts(config, (row["document_id"] for row in rows))
+    questions = {row["id"]: row for row in read_rows(config.folder / QUERIES)}
 
     def pairs() -> Iterator[dict[str, Any]]:
         for query, of in sides.items():
@@ -87,9 +87,9 @@ def write_pairs(plan: Plan, output: Path, negatives: int = 5) -> dict[str, Any]:
                     "query": questions[query]["text"],
                     "positive": texts[document],
                     "negatives": [texts[name] for name in draw],
-                    "source": questions[query].get("source") or plan.settings.name,
-                    "license": questions[query].get("license") or plan.settings.source.license,
-                    "judge_families": plan.families,
+                    "source": questions[query].get("source") or config.settings.name,
+                    "license": questions[query].get("license") or config.settings.source.license,
+                    "judge_families": config.families,
                 }
 
     count, left_out = write_rows(output, pairs()), sum(row["label"] in ("disputed", "missing") for row in rows)

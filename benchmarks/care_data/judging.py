@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from care_data.config import Judge, Judging, Plan
+from care_data.config import Config, Judge, Judging
 from care_data.files import Rows, digest, read_rows, write_json, write_rows
 from care_data.pool import CORPUS, POOL, QUERIES
 from care_data.prompts import RELEVANT, read_grades, render
@@ -48,15 +48,15 @@ class Rating(NamedTuple):
     answer: str = ""  # the beginning of an answer that could not be read
 
 
-def run_judge(plan: Plan, replay: bool = False) -> dict[str, Any]:
+def run_judge(config: Config, replay: bool = False) -> dict[str, Any]:
     """Ask the judges, and write their votes and what they cost."""
-    folder, work = plan.folder, read_work(plan)
-    ratings, depths, report = rate(plan, work, replay=replay)
+    folder, work = config.folder, read_work(config)
+    ratings, depths, report = rate(config, work, replay=replay)
     report |= {
         "pairs": sum(map(len, work.ranked.values())),
         "judged": len({(each.query_id, each.document_id) for each in ratings if not is_anchor(each.document_id)}),
         "mean_depth": sum(depths.values()) / max(1, len(depths)),
-        "judges": [describe_judge(judge, ratings) for judge in plan.settings.judge],
+        "judges": [describe_judge(judge, ratings) for judge in config.settings.judge],
     }
     for each in report["judges"]:
         if each["unread"]:
@@ -67,7 +67,7 @@ def run_judge(plan: Plan, replay: bool = False) -> dict[str, Any]:
                 each["missing"]["invalid"],
                 each["asked"],
                 each["unread"],
-                plan.command("judge"),
+                config.command("judge"),
                 shlex.quote(each["judge"]),
             )
     ordered = sorted(ratings, key=lambda each: (each.query_id, each.document_id, each.judge))
@@ -76,10 +76,10 @@ def run_judge(plan: Plan, replay: bool = False) -> dict[str, Any]:
     return report
 
 
-def rate(plan: Plan, work: "Work", *, replay: bool) -> tuple[list[Rating], dict[str, int], dict[str, Any]]:
+def rate(config: Config, work: "Work", *, replay: bool) -> tuple[list[Rating], dict[str, int], dict[str, Any]]:
     """Return all votes, how many documents of each question were judged, and what it cost."""
-    judging, judges = plan.settings.judging, plan.settings.judge
-    with calling(plan.folder / LEDGER, judging.max_cost, judges, replay, plan.again) as (ledger, callers):
+    judging, judges = config.settings.judging, config.settings.judge
+    with calling(config.folder / LEDGER, judging.max_cost, judges, replay, config.again) as (ledger, callers):
         first, second = ([caller for caller in callers if caller.judge.tier == tier] for tier in (1, 2))
         ratings, depths = _by_depth(first, work)
         if second:
@@ -93,10 +93,10 @@ def rate(plan: Plan, work: "Work", *, replay: bool) -> tuple[list[Rating], dict[
     return ratings, depths, {"cost": cost, "at_risk": risk, "bills": bills, "unreachable": sorted(down)}
 
 
-def estimate(plan: Plan) -> dict[str, Any]:
+def estimate(config: Config) -> dict[str, Any]:
     """Return the calls and the highest cost of judging the whole pool, without a call."""
-    work, judges = read_work(plan), Rows()
-    for judge in plan.settings.judge:
+    work, judges = read_work(config), Rows()
+    for judge in config.settings.judge:
         prices = [highest_price(judge, work.prompt(judge, query, items)) for query, items in work.all_batches()]
         judges.append({"judge": judge.name, "tier": judge.tier, "calls": len(prices), "highest_cost": sum(prices)})
     return {
@@ -142,24 +142,24 @@ def describe_judge(judge: Judge, ratings: Sequence[Rating]) -> dict[str, Any]:
     }
 
 
-def read_work(plan: Plan) -> "Work":
+def read_work(config: Config) -> "Work":
     """Return the pool as work for judges."""
     ranked: dict[str, list[str]] = {}
-    for row in read_rows(plan.folder / POOL, plan.command("pool")):
+    for row in read_rows(config.folder / POOL, config.command("pool")):
         ranked.setdefault(row["query_id"], []).append(row["document_id"])
     wanted = {name for names in ranked.values() for name in names}
     texts: dict[str, str] = {}
     # Long corpora: of the documents that nobody found, a few are enough to plant.
     spare: list[str] = []
-    for row in read_rows(plan.folder / CORPUS, plan.command("pool")):
+    for row in read_rows(config.folder / CORPUS, config.command("pool")):
         if row["id"] in wanted:
             texts[row["id"]] = shown(row)
         elif len(spare) < 1_000:
             spare.append(shown(row))
-    queries = {row["id"]: str(row["text"]) for row in read_rows(plan.folder / QUERIES, plan.command("pool"))}
-    count = min(plan.settings.judging.anchors, len(ranked))
-    draw = random.Random(f"anchors {plan.settings.judging.seed}")
-    return Work(plan.settings.judging, queries, ranked, texts, spare, set(draw.sample(sorted(ranked), count)))
+    queries = {row["id"]: str(row["text"]) for row in read_rows(config.folder / QUERIES, config.command("pool"))}
+    count = min(config.settings.judging.anchors, len(ranked))
+    draw = random.Random(f"anchors {config.settings.judging.seed}")
+    return Work(config.settings.judging, queries, ranked, texts, spare, set(draw.sample(sorted(ranked), count)))
 
 
 @dataclass

@@ -14,7 +14,7 @@ from care_benchmarks.lexical import Bm25Matrix
 from care_benchmarks.measures import Qrels, Run, per_query
 from qdrant_client import QdrantClient, models
 
-from care_data.config import Plan, Retriever, secret
+from care_data.config import Config, Retriever, secret
 from care_data.files import Rows, digest, read_rows, write_json, write_rows
 from care_data.near import grams, overlap
 from care_data.source import Texts, open_source, read_fields, read_questions, read_texts
@@ -33,18 +33,18 @@ _RRF = 60  # constant of reciprocal rank fusion (Cormack et al., 2009)
 Rankings = list[list[str]]  # document ids of each question, best first
 
 
-def run_pool(plan: Plan, _: bool = False) -> dict[str, Any]:
+def run_pool(config: Config, _: bool = False) -> dict[str, Any]:
     """Search with every retriever, and write the pool, the texts and the questions."""
-    settings, folder = plan.settings, plan.folder
-    questions = read_questions(plan.at(settings.source.queries))
+    settings, folder = config.settings, config.folder
+    questions = read_questions(config.at(settings.source.queries))
     retrievers = (Retriever(name="bm25", family="lexical"), *settings.retriever)
-    with open_source(plan) as client:
+    with open_source(config) as client:
         texts = read_texts(client, settings.source.collection)
-        found = {each.name: _rankings(each, plan, client, texts, questions) for each in retrievers}
+        found = {each.name: _rankings(each, config, client, texts, questions) for each in retrievers}
         now = read_texts(client, settings.source.collection)
     if changes := _changes(settings.source.collection, texts.strings, now.strings):
         raise InputError(f"{changes}; run again when nobody writes to it")
-    rows = _fuse(plan, questions, texts, found)
+    rows = _fuse(config, questions, texts, found)
     families = {each.name: each.family or each.model for each in retrievers}
     report = {
         "collection": settings.source.collection,
@@ -55,7 +55,7 @@ def run_pool(plan: Plan, _: bool = False) -> dict[str, Any]:
         "pairs": len(rows),
         "near_duplicates": sum(len(row["duplicates"]) for row in rows),
         "contributions": contributions(rows, families),
-        "warnings": _warnings(plan, families),
+        "warnings": _warnings(config, families),
     }
     write_rows(folder / QUERIES, questions)
     documents = sorted(texts.documents.values(), key=lambda each: each.id)
@@ -98,12 +98,12 @@ def mean_ndcg(qrels: Qrels, run: Run) -> float:
     return float(np.mean(list(per_query(qrels, run)["nDCG@10"].values()))) if qrels else 0.0
 
 
-def collection_changes(plan: Plan) -> str | None:
+def collection_changes(config: Config) -> str | None:
     """Compare the collection with the pool's texts: one line that says what changed, or None."""
-    with open_source(plan) as client:
-        now = read_texts(client, plan.settings.source.collection)
-    before = {row["id"]: (row["title"], row["text"]) for row in read_rows(plan.folder / CORPUS)}
-    return _changes(plan.settings.source.collection, before, now.strings)
+    with open_source(config) as client:
+        now = read_texts(client, config.settings.source.collection)
+    before = {row["id"]: (row["title"], row["text"]) for row in read_rows(config.folder / CORPUS)}
+    return _changes(config.settings.source.collection, before, now.strings)
 
 
 def _changes(name: str, before: Mapping[str, object], after: Mapping[str, object]) -> str | None:
@@ -114,16 +114,20 @@ def _changes(name: str, before: Mapping[str, object], after: Mapping[str, object
     return f"collection {name!r} changed meanwhile: {added} documents added, {removed} removed, {altered} altered"
 
 
-def _rankings(retriever: Retriever, plan: Plan, client: QdrantClient, texts: Texts, questions: Rows) -> Rankings:
-    queries, depth = [row["text"] for row in questions], plan.settings.pool.depth
+def _rankings(retriever: Retriever, config: Config, client: QdrantClient, texts: Texts, questions: Rows) -> Rankings:
+    queries, depth = [row["text"] for row in questions], config.settings.pool.depth
     logger.info("pool: %s", retriever.name)
     if retriever.name == "bm25":
         return _lexical(texts, queries, depth)
     if retriever.kind == "run":
-        return _from_run(plan, retriever, texts, questions)
+        return _from_run(config, retriever, texts, questions)
     if retriever.kind == "vector":
-        return _by_vector(retriever, plan, client, texts, queries)
-    collection, model, vector = plan.settings.source.collection, CareModel.load(retriever.model), retriever.vector_name
+        return _by_vector(retriever, config, client, texts, queries)
+    collection, model, vector = (
+        config.settings.source.collection,
+        CareModel.load(retriever.model),
+        retriever.vector_name,
+    )
     search = Search(client, collection, model, mode=retriever.kind, vector_name=vector, unique_documents=False)
     found = search.search(queries, depth)
     return [[texts.names[hit.point_id] for hit in hits if hit.point_id in texts.names] for hits in found]
@@ -144,16 +148,16 @@ def _lexical(texts: Texts, queries: Sequence[str], depth: int) -> Rankings:
 
 
 def _by_vector(
-    retriever: Retriever, plan: Plan, client: QdrantClient, texts: Texts, queries: Sequence[str]
+    retriever: Retriever, config: Config, client: QdrantClient, texts: Texts, queries: Sequence[str]
 ) -> Rankings:
     """Search a vector that no contract of ours describes: that the model fits it is the user's word."""
     encode = CareModel.load(retriever.model).encode_query if retriever.url is None else None
     vectors = encode(queries) if encode else _embedded(retriever, queries)
     requests = [
-        models.QueryRequest(query=row.tolist(), using=retriever.vector_name or None, limit=plan.settings.pool.depth)
+        models.QueryRequest(query=row.tolist(), using=retriever.vector_name or None, limit=config.settings.pool.depth)
         for row in vectors
     ]
-    found = Collection(client, plan.settings.source.collection).search(f"searching {retriever.vector_name}", requests)
+    found = Collection(client, config.settings.source.collection).search(f"searching {retriever.vector_name}", requests)
     return [[texts.names[str(hit.id)] for hit in hits if str(hit.id) in texts.names] for hits in found]
 
 
@@ -166,8 +170,8 @@ def _embedded(retriever: Retriever, queries: Sequence[str]) -> Vectors:
         raise InputError(f"retriever {retriever.name} at {retriever.url}: no vectors ({error})") from error
 
 
-def _from_run(plan: Plan, retriever: Retriever, texts: Texts, questions: Rows) -> Rankings:
-    path, depth = plan.at(str(retriever.path)), plan.settings.pool.depth
+def _from_run(config: Config, retriever: Retriever, texts: Texts, questions: Rows) -> Rankings:
+    path, depth = config.at(str(retriever.path)), config.settings.pool.depth
     ranked: dict[str, list[tuple[float, str]]] = {}
     unknown = 0
     for fields in read_fields(path, "query Q0 document rank score name"):
@@ -182,7 +186,7 @@ def _from_run(plan: Plan, retriever: Retriever, texts: Texts, questions: Rows) -
     return [[document for _, document in best.get(row["id"], [])] for row in questions]
 
 
-def _fuse(plan: Plan, questions: Rows, texts: Texts, found: Mapping[str, Rankings]) -> Rows:
+def _fuse(config: Config, questions: Rows, texts: Texts, found: Mapping[str, Rankings]) -> Rows:
     rows: Rows = []
     for place, question in enumerate(questions):
         ranks: dict[str, dict[str, int]] = {}
@@ -190,8 +194,8 @@ def _fuse(plan: Plan, questions: Rows, texts: Texts, found: Mapping[str, Ranking
             for rank, document in enumerate(dict.fromkeys(rankings[place]), start=1):
                 ranks.setdefault(document, {})[name] = rank
         score = {document: sum(1 / (_RRF + rank) for rank in by.values()) for document, by in ranks.items()}
-        order = sorted(score, key=lambda document: (-score[document], document))[: plan.settings.pool.limit]
-        for rank, (document, duplicates) in enumerate(_distinct(order, texts, plan.settings.pool.near_duplicate), 1):
+        order = sorted(score, key=lambda document: (-score[document], document))[: config.settings.pool.limit]
+        for rank, (document, duplicates) in enumerate(_distinct(order, texts, config.settings.pool.near_duplicate), 1):
             by = {name: rank for copy in reversed([document, *duplicates]) for name, rank in ranks[copy].items()}
             row = {"query_id": question["id"], "document_id": document, "rank": rank, "found_by": by}
             rows.append({**row, "duplicates": duplicates})
@@ -210,9 +214,9 @@ def _distinct(order: Sequence[str], texts: Texts, threshold: float) -> list[tupl
     return [(document, copies) for document, copies, _ in kept]
 
 
-def _warnings(plan: Plan, families: Mapping[str, str]) -> list[str]:
+def _warnings(config: Config, families: Mapping[str, str]) -> list[str]:
     dense = {family for name, family in families.items() if name != "bm25"}
-    tested = plan.settings.pool.tested_family
+    tested = config.settings.pool.tested_family
     if not dense:
         return ["BM25 is the only retriever: what shares no word with a question is never judged"]
     if len(dense) == 1 and tested in dense:

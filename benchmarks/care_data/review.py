@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from care_data.agreement import binary, pairs, table
-from care_data.config import Plan
+from care_data.config import Config
 from care_data.files import line
 from care_data.prompts import LETTERS
 from care_data.sheets import OPINIONS, Task, page_opinions
@@ -41,7 +41,7 @@ class Opinion:
     grade: Literal["S", "A", "B", "C", "D"]
 
 
-def review_app(plan: Plan, tasks: Sequence[Task]) -> Starlette:
+def review_app(config: Config, tasks: Sequence[Task]) -> Starlette:
     """Return the page over a sample. What is said is on disk before it is acknowledged."""
     known = {(task.query_id, task.document_id) for task in tasks}
 
@@ -52,10 +52,10 @@ def review_app(plan: Plan, tasks: Sequence[Task]) -> Starlette:
 
     async def given(request: Request) -> Response:
         expert = request.query_params.get("expert", "").strip()
-        own = {key[1:]: grade for key, grade in page_opinions(plan).items() if key[0] == expert}
+        own = {key[1:]: grade for key, grade in page_opinions(config).items() if key[0] == expert}
         grades = [LETTERS.get(own.get((task.query_id, task.document_id), -1)) for task in tasks]
         rows = [asdict(task) | {"grade": grade} for task, grade in zip(tasks, grades, strict=True)]
-        return JSONResponse({"tasks": rows, "agreement": _agreement(plan, expert) if all(grades) else []})
+        return JSONResponse({"tasks": rows, "agreement": _agreement(config, expert) if all(grades) else []})
 
     async def say(request: Request) -> Response:
         # A page of another site can send no JSON without asking first.
@@ -67,7 +67,7 @@ def review_app(plan: Plan, tasks: Sequence[Task]) -> Starlette:
             return JSONResponse({"error": problem}, status_code=400)
         if (opinion.query_id, opinion.document_id) not in known:
             return JSONResponse({"error": "the pair is not in this sample"}, status_code=400)
-        with (plan.folder / OPINIONS).open("a", encoding="utf-8") as file:
+        with (config.folder / OPINIONS).open("a", encoding="utf-8") as file:
             file.write(line(asdict(opinion)))
             file.flush()
             os.fsync(file.fileno())
@@ -79,10 +79,10 @@ def review_app(plan: Plan, tasks: Sequence[Task]) -> Starlette:
     return Starlette(routes=routes, middleware=[hosts])
 
 
-def _agreement(plan: Plan, expert: str) -> list[Mapping[str, Any]]:
+def _agreement(config: Config, expert: str) -> list[Mapping[str, Any]]:
     """Return how an expert agrees with each other one, shown when the expert has rated all."""
     opinions: dict[tuple[str, str], dict[str, int | None]] = {}
-    for (name, query, document), grade in page_opinions(plan).items():
+    for (name, query, document), grade in page_opinions(config).items():
         opinions.setdefault((query, document), {})[name] = grade
     names = sorted({name for of in opinions.values() for name in of})
     votes = binary(table(list(opinions.values()), names))

@@ -15,7 +15,7 @@ from openpyxl import Workbook, load_workbook
 from openpyxl.styles import Alignment
 from openpyxl.worksheet.datavalidation import DataValidation
 
-from care_data.config import Plan
+from care_data.config import Config
 from care_data.exchange import corpus_texts
 from care_data.files import LABELS, read_rows
 from care_data.pool import QUERIES
@@ -38,9 +38,9 @@ class Task:
     document: str
 
 
-def sample_tasks(plan: Plan, count: int) -> list[Task]:
+def sample_tasks(config: Config, count: int) -> list[Task]:
     """Draw pairs for experts: a third each of relevant, irrelevant and disputed ones where there are as many."""
-    rows = list(read_rows(plan.folder / LABELS, plan.command("vote")))
+    rows = list(read_rows(config.folder / LABELS, config.command("vote")))
     draw = random.Random("review 0")  # experts share one sample
     draw.shuffle(rows)
     strata = [[row for row in rows if row["label"] == label] for label in ("relevant", "irrelevant", "disputed")]
@@ -48,8 +48,8 @@ def sample_tasks(plan: Plan, count: int) -> list[Task]:
     rest = [row for row in rows if row not in chosen]
     chosen = (chosen + rest)[:count] if len(chosen) < count else draw.sample(chosen, count)
     draw.shuffle(chosen)
-    texts = corpus_texts(plan, (row["document_id"] for row in chosen))
-    asked = {row["id"]: str(row["text"]) for row in read_rows(plan.folder / QUERIES)}
+    texts = corpus_texts(config, (row["document_id"] for row in chosen))
+    asked = {row["id"]: str(row["text"]) for row in read_rows(config.folder / QUERIES)}
     names = [(row["query_id"], row["document_id"]) for row in chosen]
     return [Task(query, document, asked[query], texts[document]) for query, document in names]
 
@@ -77,22 +77,22 @@ def write_sheet(path: Path, tasks: Sequence[Task], expert: str) -> None:
     book.save(path)
 
 
-def read_opinions(plan: Plan) -> dict[tuple[str, str], dict[str, int]]:
+def read_opinions(config: Config) -> dict[tuple[str, str], dict[str, int]]:
     """Return question and document → expert → grade, of all sheets and of the page."""
     found: dict[Key, tuple[int, str]] = {}
-    for sheet in plan.settings.vote.sheets:
-        _read_sheet(plan.at(sheet), found)
-    for key, grade in page_opinions(plan).items():
-        _add(found, key, grade, str(plan.folder / OPINIONS))
+    for sheet in config.settings.vote.sheets:
+        _read_sheet(config.at(sheet), found)
+    for key, grade in page_opinions(config).items():
+        _add(found, key, grade, str(config.folder / OPINIONS))
     opinions: dict[tuple[str, str], dict[str, int]] = {}
     for (expert, query, document), (grade, _) in found.items():
         opinions.setdefault((query, document), {})[expert] = grade
     return opinions
 
 
-def page_opinions(plan: Plan) -> dict[Key, int]:
+def page_opinions(config: Config) -> dict[Key, int]:
     """Return what experts said on the page."""
-    path = plan.folder / OPINIONS
+    path = config.folder / OPINIONS
     rows = read_rows(path) if path.is_file() else ()
     return {(row["expert"], row["query_id"], row["document_id"]): GRADES[row["grade"]] for row in rows}
 

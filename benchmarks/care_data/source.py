@@ -11,7 +11,7 @@ from pathlib import Path
 from care_benchmarks.rows import read_jsonl
 from qdrant_client import QdrantClient
 
-from care_data.config import Plan
+from care_data.config import Config
 from care_data.files import Rows
 from care_qdrant import Collection, Document, InputError, embedded_text, open_client, read_hit
 from care_qdrant.console.options import Target
@@ -19,10 +19,10 @@ from care_qdrant.errors import COMPLETE
 
 
 @contextmanager
-def open_source(plan: Plan) -> Iterator[QdrantClient]:
+def open_source(config: Config) -> Iterator[QdrantClient]:
     """Open the database of a configuration; an embedded one must be there."""
-    source = plan.settings.source
-    path = plan.at(source.path) if source.path else None
+    source = config.settings.source
+    path = config.at(source.path) if source.path else None
     if path is not None and not path.is_dir():
         raise InputError(f"{path}: there is no such folder, so no embedded database (source.path)")
     target = Target(path, source.url, os.environ.get("QDRANT_API_KEY"))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from care_data.config import Plan, Rule
+from care_data.config import Config, Rule
 from care_data.files import Rows, read_rows, write_json, write_rows
 from care_data.judging import LEDGER, Work, rate
 from care_data.prompts import read_object, render
@@ -24,13 +24,13 @@ _KINDS = {"positive": "positive", "negative-1": "hard", "negative-2": "easy"}
 """Keys of the writer's answer (table 22) and what they are."""
 
 
-def run_sts(plan: Plan, replay: bool = False) -> dict[str, Any]:
+def run_sts(config: Config, replay: bool = False) -> dict[str, Any]:
     """Write sentence pairs that the judges confirm, and return how many of each kind."""
-    settings, judging = plan.settings.sts, plan.settings.judging
-    if settings is None or not plan.settings.judge:
+    settings, judging = config.settings.sts, config.settings.judging
+    if settings is None or not config.settings.judge:
         raise InputError("sentence pairs need [sts] with its dictionary and writer, and a [[judge]] that checks them")
-    synonyms = list(_synonyms(plan))
-    questions = read_questions(plan.at(plan.settings.source.queries))
+    synonyms = list(_synonyms(config))
+    questions = read_questions(config.at(config.settings.source.queries))
     chosen = [(row, word) for row in questions if (word := _word(row["text"], synonyms))]
     if not chosen:
         raise InputError(f"no question has a word of {settings.dictionary}: there is nothing to rewrite")
@@ -40,7 +40,7 @@ def run_sts(plan: Plan, replay: bool = False) -> dict[str, Any]:
     def read(number: int, text: str) -> dict[str, str] | None:
         return _checked(read_object(text), *chosen[number], tolerance)
 
-    ledger, again = plan.folder / LEDGER, plan.again
+    ledger, again = config.folder / LEDGER, config.again
     with calling(ledger, judging.max_cost, [settings.writer], replay, again) as (_, [writer]):
         written = dict(
             zip((row["id"] for row, _ in chosen), writer.ask_all(prompts, read, judging.attempts), strict=True)
@@ -49,12 +49,14 @@ def run_sts(plan: Plan, replay: bool = False) -> dict[str, Any]:
     ranked = {name: [f"{name} {kind}" for kind in of] for name, of in written.items() if of}
     asked = {row["id"]: row["text"] for row, _ in chosen}
     work = Work(replace(judging, stop_after=None, batch=len(_KINDS)), asked, ranked, texts, template="same")
-    ratings, _, report = rate(plan, work, replay=replay)
+    ratings, _, report = rate(config, work, replay=replay)
     votes: dict[str, dict[str, int | None]] = {}
     for each in ratings:
         votes.setdefault(each.document_id, {})[each.judge] = each.grade
-    tiers = {judge.name: judge.tier for judge in plan.settings.judge if judge.name not in plan.settings.vote.exclude}
-    rule: Rule = "majority" if plan.settings.vote.rule == "majority" else "unanimous"
+    tiers = {
+        judge.name: judge.tier for judge in config.settings.judge if judge.name not in config.settings.vote.exclude
+    }
+    rule: Rule = "majority" if config.settings.vote.rule == "majority" else "unanimous"
     rows, left_out = Rows(), Counter[str]()
     for question, word in chosen:
         for kind in written[question["id"]] or ():
@@ -63,15 +65,15 @@ def run_sts(plan: Plan, replay: bool = False) -> dict[str, Any]:
             if label_of(given, tiers, rule, {}, {}) != ("relevant" if score else "irrelevant"):
                 left_out[kind] += 1
                 continue
-            licenses = (question.get("license") or plan.settings.source.license, word["license"])
+            licenses = (question.get("license") or config.settings.source.license, word["license"])
             row = {"id": question["id"], "sentence1": question["text"], "sentence2": texts[key], "score": score}
-            row |= {"kind": kind, "source": question.get("source") or plan.settings.name}
+            row |= {"kind": kind, "source": question.get("source") or config.settings.name}
             row |= {"license": " AND ".join(dict.fromkeys(filter(None, licenses)))}
-            rows.append(row | {"judge_families": plan.families})
+            rows.append(row | {"judge_families": config.families})
     report |= {"questions": len(questions), "with_a_synonym": len(chosen), "written": len(ranked)}
     report |= {"pairs": Counter(row["kind"] for row in rows), "not_confirmed": left_out}
-    write_rows(plan.folder / PAIRS, rows)
-    write_json(plan.folder / "sts.json", report)
+    write_rows(config.folder / PAIRS, rows)
+    write_json(config.folder / "sts.json", report)
     return report
 
 
@@ -83,8 +85,8 @@ def drawn(rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     yield from (random.Random(f"sts {name}").choice(of) for name, of in of_question.items())
 
 
-def _synonyms(plan: Plan) -> Iterator[dict[str, str]]:
-    path = plan.at(plan.settings.sts.dictionary) if plan.settings.sts else plan.root
+def _synonyms(config: Config) -> Iterator[dict[str, str]]:
+    path = config.at(config.settings.sts.dictionary) if config.settings.sts else config.root
     for number, row in enumerate(read_rows(path), start=1):
         origin, other = (str(row.get(key) or "").strip() for key in ("origin", "replace"))
         if not origin or not other or origin == other:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from care_data.agreement import agreement_report
-from care_data.config import Plan, Rule
+from care_data.config import Config, Rule
 from care_data.exchange import read_judgements
 from care_data.files import LABELS, read_json, read_rows, write_json, write_rows
 from care_data.judging import JUDGEMENTS, is_anchor
@@ -23,18 +23,18 @@ Pair = tuple[str, str]
 Ballots = dict[Pair, dict[str, int | None]]  # question and document → judge → grade, None for a vote that is missing
 
 
-def run_vote(plan: Plan, _: bool = False) -> dict[str, Any]:
+def run_vote(config: Config, _: bool = False) -> dict[str, Any]:
     """Label the pool, and report how far the judges agree."""
-    settings, folder = plan.settings.vote, plan.folder
-    pool = list(read_rows(folder / POOL, plan.command("pool")))
-    tiers = {judge.name: judge.tier for judge in plan.settings.judge if judge.name not in settings.exclude}
+    settings, folder = config.settings.vote, config.folder
+    pool = list(read_rows(folder / POOL, config.command("pool")))
+    tiers = {judge.name: judge.tier for judge in config.settings.judge if judge.name not in settings.exclude}
     tiers |= {each.name: 1 for each in settings.imported if each.name not in settings.exclude}
     if not tiers:
         raise InputError("no judge is left to vote: [[judge]], vote.imported and vote.exclude decide who does")
-    ballots = _ballots(plan, pool, tiers)
-    _require_votes(ballots, [name for name, tier in tiers.items() if tier == 1], plan)
-    _require_judgement(plan, tiers)
-    experts = read_opinions(plan)
+    ballots = _ballots(config, pool, tiers)
+    _require_votes(ballots, [name for name, tier in tiers.items() if tier == 1], config)
+    _require_judgement(config, tiers)
+    experts = read_opinions(config)
     weights = _weights(ballots, experts, list(tiers)) if settings.rule == "weighted" else {}
     labels = []
     for (query, document), votes in ballots.items():
@@ -59,7 +59,7 @@ def run_vote(plan: Plan, _: bool = False) -> dict[str, Any]:
         "relevant_per_question": relevant / max(1, len({query for query, _ in ballots})),
         "weights": weights,
         "contributions": contributions(pool, families, answered),
-        "agreement": agreement_report(plan, ballots, experts, list(tiers)),
+        "agreement": agreement_report(config, ballots, experts, list(tiers)),
     }
     write_rows(folder / LABELS, labels)
     write_json(folder / "vote.json", report)
@@ -100,44 +100,45 @@ def _side(balance: float) -> Label:
     return "disputed" if balance == 0 else "relevant" if balance > 0 else "irrelevant"
 
 
-def _ballots(plan: Plan, pool: Sequence[Mapping[str, Any]], tiers: Mapping[str, int]) -> Ballots:
+def _ballots(config: Config, pool: Sequence[Mapping[str, Any]], tiers: Mapping[str, int]) -> Ballots:
     """Return the votes on the pairs of the pool that some judge was asked for, in the order of the pool."""
     found: Ballots = {}
-    if plan.settings.judge:
-        for row in read_rows(plan.folder / JUDGEMENTS, plan.command("judge")):
+    if config.settings.judge:
+        for row in read_rows(config.folder / JUDGEMENTS, config.command("judge")):
             if row["judge"] in tiers and not is_anchor(row["document_id"]):
                 found.setdefault((row["query_id"], row["document_id"]), {})[row["judge"]] = row["grade"]
-    for source in plan.settings.vote.imported:
+    for source in config.settings.vote.imported:
         if source.name in tiers:
-            for pair, grade in read_judgements(plan.at(source.path), source.relevant_from).items():
+            for pair, grade in read_judgements(config.at(source.path), source.relevant_from).items():
                 found.setdefault(pair, {})[source.name] = grade
     pairs = ((row["query_id"], row["document_id"]) for row in pool)
     return {pair: found[pair] for pair in pairs if pair in found}
 
 
-def _require_votes(ballots: Ballots, judges: Sequence[str], plan: Plan) -> None:
-    most = plan.settings.vote.max_missing
+def _require_votes(ballots: Ballots, judges: Sequence[str], config: Config) -> None:
+    most = config.settings.vote.max_missing
     if not ballots:
-        raise InputError(f"no pair of the pool has a vote; run {plan.command('judge')} first")
+        raise InputError(f"no pair of the pool has a vote; run {config.command('judge')} first")
     missing = {judge: sum(votes.get(judge) is None for votes in ballots.values()) for judge in judges}
     share = sum(missing.values()) / (len(ballots) * max(1, len(judges)))
     if share > most:
         each = ", ".join(f"{judge}: {count:,} of {len(ballots):,}" for judge, count in missing.items() if count)
         raise InputError(
             f"{100 * share:.0f} % of the votes are missing ({each}), more than vote.max_missing = {most:g}; ask those "
-            f"judges again ({plan.command('judge')} --again NAME), leave them out with vote.exclude, or raise the limit"
+            f"judges again ({config.command('judge')} --again NAME), leave them out with vote.exclude, or raise the "
+            "limit"
         )
 
 
-def _require_judgement(plan: Plan, tiers: Mapping[str, int]) -> None:
+def _require_judgement(config: Config, tiers: Mapping[str, int]) -> None:
     """Refuse a judge that calls what was planted relevant, or everything."""
-    path = plan.folder / "judge.json"
-    judges = read_json(path)["judges"] if plan.settings.judge and path.is_file() else []
+    path = config.folder / "judge.json"
+    judges = read_json(path)["judges"] if config.settings.judge and path.is_file() else []
     least = min((each["relevant_share"] for each in judges), default=0.0)
     for each in judges:
         rated, wrong = (sum(kind[key] for kind in each["planted"].values()) for key in ("rated", "called_relevant"))
         found = ""
-        if rated and wrong / rated > plan.settings.vote.max_failed_anchors:
+        if rated and wrong / rated > config.settings.vote.max_failed_anchors:
             found = f"rates {wrong} of {rated} planted irrelevant documents relevant"
         elif each["votes"] >= 50 and each["relevant_share"] == 1 and least < 0.9:
             found = f"rates all of its {each['votes']:,} documents relevant"

@@ -161,7 +161,7 @@ def plan(
     from care_qdrant.bulk.job import Manifest
     from care_qdrant.bulk.points import plan_points
     from care_qdrant.bulk.units import PlanReport
-    from care_qdrant.bulk.units import plan as make_diff
+    from care_qdrant.bulk.units import plan as plan_units
     from care_qdrant.corpus.rows import Fields
     from care_qdrant.encoders.onnx import usable_cores
     from care_qdrant.ingestion.settings import name_of_vector
@@ -195,7 +195,7 @@ def plan(
         show = stack.enter_context(points_bar("rows", "read"))
         on_progress: Callable[[int], None] = lambda done: show(done, 0)  # noqa: E731  # two callers
         if place is None:
-            manifest = make_diff(corpus, opened, draft, counter, sparse=sparse, on_progress=on_progress)
+            manifest = plan_units(corpus, opened, draft, counter, sparse=sparse, on_progress=on_progress)
         else:
             manifest = plan_points(
                 place,

@@ -65,7 +65,7 @@ class ChunkTask(Task):
 
 @dataclass(slots=True)
 class Diff(Window[ChunkTask]):
-    """The work of one window of a corpus."""
+    """The difference between a window of a corpus and the stored points."""
 
     documents: int = 0
     surplus: list[str] = field(default_factory=list)

@@ -154,7 +154,7 @@ def _joined(
         _refuse_version(target)
     if is_new and not settings.dry_run:
         require_encoder(model)
-        joined = create_collection(target, vectors, storage, bulk_load=settings.shard.of == 1)
+        joined = create_collection(target, vectors, storage, defer_graph=settings.shard.of == 1)
         vectors, is_new = joined or vectors, joined is None
     if not (is_new and settings.dry_run):
         there = join_shard_key(target, storage, is_new=is_new, dry_run=settings.dry_run)
@@ -192,7 +192,7 @@ def ingest_encoded(
     if joined is not None:
         _refuse_version(target)
     else:
-        joined = create_collection(target, vectors, storage or Storage(), bulk_load=True)
+        joined = create_collection(target, vectors, storage or Storage(), defer_graph=True)
     # Also a new collection is compared with: another loader may write to it from now on.
     join_shard_key(target, storage or Storage(), is_new=joined is None, dry_run=False)
     vectors = joined or vectors

@@ -1,4 +1,4 @@
-"""The unit of work of ingestion and attach: a window of texts, what they lack, its encoding, its writing.
+"""The pipeline of ingestion and attach: a window of texts, what they lack, its encoding, its writing.
 
 A source (`ingestion.rows` for a corpus, `vectors.points` for a collection) compares content hashes
 with the stored ones and yields windows of tasks. A `Worker` encodes the tasks in batches of equal length and writes

@@ -76,7 +76,7 @@ def delete_missing(
 ) -> tuple[int, list[str]]:
     """Delete the points of documents that the corpus does not have.
 
-    Two passes: the first only counts, so that nothing is deleted where the guard would stop it.
+    Two passes: the first only counts, so that nothing is deleted where more is missing than may go.
     """
     stored = missing = 0
     first: dict[str, None] = {}

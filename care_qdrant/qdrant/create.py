@@ -165,10 +165,10 @@ def _stand_in(schema: CollectionSchema, vector_name: str, contract: VectorContra
 
 
 def create_collection(
-    collection: Collection, vectors: PointVectors, storage: Storage, *, bulk_load: bool
+    collection: Collection, vectors: PointVectors, storage: Storage, *, defer_graph: bool
 ) -> PointVectors | None:
     """Create a collection for ingestion, with its contract; return what its points carry where another run made it."""
-    waits = bulk_load and not collection.is_embedded
+    waits = defer_graph and not collection.is_embedded
     require_quantization(collection, storage.quantization)
     load = {} if collection.is_embedded else {LOAD_KEY: {"vector": vectors.vector_name, "graph": waits, "done": False}}
     sparse = models.SparseVectorParams(modifier=models.Modifier.IDF)

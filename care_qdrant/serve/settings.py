@@ -58,7 +58,7 @@ class ServeSettings:
     """Opens the model that made the vectors, for unsure queries; called by the first search of each worker."""
     mcp: bool = False
     documents: bool = False
-    """Whether the document encoders are loaded, too."""
+    """Whether document encoders are loaded as well."""
     keys_file: Path | None = None
     """API keys (`care_qdrant.serve.keys`); None serves everybody who can connect."""
     host: str = "127.0.0.1"

@@ -65,10 +65,10 @@ class Kills:
 def work(path: Path, score: bool) -> None:
     """Make the benchmark of a configuration, and score it; the whole of a process that is killed."""
     from care_data.chain import run_chain
-    from care_data.config import load_plan
+    from care_data.config import load_config
 
     sys.stdout = sys.stderr = (path.parent / "log.txt").open("a", encoding="utf-8")
-    run_chain(load_plan(path))
+    run_chain(load_config(path))
     if not score:
         return
     from care_benchmarks.cli import care_bench

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from care_data.anonymise import by_rules, run_anonymise
-from care_data.config import load_plan
+from care_data.config import load_config
 from care_data.wire import BudgetReached
 
 from tests.care_data.clinic import SAMPLE, config, rater, rows
@@ -66,17 +66,17 @@ def test_a_model_finds_names_and_a_row_that_it_did_not_check_is_left_out(tmp_pat
         )
         table = f'[anonymiser]\nname = "finder"\nurl = "{endpoint.url}"\nmodel = "finder"\nfamily = "x"\n'
         path.write_text(path.read_text(encoding="utf-8") + table + "input_price = 1.0\nmax_wait_seconds = 0.05\n")
-        plan = load_plan(path)
-        report = run_anonymise(tmp_path / "raw.jsonl", tmp_path / "clean.jsonl", plan)
+        loaded = load_config(path)
+        report = run_anonymise(tmp_path / "raw.jsonl", tmp_path / "clean.jsonl", loaded)
         assert max(endpoint.bill.billed.values()) == 1
     clean = rows(tmp_path / "clean.jsonl")
     assert 0 < report["rows"]["left_out"] < 20 and len(clean) == report["written"] == 40 - report["rows"]["left_out"]
     assert all(re.fullmatch(r"\[name\]第\d+次发烧怎么办", row["query"]) for row in clean)
     assert all(row["id"] == "a@b.cn" and row["license"] == "cc-by-4.0" for row in clean)
     assert report["by_model"] == {"name": len(clean)} and "小雅" not in json.dumps(report, ensure_ascii=False)
-    again = run_anonymise(tmp_path / "raw.jsonl", tmp_path / "again.jsonl", plan, replay=True)
+    again = run_anonymise(tmp_path / "raw.jsonl", tmp_path / "again.jsonl", loaded, replay=True)
     assert rows(tmp_path / "again.jsonl") == clean and again["rows"] == report["rows"]
     path.write_text(path.read_text(encoding="utf-8").replace("[judging]", "[judging]\nmax_cost = 1e-9"))
     (tmp_path / "clinic" / "calls.sqlite").unlink()
     with pytest.raises(BudgetReached, match="raise max_cost"):
-        run_anonymise(tmp_path / "raw.jsonl", tmp_path / "clean.jsonl", load_plan(path))
+        run_anonymise(tmp_path / "raw.jsonl", tmp_path / "clean.jsonl", load_config(path))

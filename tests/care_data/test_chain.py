@@ -11,7 +11,7 @@ from care_benchmarks.cli import care_bench
 from care_benchmarks.tasks import directory_tasks, load_task
 from care_data import pool
 from care_data.chain import run_chain, run_step
-from care_data.config import ask_again, load_plan
+from care_data.config import ask_again, load_config
 from care_data.exchange import write_pairs
 from care_data.sheets import Task, read_opinions, sample_tasks, write_sheet
 from care_data.wire import BudgetReached, JudgeUnreachable, NotStored
@@ -35,7 +35,7 @@ def perfect() -> Any:
 @pytest.mark.timeout(600)
 def test_it_goes_from_a_collection_to_a_scored_benchmark(clinic: Path) -> None:
     with Endpoint(perfect()) as endpoint:
-        reports = run_chain(load_plan(config(clinic, endpoint.url, THREE)))
+        reports = run_chain(load_config(config(clinic, endpoint.url, THREE)))
     assert reports["pool"]["documents"] == 339
     assert {each["retriever"] for each in reports["pool"]["contributions"]} == {"bm25", "pair"}
     target = clinic / "clinic" / "benchmark"
@@ -72,7 +72,7 @@ def test_mteb_loads_what_was_built(clinic: Path) -> None:
     from datasets import load_dataset
 
     with Endpoint(perfect()) as endpoint:
-        run_chain(load_plan(config(clinic, endpoint.url, THREE, questions=8)))
+        run_chain(load_config(config(clinic, endpoint.url, THREE, questions=8)))
     folder = str(clinic / "clinic" / "benchmark")
     corpus = load_dataset(folder, "corpus", split="corpus", cache_dir=str(clinic / "cache"))
     qrels = load_dataset(folder, "default", split="test", cache_dir=str(clinic / "cache"))
@@ -84,12 +84,12 @@ def test_faults_of_the_wire_change_nothing_but_missing_votes(clinic: Path) -> No
     faults = Faults(busy=0.2, broken=0.1, slow=0.05, wrong_json=0.1, partial=0.2, cut=0.2)
     path = config(clinic, "", {}, questions=12)
     with Endpoint(perfect()) as calm:
-        run_chain(load_plan(config(clinic, calm.url, THREE, questions=12)))
+        run_chain(load_config(config(clinic, calm.url, THREE, questions=12)))
         expected = rows(clinic / "clinic" / "labels.jsonl")
     for file in (clinic / "clinic").glob("calls.sqlite*"):
         file.unlink()
     with Endpoint(perfect(), faults) as endpoint:
-        reports = run_chain(load_plan(config(clinic, endpoint.url, THREE, questions=12, judging="attempts = 5")))
+        reports = run_chain(load_config(config(clinic, endpoint.url, THREE, questions=12, judging="attempts = 5")))
         assert max(endpoint.bill.billed.values()) == 1
         assert sum(endpoint.bill.sent.values()) > len(endpoint.bill.billed)
     assert rows(clinic / "clinic" / "labels.jsonl") == expected
@@ -99,19 +99,19 @@ def test_faults_of_the_wire_change_nothing_but_missing_votes(clinic: Path) -> No
 
 def test_a_second_run_asks_nothing_and_a_replay_needs_no_network(clinic: Path) -> None:
     with Endpoint(perfect()) as endpoint:
-        plan = load_plan(config(clinic, endpoint.url, THREE, questions=6))
-        first = run_chain(plan)
+        loaded = load_config(config(clinic, endpoint.url, THREE, questions=6))
+        first = run_chain(loaded)
         sent = endpoint.bill.sent.total()
-        assert run_chain(plan) == first
+        assert run_chain(loaded) == first
         (clinic / "clinic" / "judgements.jsonl").unlink()
-        assert run_chain(plan)["judge"]["bills"] == first["judge"]["bills"]
+        assert run_chain(loaded)["judge"]["bills"] == first["judge"]["bills"]
         assert endpoint.bill.sent.total() == sent
     (clinic / "clinic" / "judgements.jsonl").unlink()
-    assert run_chain(plan, replay=True) == first
+    assert run_chain(loaded, replay=True) == first
     (clinic / "clinic" / "calls.sqlite").unlink()
     (clinic / "clinic" / "judgements.jsonl").unlink()
     with pytest.raises(NotStored, match="--replay"):
-        run_chain(plan, replay=True)
+        run_chain(loaded, replay=True)
 
 
 @pytest.mark.timeout(600)
@@ -125,7 +125,7 @@ def test_the_chain_is_killed_and_ends_as_if_it_had_not_been(tmp_path: Path) -> N
 def test_a_cascade_asks_the_strong_judge_only_what_is_disputed(clinic: Path) -> None:
     judges = {"ann": 1, "bob": 1, "strong": 2}
     with Endpoint(rater({"ann": 0.1, "bob": 0.1})) as endpoint:
-        report = run_chain(load_plan(config(clinic, endpoint.url, judges, questions=20)))
+        report = run_chain(load_config(config(clinic, endpoint.url, judges, questions=20)))
     votes = {each["judge"]: each["votes"] for each in report["judge"]["judges"]}
     assert 0 < votes["strong"] < 0.4 * votes["ann"]
     relevant = {pair for pair, grade in truth().items() if grade > 0}
@@ -140,11 +140,11 @@ def test_a_cascade_asks_the_strong_judge_only_what_is_disputed(clinic: Path) -> 
 def test_it_stops_where_ranks_bring_nothing_more(clinic: Path) -> None:
     with Endpoint(perfect()) as endpoint:
         deep = config(clinic, endpoint.url, THREE, questions=10, pool="depth = 40")
-        run_step(load_plan(deep), "pool")
-        whole = run_step(load_plan(deep), "judge")
+        run_step(load_config(deep), "pool")
+        whole = run_step(load_config(deep), "judge")
         stopping = "batch = 5\nstop_after = 2"
         report = run_step(
-            load_plan(config(clinic, endpoint.url, THREE, questions=10, pool="depth = 40", judging=stopping)), "judge"
+            load_config(config(clinic, endpoint.url, THREE, questions=10, pool="depth = 40", judging=stopping)), "judge"
         )
     assert report["judged"] < 0.6 * whole["judged"]
     assert report["mean_depth"] < 0.6 * whole["mean_depth"]
@@ -152,9 +152,9 @@ def test_it_stops_where_ranks_bring_nothing_more(clinic: Path) -> None:
 
 def test_labels_become_training_pairs_that_the_trainer_reads(clinic: Path) -> None:
     with Endpoint(rater({"ann": 0.1})) as endpoint:
-        plan = load_plan(config(clinic, endpoint.url, THREE, questions=10))
-        run_chain(plan)
-    report = write_pairs(plan, clinic / "pairs.jsonl", negatives=3)
+        loaded = load_config(config(clinic, endpoint.url, THREE, questions=10))
+        run_chain(loaded)
+    report = write_pairs(loaded, clinic / "pairs.jsonl", negatives=3)
     pairs = list(iter_pairs(Data(files=("pairs.jsonl",)), clinic))
     known = {pair for pair, grade in truth().items() if grade > 0}
     assert len(pairs) == report["pairs"] > 10 and report["left_out_documents"] > 0
@@ -167,8 +167,8 @@ def test_labels_become_training_pairs_that_the_trainer_reads(clinic: Path) -> No
 
 def test_experts_fill_in_sheets_that_are_compared_with_the_judges(clinic: Path) -> None:
     with Endpoint(rater({"ann": 0.05, "bob": 0.3})) as endpoint:
-        run_chain(load_plan(config(clinic, endpoint.url, THREE, questions=10)))
-        tasks = sample_tasks(load_plan(clinic / "clinic.toml"), 30)
+        run_chain(load_config(config(clinic, endpoint.url, THREE, questions=10)))
+        tasks = sample_tasks(load_config(clinic / "clinic.toml"), 30)
         for expert, change in (("li", {}), ("wu", {0: "D"})):
             write_sheet(clinic / f"{expert}.xlsx", tasks, expert)
             book = load_workbook(clinic / f"{expert}.xlsx")
@@ -177,7 +177,7 @@ def test_experts_fill_in_sheets_that_are_compared_with_the_judges(clinic: Path) 
                 book["review"].cell(row=number + 2, column=5).value = change.get(number, right)
             book.save(clinic / f"{expert}.xlsx")
         sheets = 'sheets = ["li.xlsx", "wu.xlsx"]\nrule = "weighted"'
-        report = run_chain(load_plan(config(clinic, endpoint.url, THREE, questions=10, vote=sheets)))["vote"]
+        report = run_chain(load_config(config(clinic, endpoint.url, THREE, questions=10, vote=sheets)))["vote"]
     experts = report["agreement"]["experts"]
     assert experts["pairs"] == 30 and experts["experts"] == ["li", "wu"]
     agreed = {(each["judge"], each["expert"]): each["agreement"]["value"] for each in experts["judges"]}
@@ -192,30 +192,30 @@ def test_an_expert_who_contradicts_himself_in_two_sheets_is_asked(clinic: Path) 
         assert book["review"]["C2"].value == "=1+1" and book["review"]["C2"].data_type == "s"
         book["review"]["E2"].value = grade
         book.save(clinic / f"{name}.xlsx")
-    plan = load_plan(config(clinic, "http://x", THREE, vote='sheets = ["one.xlsx", "two.xlsx"]'))
+    loaded = load_config(config(clinic, "http://x", THREE, vote='sheets = ["one.xlsx", "two.xlsx"]'))
     with pytest.raises(InputError, match=r"two.xlsx:E2: expert 'li' rates .* D, and S in .*one.xlsx:E2; keep one"):
-        read_opinions(plan)
+        read_opinions(loaded)
 
 
 def test_a_judge_whose_answers_could_not_be_read_is_asked_again(clinic: Path) -> None:
     with Endpoint(rater({}, always={"bob": "very good"})) as endpoint:
-        plan = load_plan(config(clinic, endpoint.url, THREE, questions=6, vote="max_missing = 1.0"))
-        run_step(plan, "pool")
-        report = run_step(plan, "judge")
+        loaded = load_config(config(clinic, endpoint.url, THREE, questions=6, vote="max_missing = 1.0"))
+        run_step(loaded, "pool")
+        report = run_step(loaded, "judge")
         found = {each["judge"]: each for each in report["judges"]}
         assert found["bob"]["votes"] == 0 and found["bob"]["missing"]["invalid"] == found["bob"]["asked"] > 20
         assert "very good" in found["bob"]["unread"] and found["ann"]["unread"] == ""
         sent = endpoint.bill.sent.total()
         endpoint.rate = rater({})
-        assert run_step(plan, "judge") == report and endpoint.bill.sent.total() == sent
-        mended = run_step(ask_again(plan, ("bob",)), "judge")
+        assert run_step(loaded, "judge") == report and endpoint.bill.sent.total() == sent
+        mended = run_step(ask_again(loaded, ("bob",)), "judge")
         assert {each["judge"]: each["missing"].total() for each in mended["judges"]} == dict.fromkeys(THREE, 0)
         assert endpoint.bill.sent.total() < 1.5 * sent  # bob alone, and once
         assert max(endpoint.bill.billed.values()) == 1
     (clinic / "clinic" / "judgements.jsonl").unlink()
-    assert run_step(plan, "judge", replay=True) == mended
+    assert run_step(loaded, "judge", replay=True) == mended
     with pytest.raises(InputError, match=r"--again rob: no judge has this name; expected one of ann, bob, cleo"):
-        ask_again(plan, ("rob",))
+        ask_again(loaded, ("rob",))
 
 
 def test_a_benchmark_of_few_of_the_questions_is_refused_unless_asked_for(clinic: Path) -> None:
@@ -225,10 +225,10 @@ def test_a_benchmark_of_few_of_the_questions_is_refused_unless_asked_for(clinic:
         return perfect()(model, query, document) if query in known else "D"
 
     with Endpoint(rate) as endpoint:
-        plan = load_plan(config(clinic, endpoint.url, THREE, questions=12))
+        loaded = load_config(config(clinic, endpoint.url, THREE, questions=12))
         with pytest.raises(InputError, match=r"only 3 of 12 questions .*--again NAME.*build.min_answered below 0.5"):
-            run_chain(plan)
-        card = run_chain(load_plan(config(clinic, endpoint.url, THREE, questions=12, build="min_answered = 0.2")))
+            run_chain(loaded)
+        card = run_chain(load_config(config(clinic, endpoint.url, THREE, questions=12, build="min_answered = 0.2")))
     assert (card["build"]["asked"], card["build"]["questions"]) == (12, 3)
     assert "| questions | 3 of 12 |" in (clinic / "clinic/benchmark/README.md").read_text(encoding="utf-8")
 
@@ -237,17 +237,17 @@ class TestBadInput:
     def test_no_judge_can_be_reached(self, clinic: Path) -> None:
         path = config(clinic, "http://127.0.0.1:9/v1", THREE, questions=2, judge="retries = 1")
         with pytest.raises(JudgeUnreachable, match=r"(?s)judge ann at .*cannot be reached.*judge cleo"):
-            run_chain(load_plan(path))
+            run_chain(load_config(path))
 
     def test_one_judge_is_down_and_the_others_are_kept(self, clinic: Path) -> None:
         with Endpoint(perfect()) as endpoint:
             endpoint.down = {"bob"}
             path = config(clinic, endpoint.url, THREE, questions=4, judge="retries = 1")
             with pytest.raises(JudgeUnreachable, match=r"judge bob .*answered 503, 2 times"):
-                run_chain(load_plan(path))
+                run_chain(load_config(path))
             paid = endpoint.bill.billed.total()
             endpoint.down = set()
-            run_chain(load_plan(path))
+            run_chain(load_config(path))
             assert max(endpoint.bill.billed.values()) == 1
             assert endpoint.bill.billed.total() == pytest.approx(1.5 * paid, abs=1)
 
@@ -255,9 +255,9 @@ class TestBadInput:
         with Endpoint(perfect()) as endpoint:
             path = config(clinic, endpoint.url, THREE, questions=10, judging="max_cost = 0.03")
             with pytest.raises(BudgetReached, match=r"raise max_cost"):
-                run_chain(load_plan(path))
+                run_chain(load_config(path))
             some = endpoint.bill.billed.total()
-            report = run_chain(load_plan(config(clinic, endpoint.url, THREE, questions=10)))
+            report = run_chain(load_config(config(clinic, endpoint.url, THREE, questions=10)))
             assert 0 < some < endpoint.bill.billed.total()
             assert max(endpoint.bill.billed.values()) == 1
         assert report["judge"]["cost"] > 0.01
@@ -268,26 +268,26 @@ class TestBadInput:
             two = {"ann": 1, "bob": 1}
             path = config(clinic, endpoint.url, two, questions=4, judging="allow_missing = true", judge="retries = 0")
             with pytest.raises(InputError, match=r"50 % of the votes are missing \(bob: (\d+) of \1\)"):
-                run_chain(load_plan(path))
+                run_chain(load_config(path))
 
     def test_a_judge_that_always_says_yes_is_named(self, clinic: Path) -> None:
         with Endpoint(rater({}, always={"bob": "S"})) as endpoint:
             with pytest.raises(InputError, match=r"judge 'bob' rates (\d+) of \1 planted .*exclude = \[\"bob\"\]"):
-                run_chain(load_plan(config(clinic, endpoint.url, THREE, questions=6)))
+                run_chain(load_config(config(clinic, endpoint.url, THREE, questions=6)))
             with pytest.raises(InputError, match=r"judge 'bob' rates all of its"):
-                run_chain(load_plan(config(clinic, endpoint.url, THREE, questions=6, judging="anchors = 0")))
-            report = run_chain(load_plan(config(clinic, endpoint.url, THREE, questions=6, vote='exclude = ["bob"]')))
+                run_chain(load_config(config(clinic, endpoint.url, THREE, questions=6, judging="anchors = 0")))
+            report = run_chain(load_config(config(clinic, endpoint.url, THREE, questions=6, vote='exclude = ["bob"]')))
         assert report["build"]["relevant"] > 0
 
     def test_the_collection_changes_meanwhile(self, clinic: Path) -> None:
         with Endpoint(perfect()) as endpoint:
-            plan = load_plan(config(clinic, endpoint.url, THREE, questions=4))
+            loaded = load_config(config(clinic, endpoint.url, THREE, questions=4))
             for step in ("pool", "judge", "vote"):
-                run_step(plan, step)
+                run_step(loaded, step)
             with open_client(path=clinic / "qdrant") as client:
                 [point], _ = client.scroll("clinic", limit=1)
                 client.delete("clinic", [point.id])
-            report = run_step(plan, "build")
+            report = run_step(loaded, "build")
         assert report["collection_changed"] == (
             "collection 'clinic' changed meanwhile: 0 documents added, 1 removed, 0 altered"
         )
@@ -296,30 +296,30 @@ class TestBadInput:
     def test_the_collection_changes_while_it_is_read(self, clinic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         rank = pool._rankings
 
-        def rank_and_delete(retriever: Any, plan: Any, client: Any, *given: Any) -> Any:
+        def rank_and_delete(retriever: Any, loaded: Any, client: Any, *given: Any) -> Any:
             [point], _ = client.scroll("clinic", limit=1)
             client.delete("clinic", [point.id])
-            return rank(retriever, plan, client, *given)
+            return rank(retriever, loaded, client, *given)
 
         monkeypatch.setattr(pool, "_rankings", rank_and_delete)
-        plan = load_plan(config(clinic, "http://127.0.0.1:9/v1", THREE, questions=4))
+        loaded = load_config(config(clinic, "http://127.0.0.1:9/v1", THREE, questions=4))
         with pytest.raises(
             InputError, match=r"changed meanwhile: 0 documents added, \d removed.*when nobody writes to it"
         ):
-            run_step(plan, "pool")
-        assert not (plan.folder / pool.POOL).exists()
+            run_step(loaded, "pool")
+        assert not (loaded.folder / pool.POOL).exists()
 
     def test_a_wrong_key_is_not_tried_again(self, clinic: Path) -> None:
         with Endpoint(perfect()) as endpoint:
             path = config(clinic, endpoint.url.replace("/v1", "/v2"), THREE, questions=2, judge='key_env = "NO_KEY"')
             with pytest.raises(InputError, match="NO_KEY is not set"):
-                run_chain(load_plan(path))
+                run_chain(load_config(path))
 
     def test_all_problems_of_a_configuration_are_named(self, clinic: Path) -> None:
         path = config(clinic, "http://x", {"ann": 2})
         path.write_text(path.read_text(encoding="utf-8").replace("depth = 12", "deep = 12"), encoding="utf-8")
         with pytest.raises(InputError, match=r"(?s)pool.deep: unknown key \(known: depth, limit"):
-            load_plan(path)
+            load_config(path)
 
     def test_a_benchmark_shares_no_question_with_a_training_set(self, clinic: Path) -> None:
         question = rows(Path("examples/sample/queries.jsonl"))[0]["text"]
@@ -328,12 +328,12 @@ class TestBadInput:
         with Endpoint(perfect()) as endpoint:
             build = 'train = ["train.jsonl"]'
             with pytest.raises(InputError, match=r"judges of the family cleo labelled a training set"):
-                run_chain(load_plan(config(clinic, endpoint.url, THREE, questions=4, build=build)))
+                run_chain(load_config(config(clinic, endpoint.url, THREE, questions=4, build=build)))
             build += "\nallow_same_judges = true"
             with pytest.raises(InputError, match=r"q01: is in train.jsonl:1"):
-                run_chain(load_plan(config(clinic, endpoint.url, THREE, questions=4, build=build)))
+                run_chain(load_config(config(clinic, endpoint.url, THREE, questions=4, build=build)))
             build += "\ndrop = true"
-            report = run_chain(load_plan(config(clinic, endpoint.url, THREE, questions=4, build=build)))
+            report = run_chain(load_config(config(clinic, endpoint.url, THREE, questions=4, build=build)))
         assert report["build"]["repeated"] == 1
         with (clinic / "clinic/benchmark/qrels/test.tsv").open(encoding="utf-8") as file:
             assert "q01" not in {row["query-id"] for row in csv.DictReader(file, delimiter="\t")}

@@ -10,7 +10,7 @@ import pytest
 from care_data import config as config_tables
 from care_data.chain import run_chain, run_step
 from care_data.cli import care_data
-from care_data.config import load_plan
+from care_data.config import load_config
 from click.testing import CliRunner
 from openpyxl import load_workbook
 
@@ -49,55 +49,55 @@ def test_any_named_vector_is_searched_by_vectors_made_here_or_elsewhere(clinic: 
         here = f'name = "here"\nkind = "vector"\nvector_name = "{vector}"'
         there = f'name = "there"\nkind = "vector"\nvector_name = "{vector}"\nurl = "{endpoint.url}"\nmodel = "theirs"'
         path = with_retrievers(config(clinic, endpoint.url, THREE, questions=6), here, there)
-        report = run_step(load_plan(path), "pool")
+        report = run_step(load_config(path), "pool")
         assert found_by(clinic, "here") == found_by(clinic, "there") == found_by(clinic, "pair")
         assert len(found_by(clinic, "here")) == 6 * 12
         assert {each["retriever"]: each["family"] for each in report["contributions"]}["there"] == "theirs"
         endpoint.embed = lambda texts: [[0.0]][:0]
         path = with_retrievers(config(clinic, endpoint.url, THREE, questions=5), there)
         with pytest.raises(InputError, match=r"retriever there at .*: no vectors .*for 5 texts"):
-            run_step(load_plan(path), "pool")
+            run_step(load_config(path), "pool")
     with pytest.raises(InputError, match=r"retriever there at http://127.0.0.1:\d+/v1: no vectors"):
-        run_step(load_plan(path), "pool")
+        run_step(load_config(path), "pool")
 
 
 def test_a_run_file_from_elsewhere_enters_the_pool(clinic: Path) -> None:
     path = config(clinic, "http://x", THREE, questions=2)
-    run_step(load_plan(path), "pool")
+    run_step(load_config(path), "pool")
     names = [row["id"] for row in rows(clinic / "clinic" / "corpus.jsonl")]
     queries = [row["id"] for row in rows(clinic / "questions.jsonl")]
     lines = [f"{queries[0]} Q0 {name} {at} {at} other" for at, name in enumerate(names[-20:])]
     (clinic / "other.run").write_text("\n".join([*lines, f"{queries[1]} Q0 gone 1 1.0 other"]), encoding="utf-8")
     with_retrievers(path, 'name = "other"\nkind = "run"\npath = "other.run"\nfamily = "elsewhere"')
-    run_step(load_plan(path), "pool")
+    run_step(load_config(path), "pool")
     best = found_by(clinic, "other")
     assert [document for (_, document), _ in sorted(best.items(), key=lambda each: each[1])] == names[-1:-13:-1]
     (clinic / "other.run").write_text("q1 Q0 d1 1 other", encoding="utf-8")
     with pytest.raises(InputError, match=r"other.run:1: is 'q1 Q0 d1 1 other'; expected: query Q0 document rank"):
-        run_step(load_plan(path), "pool")
+        run_step(load_config(path), "pool")
 
 
 def test_a_pool_of_the_family_under_test_is_warned_about(clinic: Path) -> None:
     path = config(clinic, "http://x", THREE, questions=2, pool='depth = 5\ntested_family = "care"')
-    [warning] = run_step(load_plan(path), "pool")["warnings"]
+    [warning] = run_step(load_config(path), "pool")["warnings"]
     assert warning.startswith("all retrievers but BM25 are of the family under test, care")
     path.write_text(path.read_text(encoding="utf-8").replace('"care"', '"another"', 1), encoding="utf-8")
-    [warning] = run_step(load_plan(path), "pool")["warnings"]
+    [warning] = run_step(load_config(path), "pool")["warnings"]
     assert warning.startswith("all retrievers but BM25 are of one family, care")
     alone = path.read_text(encoding="utf-8").replace('[[retriever]]\nname = "pair"\nfamily = "care"\n', "")
     path.write_text(alone, encoding="utf-8")
-    assert run_step(load_plan(path), "pool")["warnings"][0].startswith("BM25 is the only retriever")
+    assert run_step(load_config(path), "pool")["warnings"][0].startswith("BM25 is the only retriever")
     (clinic / "empty.run").write_text("", encoding="utf-8")
     run = 'kind = "run"\npath = "empty.run"\n'
     with_retrievers(path, f'name = "a"\nfamily = "a"\n{run}', f'name = "b"\nfamily = "b"\n{run}')
-    assert run_step(load_plan(path), "pool")["warnings"] == []
+    assert run_step(load_config(path), "pool")["warnings"] == []
 
 
 def test_the_bias_against_a_system_that_is_not_in_the_pool_is_estimated(clinic: Path) -> None:
     """A run that alone finds a relevant document would lose it, and score, had it not been in the pool."""
     with Endpoint(rater({})) as endpoint:
         path = config(clinic, endpoint.url, THREE, questions=4, pool="depth = 1")
-        run_step(load_plan(path), "pool")
+        run_step(load_config(path), "pool")
         texts = {row["text"]: row["id"] for row in rows(clinic / "clinic" / "corpus.jsonl")}
         asked = {row["text"]: row["id"] for row in rows(clinic / "questions.jsonl")}
         relevant = [(asked[query], texts[text]) for (query, text), grade in truth().items() if grade and query in asked]
@@ -105,7 +105,7 @@ def test_the_bias_against_a_system_that_is_not_in_the_pool_is_estimated(clinic: 
         query, document = next(pair for pair in relevant if pair not in pooled)
         (clinic / "other.run").write_text(f"{query} Q0 {document} 1 1.0 other", encoding="utf-8")
         with_retrievers(path, 'name = "other"\nkind = "run"\npath = "other.run"\nfamily = "elsewhere"')
-        report = run_chain(load_plan(path))["vote"]
+        report = run_chain(load_config(path))["vote"]
     other = next(each for each in report["contributions"] if each["retriever"] == "other")
     assert (other["found"], other["alone"], other["relevant_alone"]) == (1, 1, 1)
     assert other["ndcg"] > other["ndcg_left_out"] == 0.0
@@ -114,7 +114,7 @@ def test_the_bias_against_a_system_that_is_not_in_the_pool_is_estimated(clinic: 
 def test_trec_and_umbrela_go_out_and_come_back_as_one_more_judge(clinic: Path) -> None:
     with Endpoint(rater({"ann": 0.1})) as endpoint:
         path = config(clinic, endpoint.url, THREE, questions=6)
-        run_chain(load_plan(path))
+        run_chain(load_config(path))
         labels = rows(clinic / "clinic" / "labels.jsonl")
         qrels, requests = clinic / "out.qrels", clinic / "requests.jsonl"
         report = command("export", path, "--output", qrels)
@@ -138,16 +138,16 @@ def test_trec_and_umbrela_go_out_and_come_back_as_one_more_judge(clinic: Path) -
             f'[[vote.imported]]\nname = "{name}"\npath = "{file}"\nrelevant_from = {least}\n'
             for name, file, least in (("umbrela", "theirs.jsonl", 2), ("trec", "out.qrels", 1))
         )
-        again = run_step(load_plan(config(clinic, endpoint.url, THREE, questions=6, vote=imported)), "vote")
+        again = run_step(load_config(config(clinic, endpoint.url, THREE, questions=6, vote=imported)), "vote")
     agreed = again["agreement"]["pairs"][0]
     assert agreed["raters"] == ["umbrela", "trec"] and agreed["agreement"]["value"] == 1.0
     assert again["labels"]["relevant"] >= 10
     (clinic / "out.qrels").write_text("q 0 d", encoding="utf-8")
     with pytest.raises(InputError, match=r"out.qrels:1: is 'q 0 d'; expected: query 0 document grade"):
-        run_step(load_plan(clinic / "clinic.toml"), "vote")
+        run_step(load_config(clinic / "clinic.toml"), "vote")
     (clinic / "theirs.jsonl").write_text('{"qid": "q"}', encoding="utf-8")
     with pytest.raises(InputError, match=r"theirs.jsonl:1: grade is None; expected a number"):
-        run_step(load_plan(clinic / "clinic.toml"), "vote")
+        run_step(load_config(clinic / "clinic.toml"), "vote")
 
 
 def test_a_dry_run_counts_without_a_call_and_is_never_too_low(clinic: Path) -> None:
@@ -185,5 +185,5 @@ def test_diversify_keeps_whole_rows_and_leaves_no_collection(tmp_path: Path) -> 
 def test_the_documentation_names_every_key() -> None:
     text = Path("docs/reference/benchmark-keys.md").read_text(encoding="utf-8")
     tables = [each for each in vars(config_tables).values() if dataclasses.is_dataclass(each)]
-    keys = {field.name for table in tables if table is not config_tables.Plan for field in dataclasses.fields(table)}
+    keys = {field.name for table in tables if table is not config_tables.Config for field in dataclasses.fields(table)}
     assert len(keys) > 50 and {key for key in keys if not re.search(rf"[`\[.]{key}[`\].]", text)} == set()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import uvicorn
 from care_data.chain import run_chain, run_step
-from care_data.config import Plan, load_plan
+from care_data.config import Config, load_config
 from care_data.review import review_app
 from care_data.sheets import Task, page_opinions, sample_tasks, write_sheet
 from openpyxl import load_workbook
@@ -36,29 +36,29 @@ def said(expert: str, task: Task, grade: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Plan:
-    made = load_plan(config(tmp_path, "http://x", {"ann": 1}, questions=1))
+def loaded(tmp_path: Path) -> Config:
+    made = load_config(config(tmp_path, "http://x", {"ann": 1}, questions=1))
     made.folder.mkdir()
     return made
 
 
 @pytest.fixture
-def page(plan: Plan) -> TestClient:
-    return TestClient(review_app(plan, TASKS), base_url=HOST)
+def page(loaded: Config) -> TestClient:
+    return TestClient(review_app(loaded, TASKS), base_url=HOST)
 
 
-def test_grades_are_kept_for_each_expert_and_the_last_word_counts(page: TestClient, plan: Plan) -> None:
+def test_grades_are_kept_for_each_expert_and_the_last_word_counts(page: TestClient, loaded: Config) -> None:
     assert all(task["grade"] is None for task in page.get("/tasks?expert=li").json()["tasks"])
     for expert, grades in (("li", "SDA"), ("wu", "SDD")):
         for task, grade in zip(TASKS, grades, strict=True):
             assert page.post("/opinions", json=said(expert, task, grade)).json() == {"stored": True}
     page.post("/opinions", json=said("li", TASKS[0], "B"))
     assert [task["grade"] for task in page.get("/tasks?expert=li").json()["tasks"]] == ["B", "D", "A"]
-    again = TestClient(review_app(plan, TASKS), base_url=HOST).get("/tasks?expert=wu").json()
+    again = TestClient(review_app(loaded, TASKS), base_url=HOST).get("/tasks?expert=wu").json()
     assert [task["grade"] for task in again["tasks"]] == ["S", "D", "D"]
     [agreement] = again["agreement"]
     assert agreement["raters"] == ["li", "wu"] and agreement["agreement"]["value"] == pytest.approx(1 / 3)
-    assert page_opinions(plan)["li", "q1", "d1"] == 2
+    assert page_opinions(loaded)["li", "q1", "d1"] == 2
 
 
 def test_nothing_is_shown_of_others_before_the_end(page: TestClient) -> None:
@@ -80,17 +80,17 @@ def test_nothing_is_shown_of_others_before_the_end(page: TestClient) -> None:
         ({"expert": 5}, "Input should be a valid string"),
     ],
 )
-def test_what_is_no_grade_is_not_stored(page: TestClient, plan: Plan, wrong: dict[str, Any], reason: str) -> None:
+def test_what_is_no_grade_is_not_stored(page: TestClient, loaded: Config, wrong: dict[str, Any], reason: str) -> None:
     answer = page.post("/opinions", json=said("li", TASKS[0], "S") | wrong)
     assert answer.status_code == 400 and reason in answer.json()["error"]
-    assert page_opinions(plan) == {}
+    assert page_opinions(loaded) == {}
 
 
-def test_pages_of_other_sites_reach_nothing(page: TestClient, plan: Plan) -> None:
+def test_pages_of_other_sites_reach_nothing(page: TestClient, loaded: Config) -> None:
     assert page.get("/tasks", headers={"host": "evil.example"}).status_code == 400
     form = {"content-type": "text/plain"}
     assert page.post("/opinions", content=json.dumps(said("li", TASKS[0], "S")), headers=form).status_code == 400
-    assert page_opinions(plan) == {}
+    assert page_opinions(loaded) == {}
     policy = page.get("/").headers["content-security-policy"]
     assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
     for path in re.findall(r'(?:src|href)="([^"#:]+)"', page.get("/").text):
@@ -110,12 +110,12 @@ def test_the_page_names_no_other_place_writes_no_markup_and_says_all_in_both_lan
 def test_votes_are_compared_with_the_page_and_a_sheet_may_not_contradict_it(clinic: Path) -> None:
     with Endpoint(rater({"ann": 0.3})) as endpoint:
         path = config(clinic, endpoint.url, {"ann": 1, "bob": 1, "cleo": 1}, questions=6)
-        run_chain(load_plan(path))
-        tasks = sample_tasks(load_plan(path), 12)
-        page = TestClient(review_app(load_plan(path), tasks), base_url=HOST)
+        run_chain(load_config(path))
+        tasks = sample_tasks(load_config(path), 12)
+        page = TestClient(review_app(load_config(path), tasks), base_url=HOST)
         for number, task in enumerate(tasks):
             page.post("/opinions", json=said("li", task, "SD"[number % 2]))
-        report = run_step(load_plan(path), "vote")
+        report = run_step(load_config(path), "vote")
         assert report["agreement"]["experts"]["pairs"] == 12
         assert {each["expert"] for each in report["agreement"]["experts"]["judges"]} == {"li"}
         write_sheet(clinic / "li.xlsx", tasks[:1], "li")
@@ -124,15 +124,15 @@ def test_votes_are_compared_with_the_page_and_a_sheet_may_not_contradict_it(clin
         book.save(clinic / "li.xlsx")
         path = config(clinic, endpoint.url, {"ann": 1, "bob": 1, "cleo": 1}, questions=6, vote='sheets = ["li.xlsx"]')
         with pytest.raises(InputError, match=r"opinions.jsonl: expert 'li' rates .* S, and C in .*li.xlsx:E2"):
-            run_step(load_plan(path), "vote")
+            run_step(load_config(path), "vote")
 
 
 @pytest.fixture
-def address(plan: Plan) -> Iterator[str]:
+def address(loaded: Config) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(review_app(plan, TASKS), port=port, log_level="warning", lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(review_app(loaded, TASKS), port=port, log_level="warning", lifespan="off"))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
@@ -144,7 +144,7 @@ def address(plan: Plan) -> Iterator[str]:
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 @pytest.mark.timeout(300)
-def test_an_expert_rates_by_key_leaves_and_goes_on(address: str, plan: Plan, tmp_path: Path) -> None:
+def test_an_expert_rates_by_key_leaves_and_goes_on(address: str, loaded: Config, tmp_path: Path) -> None:
     pytest.importorskip("websockets")
     browser = Browser(tmp_path / "profile")
     place = 'document.getElementById("place").textContent'
@@ -156,7 +156,7 @@ def test_an_expert_rates_by_key_leaves_and_goes_on(address: str, plan: Plan, tmp
         assert browser.value('document.getElementById("expert").value') == "dasha"
         browser.value('document.querySelector("#start button").click()')
         browser.until(f"{place}.startsWith('Pair 1 of 3, 3 left')")
-        assert page_opinions(plan) == {}, "letters of a name are no grades"
+        assert page_opinions(loaded) == {}, "letters of a name are no grades"
         assert browser.value('document.querySelector("#question").textContent') == TASKS[0].question
         assert browser.value("document.querySelectorAll('main img, main script').length") == 0
         browser.press("s")
@@ -177,4 +177,4 @@ def test_an_expert_rates_by_key_leaves_and_goes_on(address: str, plan: Plan, tmp
         assert browser.value("document.title") == "care review"
     finally:
         browser.close()
-    assert list(page_opinions(plan).values()) == [3, 0, 1]
+    assert list(page_opinions(loaded).values()) == [3, 0, 1]

@@ -9,7 +9,7 @@ import pytest
 from care_benchmarks.taskfiles import read_sts
 from care_data.build import run_build
 from care_data.chain import run_chain, run_step
-from care_data.config import load_plan
+from care_data.config import load_config
 from care_data.files import write_rows
 from care_data.sts import drawn, run_sts
 from care_trainer.config import Data
@@ -64,13 +64,13 @@ def with_sts(folder: Path, url: str, **settings: str) -> Path:
 def test_pairs_are_written_confirmed_and_read_by_the_trainer(synonyms: Path) -> None:
     with Endpoint(same, Faults(wrong_json=0.2, busy=0.2, refused=0.1, cut=0.2)) as endpoint:
         endpoint.write = write
-        plan = load_plan(with_sts(synonyms, endpoint.url, judging="attempts = 6"))
-        report = run_sts(plan)
+        loaded = load_config(with_sts(synonyms, endpoint.url, judging="attempts = 6"))
+        report = run_sts(loaded)
         assert max(endpoint.bill.billed.values()) == 1
-        assert run_sts(plan, replay=True)["pairs"] == report["pairs"]
+        assert run_sts(loaded, replay=True)["pairs"] == report["pairs"]
     assert (report["questions"], report["with_a_synonym"], report["written"]) == (5, 4, 4)
     assert report["pairs"] == {"positive": 4, "hard": 4, "easy": 4} and not report["not_confirmed"]
-    pairs = list(iter_pairs(Data(files=("sts.jsonl",)), plan.folder))
+    pairs = list(iter_pairs(Data(files=("sts.jsonl",)), loaded.folder))
     assert Counter(pair.score for pair in pairs) == {1.0: 4, 0.0: 8}
     for pair in pairs:
         word = next(word for word in WORDS if word in pair.query)
@@ -90,7 +90,7 @@ def test_what_judges_do_not_confirm_is_left_out(synonyms: Path) -> None:
 
     with Endpoint(rate) as endpoint:
         endpoint.write = write
-        report = run_sts(load_plan(with_sts(synonyms, endpoint.url)))
+        report = run_sts(load_config(with_sts(synonyms, endpoint.url)))
     assert report["not_confirmed"] == {"hard": 1, "easy": 1}
     assert report["pairs"] == {"positive": 4, "hard": 3, "easy": 3}
     assert {bill["judge"]: bill["calls"] for bill in report["bills"]} == {"ann": 4, "bob": 4, "strong": 1, "writer": 4}
@@ -115,7 +115,7 @@ def test_an_answer_that_breaks_a_rule_of_table_22_is_asked_for_again(synonyms: P
 
     with Endpoint(same) as endpoint:
         endpoint.write = once_wrong
-        report = run_sts(load_plan(with_sts(synonyms, endpoint.url)))
+        report = run_sts(load_config(with_sts(synonyms, endpoint.url)))
     assert report["written"] == 4 and sorted(asked.values()) == [1, 1, 1, 2]
 
 
@@ -128,9 +128,9 @@ def test_the_benchmark_has_one_pair_of_each_question(clinic: Path, synonyms: Pat
     with Endpoint(rate) as endpoint:
         endpoint.write = write
         path = with_sts(clinic, endpoint.url, judging="anchors = 0", vote="max_failed_anchors = 1.0")
-        report = run_chain(load_plan(path))
+        report = run_chain(load_config(path))
         assert report["build"]["sts_pairs"] == 4
-        again = load_plan(path)
+        again = load_config(path)
         (clinic / "synonyms.jsonl").write_text("")
         with pytest.raises(InputError, match="there is nothing to rewrite"):
             run_step(again, "sts")
@@ -143,9 +143,9 @@ def test_the_benchmark_has_one_pair_of_each_question(clinic: Path, synonyms: Pat
 
 
 def test_without_a_judge_or_synonyms_nothing_is_sent(synonyms: Path) -> None:
-    plan = load_plan(config(synonyms, "http://127.0.0.1:9/v1", {"ann": 1}, questions=4))
+    loaded = load_config(config(synonyms, "http://127.0.0.1:9/v1", {"ann": 1}, questions=4))
     with pytest.raises(InputError, match=r"\[sts\] with its dictionary and writer"):
-        run_sts(plan)
+        run_sts(loaded)
     write_rows(synonyms / "synonyms.jsonl", [{"origin": "发烧", "replace": "发烧"}])
     with pytest.raises(InputError, match=r"synonyms.jsonl:1: is no synonym"):
-        run_sts(load_plan(with_sts(synonyms, "http://127.0.0.1:9/v1")))
+        run_sts(load_config(with_sts(synonyms, "http://127.0.0.1:9/v1")))

@@ -110,8 +110,8 @@ def document_vector(
 
 def weighted(counts: Mapping[int, float], *, average_length: float, k1: float, b: float) -> models.SparseVector:
     """Return the document vector of term counts, as `document_vector` of their text returns it."""
-    floor = k1 * (1 - b + b * sum(counts.values()) / average_length)
-    weights = [found * (k1 + 1) / (found + floor) for found in counts.values()]
+    damping = k1 * (1 - b + b * sum(counts.values()) / average_length)
+    weights = [found * (k1 + 1) / (found + damping) for found in counts.values()]
     return models.SparseVector(indices=list(counts), values=weights)
 
 

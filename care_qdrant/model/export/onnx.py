@@ -1,7 +1,7 @@
 """Export encoders to ONNX (extra ``onnx``): queries in float32 and int8, with what int8 costs; documents in float32.
 
 The graph takes ``input_ids`` and ``attention_mask`` and gives unit vectors. Pooling and normalisation are inside, so
-the serving side needs only onnxruntime and tokenizers.
+a machine that serves it needs only onnxruntime and tokenizers.
 """
 
 import logging

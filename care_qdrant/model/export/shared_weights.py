@@ -96,7 +96,7 @@ class FastBertLayer(torch.nn.Module):
 
     Attention is one ONNX operator over (batch, length, hidden), so nothing is transposed between the operators. In the
     last layer of a model that is pooled at its first token only that token goes on: the others serve as keys and
-    values, and five sixths of the layer fall away. The serving side pads on the right, so the first token is the first
+    values, and five sixths of the layer fall away. `OnnxEncoder` pads on the right, so the first token is the first
     column.
     """
 

@@ -1,4 +1,4 @@
-"""The reading side of `CareVectorStore`: answers to queries, nodes by id or filter, scores of nodes."""
+"""All that `CareVectorStore` reads: answers to queries, nodes by id or filter, scores of nodes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""The writing side of `CareVectorStore`: nodes become points, and deletions become filters."""
+"""All that `CareVectorStore` writes: nodes become points, and deletions become filters."""
 
 import logging
 from collections.abc import Sequence
