@@ -160,6 +160,11 @@ def _stand_in(schema: CollectionSchema, vector_name: str, contract: VectorContra
             f"{schema.name!r}, so its vectors of documents would lie in another space. Learn one from it, "
             + next_command(f"care learn {schema.name}", model=False)
         )
+    if vector_name in schema.attached:
+        raise InputError(
+            f"--stand-in: vector {vector_name!r} of collection {schema.name!r} was attached, and care attach does not mark "
+            "what an encoder that stands in has made; detach it, and attach another model"
+        )
     made = schema.contracts.get(vector_name)
     return StandIn(contract.fingerprint, contract.model, None if made is None else made.fingerprint)
 

@@ -20,11 +20,12 @@ from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Document
 from care_qdrant.vectors.status import inspect_collection
 from care_qdrant.vectors.verify import VerifySettings, verify_collection
-from tests.tiny import document_tower
+from tests.tiny import document_tower, medical_texts
 from tests.trainer.learn.collections import WordModel, word_texts, write_langchain
 from tests.trainer.learn.conftest import TEXTS
 
 NEW = [Document(f"new-{number}", text) for number, text in enumerate(word_texts(40, seed=5))]
+pytestmark = pytest.mark.timeout(400)
 STAND_IN = IngestSettings(stand_in=True)
 QUICK = LearnSettings(vocabulary=200, batch=64, epochs=2, learning_rate=2e-2)
 
@@ -64,7 +65,6 @@ def test_documents_are_refused_until_it_is_asked_for(copied: tuple[QdrantClient,
     assert client.count("articles").count == len(TEXTS)
 
 
-@pytest.mark.timeout(400)
 def test_its_documents_are_found_marked_and_never_learned_from(
     copied: tuple[QdrantClient, Path], tmp_path: Path
 ) -> None:
@@ -93,7 +93,6 @@ def test_its_documents_are_found_marked_and_never_learned_from(
     assert (renewed.encoded, renewed.stand_ins) == (len(NEW), len(NEW))  # by the encoder that reads the collection now
 
 
-@pytest.mark.timeout(400)
 def test_the_model_that_made_the_collection_takes_its_place_back(tmp_path: Path) -> None:
     """A document that the model has encoded keeps its vector; what was edited meanwhile is encoded again, once."""
     client, model = QdrantClient(":memory:"), CareModel.load()
@@ -124,9 +123,8 @@ def test_the_model_that_made_the_collection_takes_its_place_back(tmp_path: Path)
     assert min(now[document.text] @ vector for document, vector in zip(edited, vectors, strict=True)) > 0.9999
 
 
-@pytest.mark.timeout(400)
 def test_a_pair_with_the_old_model_encodes_them_again_in_a_foreign_collection(tmp_path: Path) -> None:
-    client, old, texts = QdrantClient(":memory:"), document_tower(tmp_path / "old"), TEXTS[:250]
+    client, old, texts = QdrantClient(":memory:"), document_tower(tmp_path / "old"), medical_texts(400)
     write_langchain(client, texts, CareModel.load(old).encode_document(texts), vector_name="openai")
     learn(client, "articles", tmp_path / "alone", settings=QUICK, force=True)
     report = ingest(NEW, CareModel.load(tmp_path / "alone"), client, "articles", settings=STAND_IN)
