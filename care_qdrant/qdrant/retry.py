@@ -42,8 +42,8 @@ _NOT_FOUND_ELSEWHERE = "code: 'Some requested entity was not found'"
 """Part of the answer of a node to which another one said so: that one was away when the collection was made, and is
 about to hear of it. Of a collection that is not there, a node says so by itself."""
 _NO_POINT = "No point with id"
-"""Part of the answer to a request with the id of a point that is not there, which a collection with several shards
-wraps as if it came from another node. It stays so, however often it is asked."""
+"""Part of the answer to a request with the id of a point that is not there, by another node as well: it stays so,
+however often it is asked."""
 
 
 class RequestTooLarge(Exception):

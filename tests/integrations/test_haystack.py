@@ -36,6 +36,27 @@ def test_a_pipeline_writes_and_finds() -> None:
     assert found.content == DOCUMENTS[0].content
 
 
+def test_the_retriever_of_haystack_leaves_out_low_scores_and_groups_by_metadata() -> None:
+    stores = pytest.importorskip("haystack_integrations.document_stores.qdrant")
+    retrievers = pytest.importorskip("haystack_integrations.components.retrievers.qdrant")
+    store = stores.QdrantDocumentStore(":memory:", embedding_dim=256, similarity="cosine")
+    texts = ["二甲双胍会引起恶心和腹泻", "二甲双胍要随餐吃", "急性阑尾炎要手术吗"]
+    rows = [Document(content=text, meta={"dept": "外科" if "阑尾" in text else "药剂科"}) for text in texts]
+    store.write_documents(CareDocumentEmbedder().run(documents=rows)["documents"])
+    embedding = CareTextEmbedder().run(text="吃二甲双胍拉肚子")["embedding"]
+
+    def found(**options: object) -> list[Document]:
+        return retrievers.QdrantEmbeddingRetriever(store, **options).run(query_embedding=embedding)["documents"]
+
+    first, second, third = found()
+    assert [document.id for document in found(score_threshold=(second.score + third.score) / 2)] == [
+        first.id,
+        second.id,
+    ]
+    grouped = found(group_by="meta.dept", group_size=1)
+    assert {document.id for document in grouped} == {first.id, third.id}
+
+
 def test_title_and_text_are_embedded_and_nothing_else() -> None:
     embedded = CareDocumentEmbedder().run(documents=DOCUMENTS)["documents"]
     expected = CareModel.load().encode_document(["二甲双胍的副作用 二甲双胍会引起恶心和腹泻", "急性阑尾炎要手术吗"])

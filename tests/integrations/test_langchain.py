@@ -57,6 +57,10 @@ def test_langchains_store_finds_what_care_ingest_wrote(tmp_path: Path) -> None:
     )
     [found] = store.similarity_search("吃二甲双胍拉肚子", k=1)
     assert found.page_content == documents[0].text
+    scored = store.similarity_search_with_score("吃二甲双胍拉肚子", k=2)
+    assert [document.page_content for document, _ in scored] == [document.text for document in documents]
+    between = sum(score for _, score in scored) / 2
+    assert store.similarity_search_with_score("吃二甲双胍拉肚子", k=2, score_threshold=between) == scored[:1]
     client.close()
 
 

@@ -13,7 +13,7 @@ OTHER_NODE = (
     "Not found: 2 out of 3 shards failed to apply operation. First error captured: code: 'Some requested entity was "
     "not found', message: \"Not found: Collection `docs_v2` doesn't exist!\" not found"
 )
-# As Qdrant 1.19.0 answered an update of a point that had just been deleted from a collection with three shards.
+# As one of three nodes of 1.19.0 answered an update of a point on another one that had just been deleted.
 NO_POINT = (
     "Not found: 1 out of 3 shards failed to apply operation. First error captured: code: 'Some requested entity was "
     'not found\', message: "Not found: No point with id c0203319-5ef0-5c04-bdbf-be9de6d3bc2f found" not found'

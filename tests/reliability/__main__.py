@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -205,11 +206,14 @@ def kill_node(
     has to finish by itself, with another node where its own one is gone. A node stays away for up to 3 seconds. To be
     cut off the network (--fault cut), nodes run in network namespaces, for which this needs root. With --fault moved,
     no node goes away: every shard is moved or copied to another node. At the end, all replicas have to be equal.
+    Attaches run once more beside another writer.
 
     \b
     Example:
       QDRANT_BINARY=qdrant python -m tests.reliability kill-node --trials 10 --output benchmarks/results/kill-node.json
     """
+    from tests.reliability.concurrent_writers import concurrent_writer_trials
+
     binary, found, transfers = _binary(), list[Trial](), 0
     if "cut" in faults and not may_build():
         raise click.UsageError("--fault cut: this process may not make network namespaces (root, and ip of iproute2)")
@@ -223,7 +227,11 @@ def kill_node(
                 ) as cluster,
             ):
                 fault, moments = Fault("server", cluster), seed + 100 * number
-                run = _server_trials(cluster.url, min(trials, TRIALS_PER_SERVER), points, place, moments, fault)
+                some = min(trials, TRIALS_PER_SERVER)
+                run = chain(
+                    _server_trials(cluster.url, some, points, place, moments, fault),
+                    concurrent_writer_trials(points, some, place, cluster.url, moments, fault),
+                )
                 found += _shown(replace(trial, scenario=f"{trial.scenario}: {_fate(how)}") for trial in run)
                 found += _shown([_compared(cluster, how)])
                 transfers += cluster.transfers

@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 
 from qdrant_client import QdrantClient, models
-from qdrant_client.http.exceptions import ResponseHandlingException
+from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
 from tests.reliability.attachment import attach_once, fill, look, wrong_vectors
 from tests.reliability.ingestion import Target
 from tests.reliability.sample_collection import make_point, point_contents, read_contents
-from tests.reliability.trials import Attempt, Counts, Trial, kill_trials
+from tests.reliability.trials import CLIENT_KILLED, Attempt, Counts, Fault, Trial, kill_trials
 
 BEGIN_SECONDS = 30.0
 """Longest wait for the first connection."""
@@ -63,7 +63,10 @@ class Writers:
             try:
                 write()
                 return
-            except ResponseHandlingException:
+            except (ResponseHandlingException, UnexpectedResponse) as error:
+                # A node of a cluster answers 500 for a moment when another one is gone.
+                if isinstance(error, UnexpectedResponse) and (error.status_code or 0) < 500:
+                    raise
                 time.sleep(AGAIN_SECONDS)
 
     def _write_once(self, client: QdrantClient) -> None:
@@ -98,8 +101,10 @@ class Writers:
         self.contents[identity] = ({**payload, **edit}, vectors)
 
 
-def concurrent_writer_trials(points: int, trials: int, scratch: Path, url: str, seed: int) -> Iterator[Trial]:
-    """Kill attaches while other clients write."""
+def concurrent_writer_trials(
+    points: int, trials: int, scratch: Path, url: str, seed: int, fault: Fault = CLIENT_KILLED
+) -> Iterator[Trial]:
+    """Kill attaches, or a server below them, while other clients write."""
     rng = random.Random(seed)
 
     def prepare(name: str) -> Attempt:
@@ -107,7 +112,7 @@ def concurrent_writer_trials(points: int, trials: int, scratch: Path, url: str, 
         writers = Writers(target, dict(before), list(range(points)), rng)
         return Attempt(partial(attach_once, target), partial(_verify, writers), writers.start)
 
-    return kill_trials("attach beside concurrent writers", prepare, trials, seed)
+    return kill_trials("attach beside concurrent writers", prepare, trials, seed, fault)
 
 
 def _verify(writers: Writers) -> tuple[Counts, Counts]:

@@ -9,14 +9,12 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.errors import ContractError, InputError
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.connection import open_client
-from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.types import Document
 from care_qdrant.vectors.attach import AttachSettings, attach_vector
 from care_qdrant.vectors.attach_plan import plan_attach
 from care_qdrant.vectors.detach import detach_vector
 from care_qdrant.vectors.verify import verify_collection
-from tests.tiny import BusyEncoder, HashModel
+from tests.tiny import HashModel
 from tests.vectors.collections import DIM, NAME, contents, fill
 
 
@@ -46,24 +44,6 @@ def test_two_first_attaches_at_once_keep_both_contracts(client: QdrantClient) ->
     assert _contracts(client) == {"a": first.fingerprint, "b": second.fingerprint}
     for model in (first, second):
         assert verify_collection(client, NAME, model).problems == []
-
-
-@pytest.mark.server
-@pytest.mark.parametrize("shards", [1, 3])
-def test_points_that_are_deleted_while_they_are_encoded_hold_up_no_attach(own_url: str, shards: int) -> None:
-    model = HashModel(name="care")
-    with open_client(url=own_url) as client:
-        if client.collection_exists(NAME):
-            client.delete_collection(NAME)
-        params = models.VectorParams(size=DIM, distance=models.Distance.COSINE)
-        client.create_collection(NAME, params, shard_number=shards)
-        rows = [models.PointStruct(id=n, vector=[0.5] * DIM, payload={"text": f"第{n}段"}) for n in range(40)]
-        client.upsert(NAME, rows, wait=True)
-        model._encoder = BusyEncoder(lambda batch: client.delete(NAME, [batch, batch + 20], wait=True))
-        impatient = Collection(client, NAME, RetryPolicy(attempts=3))
-        report = attach_vector(impatient, model, settings=AttachSettings(batch_tokens=100))
-        assert 0 < report.covered == client.count(NAME).count < 40
-        assert verify_collection(client, NAME, HashModel(name="care")).problems == []
 
 
 def test_an_attach_beside_a_detach_keeps_its_contract(client: QdrantClient) -> None:
