@@ -89,12 +89,13 @@ def run_stages(
     for number, stage in enumerate(run.stage):
         name = stage_name(stage)
         if only in (None, name):
-            sources = {side: newest(run, side, run.stage[:number]) for side in SIDES}
+            query, document = (newest(run, side, run.stage[:number]) for side in SIDES)
             context = Context(
                 run=run,
                 stage=stage,
                 folder=output / name,
-                **sources,
+                query=query,
+                document=document,
                 resume=resume,
                 report=report,
                 deadline=deadline,
