@@ -199,15 +199,3 @@ def test_a_share_that_is_none_is_a_usage_error(write_corpus: WriteCorpus, share:
     result = run(write_corpus(short_rows(1)), "--shard", share)
     assert result.exit_code == 2
     assert "1/4, 2/4, 3/4 and 4/4" in result.stderr
-
-
-def test_a_device_that_is_not_here_leaves_no_database(
-    write_corpus: WriteCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    corpus, work = write_corpus(short_rows(3)), tmp_path / "work"
-    work.mkdir()
-    monkeypatch.chdir(work)
-    asked = [str(corpus), "--device", "cuda:99", "--rejects", "rejects.jsonl"]
-    refused = CliRunner().invoke(command, asked)
-    assert isinstance(refused.exception, InputError) and "device 'cuda:99'" in str(refused.exception)
-    assert list(work.iterdir()) == []
