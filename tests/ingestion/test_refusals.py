@@ -15,6 +15,7 @@ from care_qdrant.errors import (
 )
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
+from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME
 from care_qdrant.types import Document
@@ -109,3 +110,13 @@ def test_a_version_is_not_written_to_while_its_source_is_there(qdrant: QdrantCli
             ingest([Document("new", "新的")], HashModel(), qdrant, name)
     qdrant.delete_collection("corpus")
     assert ingest([Document("new", "新的")], HashModel(), qdrant, "live").points == 21
+
+
+def test_a_device_that_is_not_here_leaves_no_database(tmp_path: Path) -> None:
+    model = CareModel.load(device="cuda:99")
+    with (
+        pytest.raises(InputError, match="device 'cuda:99': torch cannot use it here"),
+        open_client(path=tmp_path / "results" / "qdrant") as client,
+    ):
+        ingest([Document("d", "高血压")], model, client, "corpus")
+    assert list(tmp_path.iterdir()) == []
