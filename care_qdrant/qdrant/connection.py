@@ -7,8 +7,9 @@ import sqlite3
 import ssl
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from pickle import UnpicklingError
@@ -31,6 +32,10 @@ DEFAULT_HTTP_PORT = 6333
 REQUEST_TIMEOUT_SECONDS = 60
 _START_PAUSE_SECONDS = 0.2
 """Pause between two attempts to open a server."""
+
+OpenClient = Callable[[], AbstractContextManager[QdrantClient]]
+_OPENERS: WeakKeyDictionary[QdrantClient, OpenClient] = WeakKeyDictionary()
+"""How the server of a client is opened once more, for the clients that `open_client` made."""
 
 
 @contextmanager
@@ -68,10 +73,25 @@ def open_client(
         if path is not None
         else _server(url, api_key, grpc, grpc_port, timeout_seconds, patience_seconds)
     )
+    if path is None:
+        _OPENERS[client] = partial(
+            open_client,
+            url=url,
+            api_key=api_key,
+            grpc=grpc,
+            grpc_port=grpc_port,
+            timeout_seconds=timeout_seconds,
+            patience_seconds=patience_seconds,
+        )
     try:
         yield client
     finally:
         client.close()
+
+
+def opener_of(client: QdrantClient) -> OpenClient | None:
+    """Return what opens the server of a client in another process; None where only this client reaches it."""
+    return _OPENERS.get(client)
 
 
 def is_embedded(client: QdrantClient) -> bool:
