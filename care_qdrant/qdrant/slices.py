@@ -23,8 +23,9 @@ from care_qdrant.qdrant.retry import RetryPolicy
 
 MOST_SLICES = 16
 """Largest number of slices: each is found by a walk over all ids, which costs the server a little."""
-POINTS_OF_SLICE = 32_768
-"""Points of a slice at least: reading fewer takes less time than starting a process."""
+POINTS_OF_SLICE = 262_144
+"""Points of a slice at least. A process takes two seconds of CPU to start; reading so many ids takes as long, and so
+many payloads five times as long (benchmarks/results/bulk-slices.json)."""
 PROGRESS_SECONDS = 1.0
 
 T = TypeVar("T")
