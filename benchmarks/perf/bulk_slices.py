@@ -1,61 +1,66 @@
-"""Planning a bulk job over a collection: read at once, and by slices in one thread, in threads and in processes."""
+"""Commands that read a whole collection, with one reader and with several: ``care bulk plan``, verify and learn."""
 
 import random
 import resource
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
 import click
-from qdrant_client import QdrantClient, models
+from care_trainer.learn.reading import sample_ids
+from qdrant_client import models
 
-from care_qdrant.bulk import slices
 from care_qdrant.bulk.job import Job, Manifest
 from care_qdrant.bulk.points import plan_points
-from care_qdrant.bulk.slices import SLICES, Plan
+from care_qdrant.contracts.payload import chunk_payload, content_hash
+from care_qdrant.qdrant import slices
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
+from care_qdrant.types import Chunk, Document, point_id
+from care_qdrant.vectors.verify import VerifySettings, verify_collection
 from tests.reliability.processes import QdrantServer
-from tests.reliability.ready_model import ReadyModel
-from tests.tiny import TEXTS
+from tests.reliability.ready_model import SENTENCES, ReadyModel
 
 from .measured import output_option, save_measured, scratch_option, shown
 from .own_server import cpu_seconds
 
 COLLECTION = "care-perf-slices"
 PAGE = 1_000
+SAMPLE = 10_000
+"""Ids that learning draws."""
+MODEL, OTHER = ReadyModel(4), ReadyModel(8)
+"""The model that made the vectors, and one whose vector is planned."""
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """One plan of all points."""
+class Reading:
+    """One reading of all points."""
 
-    way: str
-    workers: int
+    command: str
+    readers: int
     seconds: float
     client_cpu_seconds: float
     """CPU time of this process and of those that it started."""
     server_cpu_seconds: float
-    units: int
-    documents: int
+    found: int
+    """Points, or ids of the sample."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--binary", type=click.Path(exists=True, dir_okay=False), required=True, help="Server, 1.19 or newer.")
 @click.option("--points", type=click.IntRange(1), default=200_000, show_default=True, help="Points of the collection.")
 @click.option(
-    "--workers",
+    "--readers",
     "counts",
     type=click.IntRange(1),
     multiple=True,
     default=[1, 2, 4],
     show_default=True,
-    help="Processes, and threads; give it once for each.",
+    help="Processes that read; give it once for each.",
 )
 @click.option("--repeats", type=click.IntRange(1), default=2, show_default=True, help="Turns.")
 @scratch_option
@@ -63,92 +68,99 @@ class Planned:
 def bulk_slices(
     binary: str, points: int, counts: Sequence[int], repeats: int, scratch: Path | None, output: Path
 ) -> None:
-    """Plan a job over a collection of short texts on a server of its own, each way in turn.
+    """Read a collection with the payloads of ingestion on a server of its own, each way in turn.
+
+    What a plan copies is copied each time anew. Verification encodes no sample. Beside other work, the CPU times count.
 
     \b
     Example:
       python -m benchmarks.perf.bulk_slices --binary ./qdrant --output benchmarks/results/bulk-slices.json
     """
-    found: list[Planned] = []
-    with tempfile.TemporaryDirectory(dir=scratch) as name, QdrantServer(binary, Path(name)) as server:
-        opened = partial(open_client, url=server.url)
-        with opened() as client:
-            _fill(client, points)
-            walk = _walk(server, Collection(client, COLLECTION))
-            ways: list[tuple[str, int, Callable[[Collection, Job], Manifest]]] = [("at once", 1, _at_once)]
-            ways += [("threads", count, partial(_in_threads, count)) for count in counts if count > 1]
-            ways += [("slices", count, partial(_by_slices, count, opened)) for count in counts]
-            for turn in range(repeats):
-                for number, (way, workers, plan) in enumerate(ways):
-                    job = Job(f"{name}/job-{turn}-{number}")
-                    mine, theirs, start = _own_cpu(), cpu_seconds(server), time.perf_counter()
-                    manifest = plan(Collection(client, COLLECTION).resolve(), job)
-                    planned = Planned(
-                        way,
-                        workers,
-                        round(time.perf_counter() - start, 2),
-                        round(_own_cpu() - mine, 2),
-                        round(cpu_seconds(server) - theirs, 2),
-                        len(manifest.units),
-                        sum(unit.documents for unit in manifest.units),
-                    )
-                    found.append(shown(planned))
-    result = {"points": points, "slices": SLICES, "walk_ns_per_id": walk, "plans": [asdict(each) for each in found]}
-    save_measured(output, result)
+    found: list[Reading] = []
+    with (
+        tempfile.TemporaryDirectory(dir=scratch) as name,
+        QdrantServer(binary, Path(name)) as server,
+        open_client(url=server.url) as client,
+    ):
+        _fill(Collection(client, COLLECTION), points)
+        walk = _walk(server, Collection(client, COLLECTION))
+        for turn in range(repeats):
+            ways: list[tuple[str, int, Callable[[Collection], int]]] = [("plan, at once", 1, _at_once(name, turn))]
+            for count in counts:
+                job = Job(f"{name}/job-{turn}-{count}")
+                ways += [("plan", count, partial(_plan, job)), ("verify", count, _verify), ("learn", count, _learn)]
+            for command, readers, read in ways:
+                place = Collection(client, COLLECTION, readers=readers).resolve()
+                mine, theirs, start = _own_cpu(), cpu_seconds(server), time.perf_counter()
+                count = read(place)
+                reading = Reading(
+                    command,
+                    readers,
+                    round(time.perf_counter() - start, 2),
+                    round(_own_cpu() - mine, 2),
+                    round(cpu_seconds(server) - theirs, 2),
+                    count,
+                )
+                found.append(shown(reading))
+                _save(output, points, walk, found)
 
 
-def _fill(client: QdrantClient, points: int) -> None:
-    draw = random.Random(0)
-    params = models.VectorParams(size=4, distance=models.Distance.COSINE, hnsw_config=models.HnswConfigDiff(m=0))
-    client.create_collection(COLLECTION, params)
+def _save(output: Path, points: int, walk: float, found: Sequence[Reading]) -> None:
+    summary = {"points": points, "most_slices": slices.MOST_SLICES, "points_of_slice": slices.POINTS_OF_SLICE}
+    save_measured(output, {**summary, "walk_ns_per_id": walk, "readings": [asdict(each) for each in found]})
+
+
+def _fill(collection: Collection, points: int) -> None:
+    """Write points as ingestion does: a node beside the text, and the hash of what the vector was made of."""
+    draw, contract = random.Random(0), MODEL.contract()
+    params = models.VectorParams(size=contract.dim, distance=models.Distance.COSINE)
+    collection.create(vectors_config={contract.model: params}, hnsw_config=models.HnswConfigDiff(m=0))
+    collection.write_contract(contract.model, contract)
     for start in range(0, points, PAGE):
-        numbers = range(start, min(start + PAGE, points))
-        texts = ["".join(draw.choices(TEXTS, k=4)) + str(number) for number in numbers]
-        batch = [
-            models.PointStruct(id=number, vector=[1.0, 0, 0, 0], payload={"text": text})
-            for number, text in zip(numbers, texts, strict=True)
-        ]
-        client.upsert(COLLECTION, batch)
-    Collection(client, COLLECTION).wait_for_optimizer(600)
+        batch = []
+        for number in range(start, min(start + PAGE, points)):
+            text = f"第{number}条：" + "".join(draw.choices(SENTENCES, k=3))
+            document = Document(f"doc-{number}", text, metadata={"number": number})
+            payload = chunk_payload(Chunk(document, text), {contract.model: content_hash(contract.constants, "", text)})
+            vector = {contract.model: [1.0, 0.0, 0.0, 0.0]}
+            batch.append(models.PointStruct(id=point_id(document.id, 0), vector=vector, payload=payload))
+        collection.upsert(batch)
+    collection.wait_for_optimizer(600)
 
 
 def _walk(server: QdrantServer, collection: Collection) -> float:
     """Return what it costs the server to pass over an id that is in another slice."""
-    total = 1 << 20
     spent, points = cpu_seconds(server), collection.count()
-    where = models.Filter(must=[models.SliceCondition(slice=models.Slice(total=total, index=0))])
+    where = models.Filter(must=[models.SliceCondition(slice=models.Slice(total=1 << 20, index=0))])
     turns = 20
     for _ in range(turns):
         list(collection.scroll(where=where, payload=False))
     return round((cpu_seconds(server) - spent) / turns / points * 1e9, 1)
 
 
-def _draft() -> Manifest:
-    contract = ReadyModel(32).contract()
-    return Manifest("ready", contract.model, contract.fingerprint, contract.dim, "Cosine", contract.model)
+def _plan(job: Job, place: Collection) -> int:
+    contract = OTHER.contract()
+    draft = Manifest("ready", contract.model, contract.fingerprint, contract.dim, "Cosine", "other")
+    manifest = plan_points(place, job, draft, OTHER.document_tokenizer)
+    return sum(unit.documents for unit in manifest.units)
 
 
-def _by_slices(workers: int, opened: slices.OpenClient, target: Collection, job: Job) -> Manifest:
-    counter = ReadyModel(32).document_tokenizer
-    return plan_points(target, job, _draft(), counter, workers=workers, open_client=opened)
+def _at_once(folder: str, turn: int) -> Callable[[Collection], int]:
+    """Return the plan of a server that knows no slices."""
+
+    def plan(place: Collection) -> int:
+        with patch.object(slices, "MOST_SLICES", 1):
+            return _plan(Job(f"{folder}/job-{turn}-at-once"), place)
+
+    return plan
 
 
-def _at_once(target: Collection, job: Job) -> Manifest:
-    with patch.object(slices, "SLICES", 1):
-        return plan_points(target, job, _draft(), ReadyModel(32).document_tokenizer)
+def _verify(place: Collection) -> int:
+    return verify_collection(place, MODEL, settings=VerifySettings(sample=0)).covered  # type: ignore[arg-type]
 
 
-def _in_threads(workers: int, target: Collection, job: Job) -> Manifest:
-    def in_threads(plan: Plan, place: Collection, left: Sequence[int], total: int, _: object) -> None:
-        def one(number: int) -> None:
-            with plan.planned() as planned:
-                plan.list_slice(place, number, total, planned, lambda _: None)
-
-        with ThreadPoolExecutor(workers) as pool:
-            list(pool.map(one, left))
-
-    with patch.object(slices, "_in_this_process", in_threads):
-        return plan_points(target, job, _draft(), ReadyModel(32).document_tokenizer)
+def _learn(place: Collection) -> int:
+    return len(sample_ids(place, SAMPLE, seed=0))
 
 
 def _own_cpu() -> float:

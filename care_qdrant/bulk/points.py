@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from care_qdrant.bulk.job import MANIFEST, Job, Manifest
-from care_qdrant.bulk.slices import OpenClient, Plan, list_slices
+from care_qdrant.bulk.slices import Plan, list_slices
 from care_qdrant.bulk.units import require_same
 from care_qdrant.contracts.layouts import Layout
 from care_qdrant.encoders import TokenCounter
@@ -30,20 +30,16 @@ def plan_points(
     counter: TokenCounter,
     *,
     text_field: str | None = None,
-    workers: int = 1,
-    open_client: OpenClient | None = None,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> Manifest:
     """Write the texts of the points that lack the model's vector into a job; planning again adds what is new.
 
     Args:
-        target: The collection.
+        target: The collection, with the number of its readers.
         job: The folder of the job, new or of an earlier plan.
         draft: The manifest without its units.
         counter: The tokenizer of the document encoder, for estimates.
         text_field: Payload field with the text; None takes what was taken before, or guesses.
-        workers: Processes that read the collection at once, on a server that knows slices (`Collection.slices`).
-        open_client: Opens the same Qdrant in another process; has to be picklable. None reads in this process alone.
         on_progress: Called with the number of points that were read.
     """
     former = job.manifest() if job.read(MANIFEST) is not None else None
@@ -56,7 +52,7 @@ def plan_points(
     _, sample = _sample(target, layout)
     share = sum(counter.count_tokens(sample)) / max(1, sum(map(len, sample)))
     plan = Plan(job.url, draft, layout, share)
-    new = list_slices(plan, target, preflight.points, workers, open_client, on_progress)
+    new = list_slices(plan, target, preflight.points, on_progress)
     units = former.units if former is not None else ()
     if not units and not new:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Lists the slices of a collection into units, in one process or several.
+"""Lists the slices of a collection into units.
 
 What is listed of a slice is noted in the job as soon as its units are there, so that a plan which was killed goes on
 with the slices that are left. The notes stand in a folder that is named after the manifest which the plan began with:
@@ -7,37 +7,24 @@ as soon as the plan has written another one, they count no more, whether or not 
 
 import hashlib
 import json
-import multiprocessing
-import os
 import re
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
-from typing import Any
-
-from qdrant_client import QdrantClient
 
 from care_qdrant.bulk.job import MANIFEST, Job, Manifest, Unit
 from care_qdrant.bulk.units import copied_rows, copy_rows, require_same, row_hash
 from care_qdrant.contracts.layouts import Layout
-from care_qdrant.errors import QdrantError
 from care_qdrant.ingestion.seen import Seen
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.retry import RetryPolicy
+from care_qdrant.qdrant.slices import Note, ReadSlice, Slice, read_slices, slices_of
 from care_qdrant.types import Document
 from care_qdrant.vectors.points import Characters, PointReader, PointTask, PointWindow
 
-OpenClient = Callable[[], AbstractContextManager[QdrantClient]]
-
-SLICES = 16
-"""Largest number of slices: each is found by a walk over all ids, which costs the server a little."""
 UNITS_OF_SLICE = 4
 """Units that a slice has at least, since its last one is seldom full."""
-PROGRESS_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -72,14 +59,19 @@ class Plan:
         require_same(listed, self.draft, self.url, sparse=False)
         return listed.units
 
-    def list_slice(
-        self, place: Collection, number: int, total: int, planned: Seen, on_read: Callable[[int], None]
-    ) -> None:
+    @contextmanager
+    def open_reader(self) -> Iterator[ReadSlice[None]]:
+        """Open the function that lists a slice."""
+        with self.planned() as planned:
+            yield partial(self._list_slice, planned)
+
+    def _list_slice(self, planned: Seen, place: Collection, slice_: Slice, note: Note) -> None:
         """Write the units of a slice and then its note."""
         reader = PointReader(self.layout, self.draft.vector_name, self.draft.fingerprint, Characters())
-        windows = reader.windows(place, place.slices(total)[number])
-        units = [self._write(tasks, key) for key, tasks in _batches(windows, planned, self.draft.unit_rows, on_read)]
-        self.job.write_manifest(replace(self.draft, units=tuple(units)), f"{self.folder}/{number}-of-{total}.json")
+        windows = reader.windows(place, slice_.where)
+        units = [self._write(tasks, key) for key, tasks in _batches(windows, planned, self.draft.unit_rows, note)]
+        name = f"{self.folder}/{slice_.number}-of-{slice_.total}.json"
+        self.job.write_manifest(replace(self.draft, units=tuple(units)), name)
 
     def planned(self) -> Seen:
         """Return the texts that the job has from earlier plans."""
@@ -114,113 +106,17 @@ class Plan:
         return copy_rows(self.job, unit, documents)
 
 
-def list_slices(
-    plan: Plan,
-    target: Collection,
-    points: int,
-    workers: int,
-    open_client: OpenClient | None,
-    on_progress: Callable[[int], None],
-) -> list[Unit]:
+def list_slices(plan: Plan, target: Collection, points: int, on_progress: Callable[[int], None]) -> list[Unit]:
     """List those slices of a collection that no interrupted plan has listed; return the units of all."""
     listed = plan.listed()
-    wanted = max(1, min(SLICES, points // (UNITS_OF_SLICE * plan.draft.unit_rows)))
-    total = len(target.slices(max((of for _, of in listed), default=wanted)))
-    for note in (listed[slice_] for slice_ in listed if slice_[1] == total):
+    wanted = points // (UNITS_OF_SLICE * plan.draft.unit_rows)
+    slices = slices_of(target, max((of for _, of in listed), default=wanted))
+    for note in (listed[each.number, each.total] for each in slices if (each.number, each.total) in listed):
         plan.units(note)  # of another model or another field: said before the work
-    left = [number for number in range(total) if (number, total) not in listed]
-    if open_client is None or min(workers, len(left)) < 2:
-        _in_this_process(plan, target, left, total, on_progress)
-    else:
-        _in_processes(plan, target, left, total, workers, open_client, on_progress)
+    left = [each for each in slices if (each.number, each.total) not in listed]
+    read_slices(target, plan.open_reader, left, on_progress)
     listed = plan.listed()
-    return [unit for number in range(total) for unit in plan.units(listed[number, total])]
-
-
-def _in_this_process(
-    plan: Plan, target: Collection, left: Sequence[int], total: int, on_progress: Callable[[int], None]
-) -> None:
-    read = 0
-
-    def note(points: int) -> None:
-        nonlocal read
-        read += points
-        on_progress(read)
-
-    with plan.planned() as planned:
-        for number in left:
-            plan.list_slice(target, number, total, planned, note)
-
-
-def _in_processes(
-    plan: Plan,
-    target: Collection,
-    left: Sequence[int],
-    total: int,
-    workers: int,
-    open_client: OpenClient,
-    on_progress: Callable[[int], None],
-) -> None:
-    """Let processes list slices: in threads, parsing answers and hashing texts would share one core."""
-    context = multiprocessing.get_context("spawn")
-    read = context.Value("q", 0)
-    given = (plan, target.name, target.policy, open_client, read)
-    pool = ProcessPoolExecutor(min(workers, len(left)), context, _start, given)
-    running: set[Future[None]] = set()
-    try:
-        running = {pool.submit(_list_slice, number, total) for number in left}
-        while running:
-            done, running = wait(running, PROGRESS_SECONDS, FIRST_COMPLETED)
-            on_progress(read.value)
-            for future in done:
-                future.result()
-    except BrokenExecutor as error:
-        raise QdrantError(
-            f"collection {target.name!r}: a process that read it died, perhaps for lack of memory; what is listed "
-            "stays: run the same command again, perhaps with fewer --workers"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """The state of a process that reads a collection."""
-
-    plan: Plan
-    place: Collection
-    planned: Seen
-    read: Any
-
-
-_reader: _Reader | None = None
-_opened = ExitStack()
-
-
-def _start(plan: Plan, name: str, policy: RetryPolicy, open_client: OpenClient, read: Any) -> None:
-    global _reader
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    client = _opened.enter_context(open_client())
-    _reader = _Reader(plan, Collection(client, name, policy), _opened.enter_context(plan.planned()), read)
-
-
-def _end_with_parent() -> None:
-    """End this process when its parent was killed: nobody would take what it lists."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def _list_slice(number: int, total: int) -> None:
-    assert _reader is not None
-    counter = _reader.read
-
-    def note(points: int) -> None:
-        with counter.get_lock():
-            counter.value += points
-
-    _reader.plan.list_slice(_reader.place, number, total, _reader.planned, note)
+    return [unit for each in slices for unit in plan.units(listed[each.number, each.total])]
 
 
 def _planned(point: str, text: str) -> Document:

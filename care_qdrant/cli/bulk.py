@@ -18,6 +18,7 @@ from care_qdrant.console.options import (
     engine_options,
     json_option,
     model_options,
+    readers,
     retries,
     settings_of,
     target_options,
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from care_qdrant.qdrant.collection import Collection
 
 FAILED_UNITS_EXIT_CODE = 8
-MOST_READERS = 4
-"""Largest default number of processes that read a collection: the server has others to answer."""
+
+_READ_BY_ONE = "only a server from 1.19 on has slices for several processes, so one reads the collection"
 
 _job = click.argument("job")
 
@@ -163,7 +164,6 @@ def plan(
     from care_qdrant.bulk.units import PlanReport
     from care_qdrant.bulk.units import plan as plan_units
     from care_qdrant.corpus.rows import Fields
-    from care_qdrant.encoders.onnx import usable_cores
     from care_qdrant.ingestion.settings import name_of_vector
     from care_qdrant.progress import points_bar
     from care_qdrant.qdrant.collection import Collection
@@ -187,7 +187,9 @@ def plan(
         place = None
         if collection is not None:
             client = stack.enter_context(target.open())
-            place = Collection(client, collection, retries()).resolve()
+            place = Collection(client, collection, retries(), readers=workers or readers()).resolve()
+            if workers is not None and workers > 1 and len(place.slices(2)) < 2:
+                click.echo(f"note: --workers {workers}: {_READ_BY_ONE}", err=True)
         if dry_run:
             settings = settings_of(ForecastSettings, options)
             show_report(_forecast(corpus, place, text_field, draft, model, settings), as_json=as_json)
@@ -203,8 +205,6 @@ def plan(
                 draft,
                 counter,
                 text_field=_given("text_field", text_field),
-                workers=workers or min(MOST_READERS, usable_cores()),
-                open_client=None if target.url is None else target.open,
                 on_progress=on_progress,
             )
     show_report(PlanReport.of(manifest, opened), as_json=as_json)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
-from care_qdrant.console.options import LoadModel, Target, json_option, model_options, target_options
+from care_qdrant.console.options import LoadModel, Target, json_option, model_options, readers, target_options
 from care_qdrant.console.reports import show_report
 
 if TYPE_CHECKING:
@@ -51,9 +51,10 @@ def command(
     from care_qdrant.vectors.verify import verify_collection
 
     with target.open() as client:
-        is_bm25 = vector_name is not None and vector_name in Collection(client, collection).resolve().schema.sparse
+        found = Collection(client, collection, readers=readers())
+        is_bm25 = vector_name is not None and vector_name in found.resolve().schema.sparse
         model = None if is_bm25 else load_model()
-        report = verify_collection(client, collection, model, vector_name=vector_name, text_field=text_field)
+        report = verify_collection(found, model, vector_name=vector_name, text_field=text_field)
     if as_json:
         show_report(report, as_json=True)
     else:

@@ -50,6 +50,7 @@ class Collection(Calls):
         *,
         shard_key: models.ShardKey | None = None,
         known_as: str | None = None,
+        readers: int = 1,
     ) -> None:
         """Set up access; nothing is read.
 
@@ -60,9 +61,11 @@ class Collection(Calls):
             shard_key: Points of these shards alone are read and written; None reads all, and can write only where the
                 server chooses the shards (`parts`).
             known_as: Name of the collection in messages of checks: the alias that led here.
+            readers: Largest number of processes that read all points at once, on a server that knows slices. More than
+                one wants a main module that can be imported, as `multiprocessing` does.
         """
         super().__init__(client, name, policy)
-        self.shard_key, self._known_as = shard_key, known_as or name
+        self.shard_key, self._known_as, self.readers = shard_key, known_as or name, readers
         self._grpc = not self.is_embedded and bool(getattr(client, "init_options", {}).get("prefer_grpc"))
         """Whether `upsert` uses gRPC: by default as the client does."""
         self._asked_node: int | None = None
@@ -77,13 +80,16 @@ class Collection(Calls):
         """Return this collection, reached by the shards of a key alone; all of it where the key is None."""
         if shard_key is None:
             return self
-        part = Collection(self.client, self.name, self.policy, shard_key=shard_key, known_as=self._known_as)
+        part = self._with(self.name, shard_key, self._known_as)
         part._schema = self._schema
         return part
 
     def sibling(self, name: str, *, known_as: str | None = None) -> "Collection":
         """Return another collection of the same Qdrant, reached with the same policy and shard key."""
-        return Collection(self.client, name, self.policy, shard_key=self.shard_key, known_as=known_as)
+        return self._with(name, self.shard_key, known_as)
+
+    def _with(self, name: str, shard_key: models.ShardKey | None, known_as: str | None) -> "Collection":
+        return Collection(self.client, name, self.policy, shard_key=shard_key, known_as=known_as, readers=self.readers)
 
     def parts(self) -> list["Collection"]:
         """Return what can be written to: this collection, or its shards by key, each key in turn.
@@ -92,7 +98,7 @@ class Collection(Calls):
         """
         if self.shard_key is not None or not self.schema.has_shard_keys:
             return [self]
-        parts = [Collection(self.client, self.name, self.policy, shard_key=key) for key in self.shard_keys()]
+        parts = [self._with(self.name, key, None) for key in self.shard_keys()]
         for part in parts:
             part._stopped = self._stopped
         return parts
@@ -344,16 +350,18 @@ class Collection(Calls):
         slices = (models.Slice(total=total, index=index) for index in range(total))
         return [models.Filter(must=[models.SliceCondition(slice=each)]) for each in slices]
 
-    def ids(self) -> Iterator[list[PointId]]:
-        """Return the ids of all points, many at a time.
+    def ids(self, where: models.Filter | None = None) -> Iterator[list[PointId]]:
+        """Return the ids of the points that pass a filter, many at a time.
 
         The embedded database returns all at once: it holds them in memory anyway, and sorts them anew for every page.
         """
         if not self.is_embedded:
-            yield from ([record.id for record in page] for page in self.scroll("reading ids", payload=False))
+            yield from (
+                [record.id for record in page] for page in self.scroll("reading ids", where=where, payload=False)
+            )
             return
         limit = max(1, self.count())
-        records, _ = self.call("reading ids", lambda: self.client.scroll(self.name, limit=limit, with_payload=False))
+        records, _ = self.call("reading ids", lambda: self.client.scroll(self.name, where, limit, with_payload=False))
         yield [record.id for record in records]
 
     def sample(self, points: int) -> list[models.Record]:

@@ -7,8 +7,9 @@ import sqlite3
 import ssl
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from ipaddress import ip_address
 from itertools import takewhile
 from pathlib import Path
@@ -32,6 +33,10 @@ DEFAULT_HTTP_PORT = 6333
 REQUEST_TIMEOUT_SECONDS = 60
 _START_PAUSE_SECONDS = 0.2
 """Pause between two attempts to open a server."""
+
+OpenClient = Callable[[], AbstractContextManager[QdrantClient]]
+_OPENERS: WeakKeyDictionary[QdrantClient, OpenClient] = WeakKeyDictionary()
+"""How the server of a client is opened once more, for the clients that `open_client` made."""
 
 
 @contextmanager
@@ -73,6 +78,16 @@ def open_client(
         if path is not None
         else _server(url, api_key, grpc, grpc_port, timeout_seconds, patience_seconds)
     )
+    if path is None:
+        _OPENERS[client] = partial(
+            open_client,
+            url=url,
+            api_key=api_key,
+            grpc=grpc,
+            grpc_port=grpc_port,
+            timeout_seconds=timeout_seconds,
+            patience_seconds=patience_seconds,
+        )
     try:
         yield client
     except BaseException:
@@ -96,6 +111,11 @@ def _remove_if_unused(new: Sequence[Path]) -> None:
     for folder in (new[0] / "collection", *new):
         with suppress(OSError):  # it holds something else, or was never made
             folder.rmdir()
+
+
+def opener_of(client: QdrantClient) -> OpenClient | None:
+    """Return what opens the server of a client in another process; None where only this client reaches it."""
+    return _OPENERS.get(client)
 
 
 def is_embedded(client: QdrantClient) -> bool:

@@ -1,9 +1,13 @@
 """Checks the vectors of a collection: made of the present texts, by this model, and found by its query encoder."""
 
+import heapq
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, compress, islice
+from operator import itemgetter
 from typing import Any, Protocol, TypeGuard
 
 import numpy as np
@@ -17,7 +21,6 @@ from care_qdrant.encoders import Encoder
 from care_qdrant.encoders.agreement import LEAST_HALF_PRECISION
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import ContractError, InputError, next_command
-from care_qdrant.ingestion.reservoir import Reservoir
 from care_qdrant.ingestion.settings import DocumentModel
 from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.checks import check_contract, check_sparse_contract
@@ -25,6 +28,7 @@ from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.point_equality import vectors_of
 from care_qdrant.qdrant.public import accepts_client
 from care_qdrant.qdrant.schema import CollectionSchema
+from care_qdrant.qdrant.slices import Note, Slice, place_in_order, read_slices, slices_for_readers, stateless
 from care_qdrant.search.resolve import find_bm25
 from care_qdrant.search.tuning import (
     MAX_LOSS,
@@ -119,6 +123,8 @@ class VerifyReport:
 _Point = tuple[PointId, Mapping[str, Any]]
 """Point of a sample: its id and its payload."""
 _Sample = list[_Point]
+_Drawn = tuple[bytes, PointId, Mapping[str, Any]]
+"""Point that may be of the sample, after its place in the random order of all points."""
 
 
 @accepts_client
@@ -133,7 +139,8 @@ def verify_collection(
     """Count, compare hashes, encode a sample again and search for it; nothing is written.
 
     Args:
-        collection: An open Qdrant and a name: the collection, or an alias of it.
+        collection: An open Qdrant and a name: the collection, or an alias of it. A `Collection` with several readers is
+            counted by slices, in as many processes.
         model: The model that is said to have made the vectors; None for BM25.
         vector_name: None takes the one that the model made, and then all others that this package made: BM25 in the
             same way, those of other models without encoding a sample. Without a model it takes BM25 alone.
@@ -232,36 +239,98 @@ def _makers(schema: CollectionSchema, name: str, contract: VectorContract | Spar
     return [contract.constants, *([made.constants] if isinstance(made, VectorContract) else [])]
 
 
+@dataclass(slots=True)
+class _Counts:
+    """What the payloads of some points say."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    """Numbers of points, by the field of the report."""
+    unreadable: list[PointId] = field(default_factory=list)
+    claims: list[_Drawn] = field(default_factory=list)
+    """Some of the points that say that their vector is of their text."""
+    silent: list[_Drawn] = field(default_factory=list)
+    """Some of the points that have the vector and do not say of which text it was made."""
+
+    def add(self, other: "_Counts", size: int) -> None:
+        """Add the counts of other points."""
+        self.counts.update(other.counts)
+        self.unreadable = [*self.unreadable, *other.unreadable][:MOST_UNREADABLE]
+        self.claims, self.silent = _first(self.claims + other.claims, size), _first(self.silent + other.silent, size)
+
+
+def _first(points: list[_Drawn], size: int) -> list[_Drawn]:
+    """Return the first points in the random order of all points."""
+    return heapq.nsmallest(size, points, key=itemgetter(0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Counting:
+    """The question that counting answers: which points have the vector, of which text."""
+
+    layout: Layout
+    vector_name: str
+    makers: Sequence[str]
+    """What the hashes of the vector hold beside the text, as `_makers` returns it."""
+    learned: frozenset[str]
+    """Fingerprints of the learned encoders that stood in for the vector's model."""
+    is_attached: bool
+    size: int
+    """Number of points to draw."""
+
+    def read_slice(self, collection: Collection, slice_: Slice, note: Note) -> _Counts:
+        """Count what the payloads of one slice say."""
+        found = _Counts()
+        of_slice: list[models.Condition] = [] if slice_.where is None else [slice_.where]
+        has_vector = models.HasVectorCondition(has_vector=self.vector_name)
+        with_vector = models.Filter(must=[has_vector, *of_slice])
+        for where, is_there in (with_vector, True), (models.Filter(must_not=[has_vector], must=of_slice), False):
+            for page in collection.scroll(where=where):
+                found.add(self._count(page, is_there), self.size)
+                note(len(page))
+        return found
+
+    def _count(self, page: Sequence[models.Record], is_there: bool) -> _Counts:
+        layout, found = self.layout, _Counts()
+        counts = found.counts
+        for record in page:
+            payload = record.payload or {}
+            stored = stored_hash(payload, self.vector_name)
+            standing_in = self.learned.intersection(stand_ins(payload))
+            made_by = (*self.makers, *standing_in)
+            expected = [expected_hash(layout, payload, self.vector_name, each) for each in made_by]
+            counts["points"] += 1
+            if expected[0] is None:
+                if is_unreadable(layout, payload):
+                    found.unreadable.append(record.id)
+                counts["text_gone"] += stored is not None and is_there
+                counts["written_by_others"] += stored is None and is_there
+                counts["in_other_field"] += other_text_field(layout, payload) is not None
+                continue
+            counts["with_text"] += 1
+            counts["without_vector"] += stored is None and (self.is_attached or not is_there)
+            counts["without_hash"] += stored is None and is_there
+            counts["outdated"] += stored is not None and stored not in expected
+            counts["stand_ins"] += bool(standing_in) and stored in expected
+            if stored in expected[: len(self.makers)] or (stored is None and is_there):
+                drawn = found.silent if stored is None else found.claims
+                drawn.append((place_in_order(record.id, _SEED), record.id, payload))
+        return found
+
+
 def _count(collection: Collection, report: VerifyReport, layout: Layout, makers: Sequence[str], size: int) -> _Sample:
     """Count what all payloads say; return a sample of the points whose vector should be right."""
-    encoders = collection.schema.stand_ins.get(report.vector_name, {})
-    name, claims, silent = report.vector_name, Reservoir[_Point](size, _SEED), Reservoir[_Point](size, _SEED)
-    has_vector = models.HasVectorCondition(has_vector=name)
-    for where, is_there in ((models.Filter(must=[has_vector]), True), (models.Filter(must_not=[has_vector]), False)):
-        for record in (record for page in collection.scroll(where=where) for record in page):
-            payload = record.payload or {}
-            stored = stored_hash(payload, name)
-            standing_in = [each for each in stand_ins(payload) if each in encoders]
-            expected = [expected_hash(layout, payload, name, made_by) for made_by in (*makers, *standing_in)]
-            report.points += 1
-            if expected[0] is None:
-                if is_unreadable(layout, payload) and len(report.unreadable) < MOST_UNREADABLE:
-                    report.unreadable.append(record.id)
-                report.text_gone += stored is not None and is_there
-                report.written_by_others += stored is None and is_there
-                report.in_other_field += other_text_field(layout, payload) is not None
-                continue
-            report.with_text += 1
-            report.without_vector += stored is None and (report.is_attached or not is_there)
-            report.without_hash += stored is None and is_there
-            report.outdated += stored is not None and stored not in expected
-            report.stand_ins += bool(standing_in) and stored in expected
-            if stored in expected[: len(makers)]:
-                claims.draw([(record.id, payload)])
-            elif stored is None and is_there:
-                silent.draw([(record.id, payload)])
-    report.covered = collection.count_with_vector(name)
-    return claims.drawn if report.is_attached else claims.drawn + silent.drawn
+    learned = frozenset(collection.schema.stand_ins.get(report.vector_name, ()))
+    counting = _Counting(layout, report.vector_name, makers, learned, report.is_attached, size)
+    slices = slices_for_readers(collection)
+    total = _Counts()
+    for found in read_slices(collection, partial(stateless, counting.read_slice), slices):
+        total.add(found, size)
+    for name, number in total.counts.items():
+        setattr(report, name, number)
+    report.unreadable = total.unreadable
+    report.covered = collection.count_with_vector(report.vector_name)
+    drawn = total.claims if report.is_attached else total.claims + total.silent
+    return [(point_id, payload) for _, point_id, payload in drawn]
 
 
 def _check_sample(

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +41,12 @@ def fill(client: QdrantClient, name: str, count: int = 50) -> None:
     client.upsert(name, points)
 
 
-def plan(client: QdrantClient, job: Path, name: str = "docs", model: HashModel = MODEL, **changes: Any) -> Manifest:
+def plan(
+    client: QdrantClient, job: Path, name: str = "docs", model: HashModel = MODEL, readers: int = 1, **changes: Any
+) -> Manifest:
     draft = Manifest("hash", model.name, model.fingerprint, model.dim, "Cosine", model.name, unit_rows=20)
-    return plan_points(Collection(client, name).resolve(), Job(str(job)), draft, model.document_tokenizer, **changes)
+    place = Collection(client, name, readers=readers).resolve()
+    return plan_points(place, Job(str(job)), draft, model.document_tokenizer, **changes)
 
 
 def encode(job: Path) -> int:
@@ -180,7 +182,7 @@ def sliced(server: StandIn) -> Iterator[StandIn]:
 
 def plan_at(url: str, job: Path, **changes: Any) -> Manifest:
     with open_client(url=url) as client:
-        return plan(client, job, open_client=partial(open_client, url=url), **changes)
+        return plan(client, job, **changes)
 
 
 def planned_texts(job: Path) -> list[tuple[str, str]]:
@@ -196,7 +198,7 @@ def expected_texts() -> list[tuple[str, str]]:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_slices_hold_every_point_once(sliced: StandIn, tmp_path: Path, workers: int) -> None:
     read: list[int] = []
-    manifest = plan_at(sliced.url, tmp_path, workers=workers, on_progress=read.append)
+    manifest = plan_at(sliced.url, tmp_path, readers=workers, on_progress=read.append)
     assert planned_texts(tmp_path) == expected_texts()
     assert max(read) == POINTS
     assert read == sorted(read)
@@ -220,13 +222,13 @@ def test_an_interrupted_plan_reads_what_is_left(sliced: StandIn, tmp_path: Path,
     with open_client(url=sliced.url) as client:
         client.upsert("docs", [models.PointStruct(id=5, vector=[1.0, 0, 0, 0], payload={"body": "改过。"})])
     read: list[int] = []
-    plan_at(sliced.url, tmp_path, workers=workers, on_progress=read.append)
+    plan_at(sliced.url, tmp_path, readers=workers, on_progress=read.append)
     assert 0 < max(read) < POINTS * 3 // 4
     found = dict(planned_texts(tmp_path))
     assert found.keys() == dict(expected_texts()).keys()
     # The next plan takes what was written behind the first one's back, and looks at all points for it.
     read.clear()
-    plan_at(sliced.url, tmp_path, workers=workers, on_progress=read.append)
+    plan_at(sliced.url, tmp_path, readers=workers, on_progress=read.append)
     assert max(read) == POINTS
     assert ("5", "改过。") in planned_texts(tmp_path)
 
@@ -259,9 +261,14 @@ def test_a_server_without_slices_is_read_at_once(tmp_path: Path) -> None:
     with StandIn(version="1.18.3") as old:
         with open_client(url=old.url) as client:
             fill(client, "docs", POINTS)
-        manifest = plan_at(old.url, tmp_path, workers=2)
+        manifest = plan_at(old.url, tmp_path, readers=2)
         assert [unit.documents for unit in manifest.units] == [20] * 19 + [19]
         assert planned_texts(tmp_path) == expected_texts()
+        arguments = ["bulk", "plan", str(tmp_path / "told"), "--collection", "docs", "--url", old.url]
+        result = CliRunner().invoke(care, [*arguments, "--workers", "2"])
+        assert result.exit_code == 0, result.output
+        assert "note: --workers 2: only a server from 1.19 on has slices" in result.stderr
+        assert "--workers" not in CliRunner().invoke(care, arguments).stderr
 
 
 @pytest.mark.timeout(120)

@@ -11,12 +11,15 @@ from care_qdrant.console.reports import show_report
 from care_qdrant.errors import FingerprintMismatch, InputError, NotVerified
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.model.pair import CareModel
+from care_qdrant.qdrant import slices
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import Document, point_id
 from care_qdrant.vectors.attach import AttachSettings, attach_vector
 from care_qdrant.vectors.verify import VerifyReport, VerifySettings, verify_collection
+from tests.standin import StandIn
 from tests.tiny import HashModel
-from tests.vectors.collections import NAME, contents, point
+from tests.vectors.collections import NAME, contents, fill, point
 
 
 def _verify(client: QdrantClient, **settings: float) -> VerifyReport:
@@ -25,7 +28,7 @@ def _verify(client: QdrantClient, **settings: float) -> VerifyReport:
 
 def test_all_right(attached: QdrantClient) -> None:
     before = contents(attached, without="care")
-    report = _verify(attached, sample=10)
+    report = _verify(attached, sample=10, least_known=0.2)
     assert report.problems == []
     assert (report.points, report.with_text, report.covered, report.sampled) == (40, 40, 40, 10)
     assert (report.without_vector, report.outdated) == (0, 0)
@@ -70,6 +73,29 @@ def test_a_text_that_went_with_its_vector_leaves_nothing_to_remove(attached: Qdr
     assert _verify(attached).problems == []
 
 
+@pytest.mark.parametrize("readers", [1, 2])
+def test_a_large_collection_is_counted_by_slices(
+    server: StandIn, client: QdrantClient, model: HashModel, monkeypatch: pytest.MonkeyPatch, readers: int
+) -> None:
+    fill(client, "named", "plain")
+    attach_vector(client, NAME, model)
+    client.set_payload(NAME, {"text": "改过的"}, points=[1, 3], wait=True)
+    client.set_payload(NAME, {"text": ""}, points=[5, 7], wait=True)
+    client.delete_vectors(NAME, ["care"], [7, 9], wait=True)
+    client.upsert(NAME, [point("named", "plain", 41, "新的")], wait=True)
+    monkeypatch.setattr(slices, "POINTS_OF_SLICE", 10)
+    before = server.count("POST", "/points/scroll")
+    place = Collection(client, NAME, readers=readers)
+    settings = VerifySettings(sample=9)
+    report = verify_collection(place, model, settings=settings)
+    is_sliced = server.count("POST", "/points/scroll") - before >= 8
+    assert is_sliced == (readers > 1)
+    assert (report.points, report.with_text, report.outdated, report.text_gone) == (41, 39, 2, 1)
+    assert (report.without_vector, report.covered) == (1, 38)
+    # The sample follows from the ids, so that slices draw what one reading draws.
+    assert report == verify_collection(client, NAME, model, settings=settings)
+
+
 def test_altered_vectors(attached: QdrantClient) -> None:
     wrong = HashModel(name="care").encode_document(["别的"])[0].tolist()
     attached.update_vectors(NAME, [models.PointVectors(id=7, vector={"care": wrong})], wait=True)
@@ -97,7 +123,7 @@ class TestEveryVector:
         return attached
 
     def test_all_right(self, client: QdrantClient) -> None:
-        report = _verify(client, sample=10)
+        report = _verify(client, sample=10, least_known=0.2)
         assert report.problems == []
         assert {each.vector_name: each.sampled for each in report.others} == {"other": 0, "bm25": 10}
         assert {each.covered for each in report.others} == {40}
@@ -128,7 +154,7 @@ class TestEveryVector:
 def test_a_share_is_shown_as_one(attached: QdrantClient, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
     monkeypatch.setattr("click.echo", shown.append)
-    report = _verify(attached, sample=10)
+    report = _verify(attached, sample=10, least_known=0.2)
     show_report(report)
     [line] = [line for line in shown[0].split("\n") if line.startswith("known items")]
     assert line.split() == ["known", "items", f"{report.known_items:.1%}"]

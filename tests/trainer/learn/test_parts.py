@@ -1,6 +1,7 @@
 """The parts of learning against a few lines of NumPy each."""
 
 import numpy as np
+import pytest
 import torch
 from care_trainer.learn import table
 from care_trainer.learn.quality import fusion_alpha
@@ -11,7 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.qdrant import slices
 from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.connection import open_client
+from tests.standin import StandIn
 from tests.trainer.learn.collections import WordModel, word_texts
 
 TEXTS = word_texts(200)
@@ -100,6 +104,17 @@ def test_a_sample_is_random_seeded_and_without_repetition() -> None:
     later = sample_ids(collection, 100, 0)
     assert len(set(first) & set(later)) >= 80  # 50 of 550 are new
     assert {int(point) for point in later} - {int(point) for point in first} <= set(range(500, 550))
+
+
+def test_slices_give_the_sample_of_one_reading(server: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "POINTS_OF_SLICE", 100)
+    with open_client(url=server.url) as client:
+        client.create_collection("c", models.VectorParams(size=1, distance=models.Distance.DOT))
+        client.upsert("c", [models.PointStruct(id=number, vector=[1.0]) for number in range(500)])
+        expected = sample_ids(Collection(client, "c"), 100, 0)
+        before = server.count("POST", "/points/scroll")
+        assert sample_ids(Collection(client, "c", readers=2), 100, 0) == expected
+    assert server.count("POST", "/points/scroll") - before >= 5
 
 
 def test_alpha_grows_as_the_dense_scores_get_narrower() -> None:

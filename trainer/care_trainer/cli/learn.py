@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
-from care_qdrant.console.options import Target, json_option, target_options
+from care_qdrant.console.options import Target, json_option, readers, target_options
 from care_qdrant.console.reports import search_command, show_report
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _follow(
 
     if update := folder.is_dir():
         with target.open() as client:
-            found = Collection(client, collection).resolve()
+            found = Collection(client, collection, readers=readers()).resolve()
             if unseen_fraction(folder, found, settings) < NEWS:
                 return
     with suppress(Ended):
@@ -175,6 +175,7 @@ def _learn(
     """Learn once, write the report and print it."""
     from care_qdrant.errors import InputError, MissingExtra
     from care_qdrant.progress import parts_bar
+    from care_qdrant.qdrant.collection import Collection
     from care_trainer.learn.report import paragraphs, plot, write_report
     from care_trainer.learn.settings import FOLDER, UPDATE
 
@@ -186,7 +187,8 @@ def _learn(
             show(part, done, total)
             on_progress(part, done, total)
 
-        report = learn_it(client, collection, settings=settings, start=folder if update else None, on_progress=note)
+        place = Collection(client, collection, readers=readers())
+        report = learn_it(place, settings=settings, start=folder if update else None, on_progress=note)
     write_report(folder, report)
     try:
         plot(report, folder / FOLDER / "report.png")

@@ -1,10 +1,11 @@
 """A random sample of a collection's texts with the vectors that are stored for them."""
 
-import hashlib
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Collection as Collected
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from care_qdrant.errors import InputError, SchemaMismatch, TooFewDocuments
 from care_qdrant.qdrant.calls import in_pages
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.schema import CollectionSchema
+from care_qdrant.qdrant.slices import Note, Slice, place_in_order, read_slices, slices_for_readers, stateless
 from care_qdrant.types import Vectors
 from care_trainer.config.run import MIN_DOCUMENTS
 from care_trainer.learn.settings import LearnSettings
@@ -93,12 +95,22 @@ def sample_ids(collection: Collection, points: int, seed: int) -> list[PointId]:
 
     They are those whose ids have the smallest digests. So a later sample differs only by what came and went.
     """
-    key = str(seed).encode()
+    first = partial(_first_ids, points=points, seed=seed)
+    found = read_slices(collection, partial(stateless, first), slices_for_readers(collection))
+    return _first(chain.from_iterable(found), points, seed)
 
-    def place(point_id: PointId) -> bytes:
-        return hashlib.blake2b(str(point_id).encode(), digest_size=8, key=key).digest()
 
-    return heapq.nsmallest(points, (point_id for ids in collection.ids() for point_id in ids), key=place)
+def _first_ids(collection: Collection, slice_: Slice, note: Note, *, points: int, seed: int) -> list[PointId]:
+    def ids() -> Iterator[PointId]:
+        for page in collection.ids(slice_.where):
+            note(len(page))
+            yield from page
+
+    return _first(ids(), points, seed)
+
+
+def _first(ids: Iterable[PointId], points: int, seed: int) -> list[PointId]:
+    return heapq.nsmallest(points, ids, key=lambda point_id: place_in_order(point_id, seed))
 
 
 def require_documents(collection: Collection, points: int) -> None:
