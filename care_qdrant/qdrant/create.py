@@ -176,8 +176,8 @@ def _stand_in(schema: CollectionSchema, vector_name: str, contract: VectorContra
         )
     if vector_name in schema.attached:
         raise InputError(
-            f"--stand-in: vector {vector_name!r} of collection {schema.name!r} was attached, and care attach does not mark "
-            "what an encoder that stands in has made; detach it, and attach another model"
+            f"--stand-in: vector {vector_name!r} of collection {schema.name!r} was attached, and care attach does not "
+            "mark what an encoder that stands in has made; detach it, and attach another model"
         )
     made = schema.contracts.get(vector_name)
     return StandIn(contract.fingerprint, contract.model, None if made is None else made.fingerprint)
