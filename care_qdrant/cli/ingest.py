@@ -309,8 +309,8 @@ def command(
     if report.stand_ins:
         click.echo(
             f"{report.stand_ins:,} of {report.points:,} points have a vector of a learned query encoder, which stands "
-            "in for the model of the others. With that model back, ingest the same documents without --stand-in: these "
-            "are encoded again",
+            "in for the model of the others. With that model back, ingest the same documents without --stand-in: "
+            "these are encoded again",
             err=True,
         )
     if report.other_points and not options["replace_others"]:

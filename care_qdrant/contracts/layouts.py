@@ -76,8 +76,12 @@ class Layout:
     """Why this layout was chosen, for a person to check."""
 
     def of_point(self, payload: Payload) -> "Layout":
-        """Return the layout of one point: those of ingestion keep theirs among points that LlamaIndex wrote."""
-        return CARE_LAYOUT if self.text_field in _OUR_TEXTS and _is_ours(payload) else self
+        """Return the layout of one point: those of ingestion keep theirs among points that another tool wrote.
+
+        A field that the user named is read of all points alike.
+        """
+        is_of_tool = self.text_field in _OUR_TEXTS or self.tool not in ("care", "llama-index", "plain")
+        return CARE_LAYOUT if is_of_tool and _is_ours(payload) else self
 
     def find_text(self, payload: Payload) -> str | None:
         """Return the text of a point, or None where it has none."""

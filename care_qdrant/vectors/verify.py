@@ -346,15 +346,18 @@ def _check_sample(
     records = collection.retrieve([point_id for point_id, _ in sample], payload=False, vectors=True)
     stored = {point_id: vectors_of(record) for point_id, record in records.items()}
     pairs = [(point_id, payload) for point_id, payload in sample if name in stored.get(point_id, {})]
-    report.sampled = len(pairs)
     if lost := len(sample) - len(pairs):
         report.problems.append(f"{lost} of {len(sample)} sampled points name a vector that they do not have")
     if not pairs:
         return
     possible = [possible_texts(layout, payload) for _, payload in pairs]
-    own, encoder = [True] * len(pairs), None if model is None else model.document_encoder
+    encoder: Encoder | None = None
+    own = [True] * len(pairs)
     if model is not None and _is_learned(model):  # it can make no vectors but its own
-        own, encoder = [contract.fingerprint in stand_ins(payload) for _, payload in pairs], model.query_encoder
+        encoder, own = model.query_encoder, [contract.fingerprint in stand_ins(payload) for _, payload in pairs]
+    elif model is not None:
+        encoder = model.document_encoder
+    report.sampled = sum(own)
     if any(own):
         again = [stored[point_id][name] for point_id, _ in compress(pairs, own)]
         report.lowest_cosine = min(_cosines(encoder, contract, again, list(compress(possible, own))))

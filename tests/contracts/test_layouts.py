@@ -131,6 +131,12 @@ def test_a_vector_attached_by_us_does_not_make_a_foreign_point_ours() -> None:
     assert guess_layout([attached]).tool == "langchain"
 
 
+@pytest.mark.parametrize("payload", ALL, ids=lambda payload: next(iter(payload)))
+def test_points_of_ingestion_keep_their_text_among_those_of_any_tool(payload: dict[str, Any]) -> None:
+    assert guess_layout([payload]).of_point(OURS).find_text(OURS) == TEXT
+    assert guess_layout([payload, OURS], text_field="dept").of_point(OURS).find_text(OURS) == "耳鼻喉"  # of all alike
+
+
 def test_a_nested_text_leaves_its_neighbours_in_the_metadata() -> None:
     metadata = guess_layout([NESTED]).metadata(NESTED)
     assert metadata == {"article": {"year": 2020}, "dept": "耳鼻喉", "id": "d1"}

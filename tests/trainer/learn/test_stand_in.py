@@ -154,7 +154,8 @@ def test_the_command_warns_and_status_and_verify_tell(learned: Any, tmp_path: Pa
         return done.exit_code, done.output
 
     ingestion = ["ingest", str(tmp_path / "new.jsonl"), "--collection", "articles", "--model", str(folder)]
-    assert said(*ingestion)[0] != 0
+    with pytest.raises(ModelError, match="encodes queries only"):
+        said(*ingestion)
     code, output = said(*ingestion, "--stand-in")
     assert code == 0
     assert "1 of 601 points have a vector of a learned query encoder" in output
