@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -105,5 +106,6 @@ async def _serve(server: _Server, service: Service, ports: Sequence[socket.socke
 
 def _say(report: int, verdict: str, exit_code: int = 0) -> None:
     """Write the verdict of a start to the supervisor: the exit code, a blank, and `READY` or the reason."""
-    os.write(report, f"{exit_code} {verdict}".encode())
+    with suppress(BrokenPipeError):  # the service was stopped meanwhile, and nobody waits for the verdict
+        os.write(report, f"{exit_code} {verdict}".encode())
     os.close(report)

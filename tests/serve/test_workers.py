@@ -21,6 +21,8 @@ import numpy as np
 import pytest
 
 from care_qdrant.model.pair import CareModel
+from care_qdrant.serve import worker as serving
+from care_qdrant.serve.settings import READY
 from tests.reliability.processes import free_port
 from tests.serve.conftest import asked
 from tests.tiny import TEXTS, care_folder, medical_texts
@@ -276,6 +278,15 @@ def test_a_service_that_is_stopped_answers_what_it_accepted(start, pair_folder: 
         found = [answer.result() for answer in answers]
     assert code == 0
     assert [(answer.status_code, len(answer.json()["embeddings"])) for answer in found] == [(200, 1000)] * 4
+
+
+def test_a_service_that_is_stopped_while_a_worker_starts_leaves_no_traceback() -> None:
+    """The supervisor has closed its end of the pipe by then."""
+    verdict, report = os.pipe()
+    os.close(verdict)
+    serving._say(report, READY)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(report)
 
 
 def test_what_cannot_be_served_is_one_line_and_an_exit_code(pair_folder: Path, tmp_path: Path) -> None:
