@@ -335,7 +335,7 @@ def _summary(report: "IngestReport", target: Target, is_named: bool, options: di
     """Return what a person wants to know of a run."""
     from care_qdrant.progress import duration
 
-    named = "" if is_named else " (the name of the file; --collection NAME gives another)"
+    named = "" if is_named else " (the name of the corpus; --collection NAME gives another)"
     lines = []
     if report.estimate is not None:
         would = report.estimate
