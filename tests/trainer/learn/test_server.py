@@ -143,3 +143,6 @@ def test_several_vectors_need_a_choice(tmp_path: Path) -> None:
         learn(client, "articles", tmp_path / "queries")
     with pytest.raises(InputError, match=r"no dense vector 'c' \(it has: a, b\)"):
         learn(client, "articles", tmp_path / "queries", vector_name="c")
+    client.create_collection("mixed", {"": params, "b": params})
+    with pytest.raises(InputError, match=r"has 2 dense vectors \('' \(unnamed\), b\); choose one: --vector"):
+        learn(client, "mixed", tmp_path / "queries")

@@ -70,7 +70,7 @@ class Pairs:
 
 def dense_vector(schema: CollectionSchema, vector_name: str | None) -> tuple[str, models.VectorParams]:
     """Return the name and the settings of the vector to learn from; None takes the only one."""
-    there = ", ".join(name or "(unnamed)" for name in sorted(schema.dense)) or "none"
+    there = ", ".join(name or "'' (unnamed)" for name in sorted(schema.dense)) or "none"
     if vector_name is None and len(schema.dense) != 1:
         raise InputError(
             f"collection {schema.name!r} has {len(schema.dense)} dense vectors ({there}); choose one: --vector, "
