@@ -16,14 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
+import psutil
 from care_benchmarks.machine import commit_of
 
 from tests.reliability.processes import QdrantServer
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-QUIET_LOAD = 0.5
-"""Largest load of the last minute with which a measurement starts."""
+QUIET_PERCENT = 10.0
+"""Largest share of the machine's CPU time that other work may take when a measurement starts."""
+_WATCHED_SECONDS = 5
 WAIT_SECONDS = 600
 """Longest wait for the machine to become quiet."""
 
@@ -90,8 +92,9 @@ def main(binary: str | None, dev: str | None, within: int | None, only: tuple[st
     left_out = [step.result for step in chosen if not have[step.needs]]
     steps = [step for step in chosen if have[step.needs] and not (folder / step.result).exists()]
     for number, step in enumerate(steps, 1):
-        load = os.getloadavg()[0] if busy else _quiet()
-        click.echo(f"{number} of {len(steps)}: {step.result}, about {step.minutes} minutes, load {load:.1f}")
+        if not busy:
+            _wait_until_quiet()
+        click.echo(f"{number} of {len(steps)}: {step.result}, about {step.minutes} minutes")
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / step.result
             with _server(binary if step.needs == "server" else None, Path(scratch)) as environment:
@@ -135,14 +138,12 @@ def _server(binary: str | None, folder: Path) -> Iterator[dict[str, str]]:
         }
 
 
-def _quiet() -> float:
-    """Wait until nothing else runs, and return the load."""
+def _wait_until_quiet() -> None:
+    """Wait until nothing else runs; the load of the last minute would count the measurement before."""
     deadline = time.monotonic() + WAIT_SECONDS
-    while (load := os.getloadavg()[0]) > QUIET_LOAD:
+    while (busy := psutil.cpu_percent(_WATCHED_SECONDS)) > QUIET_PERCENT:
         if time.monotonic() > deadline:
-            raise click.ClickException(f"other work runs on this machine (load {load:.1f}): stop it, or give --busy")
-        time.sleep(5)
-    return load
+            raise click.ClickException(f"other work takes {busy:.0f} % of this machine: stop it, or give --busy")
 
 
 if __name__ == "__main__":
