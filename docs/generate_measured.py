@@ -24,6 +24,7 @@ def pages() -> dict[Path, dict[str, str]]:
             "loading": _loading(),
             "searches beside a load": _beside(),
             "filters": _filters(),
+            "search on a server": _search(),
         },
         ROOT / "docs/evidence/service.md": {"servers": _servers(), "detour": _detour(), "clients": _clients()},
     }
@@ -87,7 +88,7 @@ def _promises() -> Iterator[str]:
         f"{publish['good']} of {publish['trials']} | `python -m tests.reliability kill-attach`, `kill-publish` |"
     )
     yield (
-        f"| embedded ingestion against stock `upload_points`, 768-d | {throughput['ratio']:.0f}× | "
+        f"| embedded ingestion against stock `upload_points`, 768-d | {throughput['ratio']:.1f}× | "
         "`python -m benchmarks.perf.ingestion throughput` |"
     )
     yield (
@@ -134,7 +135,13 @@ def _promises() -> Iterator[str]:
 
 
 def _machine() -> Iterator[str]:
-    places = {"scores": "dev/result.json", "the pair's speed": "dev-speed/result.json", "BERT-base": "llama-speed.json"}
+    places = {
+        "scores": "dev/result.json",
+        "the pair's speed": "dev-speed/result.json",
+        "cold starts": "command-start.json",
+        "embedded ingestion": "ingestion-throughput.json",
+        "BERT-base": "llama-speed.json",
+    }
     told = []
     for what, name in places.items():
         machine = _read(name)["machine"]
@@ -249,6 +256,30 @@ def _filters() -> Iterator[str]:
             line = (found[indexed, kind, acorn] for kind in kinds)
             cells = [f"{one['recall_at_10']:.3f}, {one['p50_ms']:.1f} ms" for one in line]
             yield f"| {indexed}{', ACORN' if acorn else ''} | {' | '.join(cells)} |"
+
+
+def _search() -> Iterator[str]:
+    """Median time of a query by what it goes through, for three sizes of the collection."""
+    results = [_read(f"server-search-{points}.json") for points in (10_000, 100_000, 1_000_000)]
+    found = [{(one["query"], one["through"]): one["p50_ms"] for one in result["latencies"]} for result in results]
+    ways = {
+        "raw HTTP": "raw HTTP",
+        "plain client": "plain client",
+        "QdrantVectorStore": "stock LlamaIndex store",
+        "CareVectorStore": "CareVectorStore",
+    }
+    kinds = {
+        "dense": "dense, 10,000 points / 100,000 / 1,000,000",
+        "BM25": "BM25",
+        "hybrid": "hybrid",
+        "hybrid, one level": "… one level of prefetch (other hits)",
+        "hybrid, rrf": "… rrf",
+    }
+    yield "| | " + " | ".join(ways.values()) + " |"
+    yield "|---|" + "---:|" * len(ways)
+    for kind, words in kinds.items():
+        cells = [" / ".join(f"{one[kind, way]:.1f}" for one in found if (kind, way) in one) or "–" for way in ways]
+        yield f"| {words} | {' | '.join(cells)} |"
 
 
 def _servers() -> Iterator[str]:

@@ -29,9 +29,8 @@ SIZES = (10_000_000, 100_000_000, 1_000_000_000)
     help="Of a worker; an assumption, no measurement.",
 )
 @click.option("--workers", type=click.IntRange(1), default=64, show_default=True, help="Their number.")
-@click.option("--price", type=click.FloatRange(0), default=2.5, show_default=True, help="Of an hour of a worker.")
 @output_option
-def bulk_forecast(dim: int, tokens_per_second: float, workers: int, price: float, output: Path) -> None:
+def bulk_forecast(dim: int, tokens_per_second: float, workers: int, output: Path) -> None:
     """Work out three sizes of a generated corpus of 24 to 260 tokens a document.
 
     \b
@@ -46,7 +45,7 @@ def bulk_forecast(dim: int, tokens_per_second: float, workers: int, price: float
         sample.draw(corpus_documents([str(corpus)], job))
     found = []
     for size in SIZES:
-        settings = ForecastSettings(size, tokens_per_second, workers, price)
+        settings = ForecastSettings(size, tokens_per_second, workers)
         found.append(
             asdict(
                 forecast(
