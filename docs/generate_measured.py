@@ -153,7 +153,7 @@ def _machine() -> Iterator[str]:
 
 
 def _ingestion() -> Iterator[str]:
-    """What ingestion into a server costs beside the stock ways, by protocol."""
+    """Cost of ingestion into a server beside that of the stock ways, by protocol."""
     result = _read("server-ingestion.json")
     names = {
         "care": "`care ingest`",

@@ -1,4 +1,4 @@
-"""What documents are worth that a learned query encoder encodes, where the model of the other documents is gone.
+"""Measures documents that a learned query encoder encodes, where the model of the other documents is gone.
 
 A share of a collection's documents counts as new: a table is learned from the others (`learn_choices`) and encodes the
 new ones as `care ingest --stand-in` does. The collection's questions are scored with the old model's vectors of all

@@ -241,7 +241,7 @@ def _makers(schema: CollectionSchema, name: str, contract: VectorContract | Spar
 
 @dataclass(slots=True)
 class _Counts:
-    """What the payloads of some points say."""
+    """Numbers and samples of some points, by what their payloads say."""
 
     counts: Counter[str] = field(default_factory=Counter)
     """Numbers of points, by the field of the report."""
@@ -270,7 +270,7 @@ class _Counting:
     layout: Layout
     vector_name: str
     makers: Sequence[str]
-    """What the hashes of the vector hold beside the text, as `_makers` returns it."""
+    """Strings that the hashes of the vector hold beside the text, as `_makers` returns them."""
     learned: frozenset[str]
     """Fingerprints of the learned encoders that stood in for the vector's model."""
     is_attached: bool

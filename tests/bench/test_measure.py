@@ -1,4 +1,4 @@
-"""What `make measure` measures is what the pages state."""
+"""Tests that `make measure` measures the speeds that the pages state."""
 
 import importlib
 import re

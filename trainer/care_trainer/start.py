@@ -120,7 +120,7 @@ class Result:
     ndcg_at_10: dict[str, Estimate]
     recall_at_10: dict[str, Estimate]
     differences: list[Difference]
-    """What training changed, with and without BM25, and what the model adds to BM25."""
+    """Differences between before and after the training, with and without BM25, and between the model and BM25."""
 
 
 def prepare(
