@@ -103,7 +103,9 @@ def run(page: str, folder: Path, replaced: dict[str, str]) -> None:
         else:
             script.append(f"{{ {text}\n}} 2>&1 </dev/null || exit")
     script.append(f"printf '\\036%d\\n' {len(todo)}")
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "BROWSER": "true"}
+    # What `make test VENV=…` hands down is not for the `make` of a page, whose environment is the folder's own.
+    environment = {name: value for name, value in os.environ.items() if name != "VENV" and "MAKE" not in name}
+    environment |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "BROWSER": "true"}
     done = subprocess.run(
         ["bash", "-c", "\n".join(script)],
         cwd=folder,
