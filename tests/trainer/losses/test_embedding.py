@@ -5,10 +5,13 @@ import pytest
 import torch
 from care_trainer.config import Tower
 from care_trainer.data.read import text_key
-from care_trainer.losses.embedding import EmbeddingLoss, Features, hide_tokens, without_keys
+from care_trainer.losses.embedding import EmbeddingLoss, Features, hide_tokens, split_by_tokens, without_keys
 from care_trainer.losses.objectives import AlignObjective, InfoNce, Matryoshka
 from care_trainer.models import towers
+from hypothesis import given
+from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.losses.gradcache import _create_minibatch
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
@@ -71,6 +74,37 @@ def test_cached_is_uncached(query_folder: Path, document_folder: Path, case: str
     assert sides == ({"query", "document"} if kind == "both" else set())
     for name, gradient in plain_gradients.items():
         torch.testing.assert_close(cached_gradients[name], gradient, rtol=1e-3, atol=1e-6)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=40),
+    tokens=st.integers(1, 200),
+    left=st.booleans(),
+)
+def test_no_part_of_a_column_has_more_tokens_than_asked_for(lengths: list[int], tokens: int, left: bool) -> None:
+    """One long text among many short ones is what sentence-transformers' own count lets through."""
+    lengths = sorted(lengths, reverse=True)
+    mask = torch.tensor([[1] * length + [0] * (lengths[0] - length) for length in lengths])
+    mask = mask.flip(1) if left else mask
+    column = {"attention_mask": mask, "input_ids": torch.arange(mask.numel()).reshape(mask.shape), "task": "query"}
+    parts = split_by_tokens(column, tokens)
+    assert torch.equal(torch.cat([part["input_ids"] for part in parts]), column["input_ids"])
+    for part in parts:
+        rows = len(part["attention_mask"])
+        passed = _create_minibatch(part, 0, rows)["input_ids"].numel()
+        assert part["task"] == "query" and (passed <= tokens or rows == 1)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_pass_has_no_more_tokens_than_asked_for(query_folder: Path, cached: bool) -> None:
+    model = towers.load(query_folder).eval()
+    columns = [without_keys(column) for column in _columns(model)]
+    keys = torch.arange(len(columns[0]["input_ids"]))
+    passed: list[int] = []
+    model.register_forward_pre_hook(lambda _, inputs: passed.append(inputs[0]["input_ids"].numel()))
+    loss = EmbeddingLoss(model, InfoNce(0.05), mini_batch_tokens=70, cached=cached)
+    loss([{**column, "keys": keys} for column in columns]).backward()
+    assert len(passed) > 4 and max(passed) <= 70
 
 
 @pytest.fixture

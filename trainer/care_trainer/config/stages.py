@@ -76,7 +76,7 @@ class Stage:
     mini_batch_size: Count = 64
     """Rows encoded at once, sorted by length to save padding."""
     mini_batch_tokens: Count | None = None
-    """Tokens encoded at once, instead of ``mini_batch_size`` rows. It bounds the memory of one pass."""
+    """Tokens encoded at once, with padding, instead of ``mini_batch_size`` rows. It bounds the memory of one pass."""
     cached: bool = False
     """Use gradient caching: memory of one mini-batch for a second forward pass."""
     max_tokens: Count | None = None

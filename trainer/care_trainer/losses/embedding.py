@@ -1,11 +1,15 @@
 """The embeddings of a batch: sorted by length, in mini-batches, with or without gradient caching.
 
-The caching itself is sentence-transformers' (GradCache, arXiv 2101.06983). Sorting inside the batch keeps the batch
-random, which in-batch negatives need, and saves most of the padding. A column of a static encoder is flat (all its
+The caching itself is sentence-transformers' (GradCache, arXiv 2101.06983), and so are mini-batches of a number of rows.
+Those of a number of tokens are cut here: sentence-transformers counts the tokens without their padding, which says
+nothing of the memory of one long text among many short ones. Sorting inside the batch keeps the batch random, which
+in-batch negatives need, and saves most of the padding. A column of a static encoder is flat (all its
 tokens in one row, and where each text begins); it costs next to nothing, and is embedded at once.
 """
 
+import sys
 from collections.abc import Iterable
+from itertools import chain, islice, pairwise
 from typing import Any
 
 import torch
@@ -50,11 +54,14 @@ class EmbeddingLoss(CachedLossMixin, nn.Module):
         super().__init__()
         self.model: Any = model
         self.objective, self.token_dropout = objective, token_dropout
-        self.mini_batch_size, self.mini_batch_num_tokens = mini_batch_size, mini_batch_tokens
+        self.mini_batch_tokens = mini_batch_tokens
+        # What is cut by tokens is one mini-batch to sentence-transformers.
+        self.mini_batch_size = mini_batch_size if mini_batch_tokens is None else sys.maxsize
         self.uses_gradient_cache = cached
         self._keys: list[Tensor] = []
         self._label_keys: Tensor | None = None
         self._orders: list[Tensor] = []
+        self._parts: list[int] = []
         self._flat: dict[int, Tensor] = {}
 
     def forward(self, sentence_features: Iterable[Features], labels: Tensor | None = None) -> Tensor:
@@ -67,12 +74,14 @@ class EmbeddingLoss(CachedLossMixin, nn.Module):
         padded = [column for column in columns if not is_flat(column)]
         self._orders = [column["attention_mask"].sum(dim=1).argsort(stable=True, descending=True) for column in padded]
         padded = [
-            hide_tokens(_permute(column, order), self.token_dropout)
+            hide_tokens(_rows_of(column, order), self.token_dropout)
             for column, order in zip(padded, self._orders, strict=True)
         ]
+        parts = [split_by_tokens(column, self.mini_batch_tokens) for column in padded]
+        self._parts = list(map(len, parts))
         if self.uses_gradient_cache and padded:
-            return self._forward_cached(padded, labels)
-        reps = [[rep for rep, _ in self.embed_minibatch_iter(column, True, False)] for column in padded]
+            return self._forward_cached(list(chain.from_iterable(parts)), labels)
+        reps = [[rep for rep, _ in self.embed_minibatch_iter(part, True, False)] for part in chain.from_iterable(parts)]
         return self.calculate_loss(reps, labels)
 
     def _embed_flat(self, column: Features) -> Tensor:
@@ -83,8 +92,10 @@ class EmbeddingLoss(CachedLossMixin, nn.Module):
     def calculate_loss(
         self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
     ) -> Tensor:
-        """Return the loss, from mini-batches of the padded columns' embeddings."""
-        embeddings = [torch.cat(parts)[order.argsort()] for parts, order in zip(reps, self._orders, strict=True)]
+        """Return the loss, from mini-batches of the embeddings of the padded columns' parts."""
+        left = iter(reps)
+        columns = [torch.cat(list(chain.from_iterable(islice(left, count)))) for count in self._parts]
+        embeddings = [column[order.argsort()] for column, order in zip(columns, self._orders, strict=True)]
         for at, flat in self._flat.items():
             embeddings.insert(at, flat)
         loss: Tensor = self.objective(Batch(embeddings, self._keys, labels, self._label_keys))
@@ -126,6 +137,24 @@ def embedding_loss(model: SentenceTransformer, objective: nn.Module, stage: Stag
     )
 
 
+def split_by_tokens(column: Features, tokens: int | None) -> list[Features]:
+    """Return parts of a padded column, in order, none of more tokens than this with its padding; None is one part.
+
+    Padding that all texts of a part have at their end does not count: it is dropped before the encoder.
+    """
+    if tokens is None:
+        return [column]
+    mask = column["attention_mask"]
+    ends = ((mask > 0) * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(dim=1).tolist()
+    bounds, width = [0], 0
+    for row, end in enumerate(ends):
+        width = max(width, end)
+        if row > bounds[-1] and width * (row + 1 - bounds[-1]) > tokens:
+            bounds.append(row)
+            width = end
+    return [_rows_of(column, slice(*part)) for part in pairwise([*bounds, len(ends)])]
+
+
 def drop_tokens(ids: Tensor, offsets: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
     """Leave a random fraction of the tokens out of a flat column."""
     kept = torch.rand(len(ids), device=ids.device) >= fraction
@@ -148,9 +177,9 @@ def _with_gradient(loss: Tensor, tensor: Tensor, gradient: Tensor | None) -> Ten
     return loss if gradient is None else loss + ((tensor - tensor.detach()) * gradient).sum()
 
 
-def _permute(column: Features, order: Tensor) -> Features:
-    rows = len(order)
+def _rows_of(column: Features, which: Tensor | slice) -> Features:
+    rows = len(column["attention_mask"])
     return {
-        key: value[order] if isinstance(value, Tensor) and value.ndim > 0 and len(value) == rows else value
+        key: value[which] if isinstance(value, Tensor) and value.ndim > 0 and len(value) == rows else value
         for key, value in column.items()
     }

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import PrinterCallback, ProgressCallback, set_seed
 from transformers.integrations.integration_utils import TensorBoardCallback
 
+from care_qdrant.encoders.local.attention import without_cudnn_attention
 from care_qdrant.encoders.onnx import usable_cores
 from care_qdrant.errors import InputError, TrainingError
 from care_trainer.data.collators import PairCollator
@@ -104,7 +105,11 @@ def fit(
     if checkpoint is not None and processes().is_main_process:
         logger.info("stage %s: continues after step %s", job.folder.name, checkpoint.name.rsplit("-", 1)[-1])
     _keep_batch_size(job, resumed=checkpoint is not None)
-    with writing(lambda: _unwritten(job.folder)), _matmul_precision("high" if job.run.tf32 else "highest"):
+    with (
+        writing(lambda: _unwritten(job.folder)),
+        _matmul_precision("high" if job.run.tf32 else "highest"),
+        without_cudnn_attention(),  # each mini-batch has a shape of its own
+    ):
         output = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     is_over = best is not None and best.conclude()
     if trainer.state.global_step < trainer.state.max_steps and not is_over:
