@@ -8,8 +8,8 @@ from tokenizers import Encoding, Tokenizer
 from care_qdrant.encoders.side import Side
 from care_qdrant.encoders.usable import require_texts
 
-_ALIKE = 0.97
-"""Shortest text of a batch, as a fraction of its longest, once there are enough of them."""
+ALIKE = 0.97
+"""Shortest text of a batch that is padded, as a fraction of its longest, once there are enough of them."""
 
 
 class TokenizerFile:
@@ -37,22 +37,23 @@ def uncut_length(encoding: Encoding, special_tokens: int) -> int:
     return sum(len(part.ids) for part in parts) - special_tokens * (len(parts) - 1)
 
 
-def token_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+def token_batches(lengths: Sequence[int], batch_tokens: int, *, alike: float = 0.0) -> Iterator[list[int]]:
     """Yield batches of indices, longest texts first, none with more than ``batch_tokens`` padded tokens.
 
     The longest come first so that memory runs out at once or never. A text longer than the budget is a batch of its
-    own. A batch that is a quarter full ends where the texts become shorter: what it would pad costs more than its size
-    gains.
+    own.
 
     Args:
         lengths: Tokens of each text.
         batch_tokens: Padded tokens of one batch: its longest text times its number of texts.
+        alike: Shortest text of a batch that is a quarter full, as a fraction of its longest. Where texts are padded,
+            those that are shorter cost more in it than a larger batch gains.
     """
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         longest = lengths[batch[0]] if batch else lengths[index]
         is_full = longest * (len(batch) + 1) > batch_tokens
-        is_enough = 4 * longest * len(batch) >= batch_tokens and lengths[index] < _ALIKE * longest
+        is_enough = 4 * longest * len(batch) >= batch_tokens and lengths[index] < alike * longest
         if batch and (is_full or is_enough):
             yield batch
             batch = []

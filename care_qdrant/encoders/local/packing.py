@@ -1,12 +1,15 @@
 """A batch without padding: its texts are one row of tokens, and each attends within itself.
 
-Causal attention takes half the work without a mask. Where one token becomes the vector, the feed-forward of the last
-layer, which reads no other token, is computed for that one alone.
+Causal attention takes half the work without a mask, and on a GPU a mask keeps torch off its fastest kernel. Where one
+token becomes the vector, the feed-forward of the last layer, which reads no other token, is computed for that one
+alone.
 """
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
+from inspect import signature
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
@@ -37,8 +40,11 @@ class Packed:
         self._first_position = int(config.pad_token_id) + 1 if config.model_type in _OFFSET_POSITIONS else 0
         self._pooling = self._model[1].pooling_mode
 
-    def features(self, token_ids: Sequence[Sequence[int]]) -> "dict[str, Tensor]":
-        """Return what `run` reads of texts of at least one token each; those of one length are best side by side."""
+    def features(self, token_ids: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """Return what `run` reads of texts of at least one token each; on a CPU those of one length are best together.
+
+        Beside the tensors there is the length of the longest text, which a GPU need not be asked for.
+        """
         import torch
 
         ends = np.cumsum([0, *map(len, token_ids)])
@@ -46,11 +52,13 @@ class Packed:
         rows = {"input_ids": np.concatenate([np.asarray(ids) for ids in token_ids]), "position_ids": positions}
         if "token_type_ids" in self._model.tokenizer.model_input_names:
             rows["token_type_ids"] = np.zeros_like(positions)
-        bounds = torch.from_numpy(ends)
-        features = {name: torch.from_numpy(row)[None] for name, row in rows.items()}
-        return {**features, "cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds}
+        bounds = torch.from_numpy(ends.astype(np.int32))
+        features: dict[str, Any] = {name: torch.from_numpy(row)[None] for name, row in rows.items()}
+        longest = max(map(len, token_ids))
+        bounded = {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
+        return {**features, **bounded}
 
-    def run(self, features: "dict[str, Tensor]") -> "Tensor":
+    def run(self, features: dict[str, Any]) -> "Tensor":
         """Return the vectors of the texts, (texts, dim)."""
         bounds = features["cu_seq_lens_q"]
         tokens = {"cls": bounds[:-1], "lasttoken": bounds[1:] - 1}.get(self._pooling)
@@ -69,12 +77,17 @@ class Packed:
             config._attn_implementation = before
 
 
-def packed(model: "SentenceTransformer", padded: Callable[[Sequence[Sequence[int]]], "Tensor"]) -> Packed | None:
+def packed(
+    model: "SentenceTransformer",
+    padded: Callable[[Sequence[Sequence[int]]], "Tensor"],
+    sent: Callable[[dict[str, Any]], dict[str, Any]],
+) -> Packed | None:
     """Return how to encode without padding, or None where that does not give the vectors that padded batches give.
 
     Args:
         model: Begins with a transformer and its pooling.
         padded: Encodes token ids as a padded batch, the longest first.
+        sent: Moves features to the model's device.
     """
     import torch
     from transformers import AttentionInterface
@@ -90,12 +103,20 @@ def packed(model: "SentenceTransformer", padded: Callable[[Sequence[Sequence[int
     try:
         with torch.inference_mode():
             found = Packed(model)
-            own, wanted = found.run(found.features(probes)).float(), padded(probes).float()
+            own, wanted = found.run(sent(found.features(probes))).float(), padded(probes).float()
+            alone = torch.cat([padded([probe]).float() for probe in probes])
     except Exception as error:  # an architecture may fail in any way here, and encodes with padding all the same
         logger.info("%s: encoded with padding (%s)", type(transformer).__name__, error)
         return None
-    apart = 1 - torch.nn.functional.cosine_similarity(own, wanted, dim=1).min()
-    return found if apart < (1e-6 if model.dtype == torch.float32 else 1e-3) else None
+    # In bfloat16 a text beside others differs from the same text alone: by as much, the vectors here may differ.
+    noise = _apart(alone, wanted)
+    return found if _apart(own, wanted) < max(1e-6 if model.dtype == torch.float32 else 1e-3, 4 * noise) else None
+
+
+def _apart(own: "Tensor", wanted: "Tensor") -> float:
+    import torch
+
+    return float(1 - torch.nn.functional.cosine_similarity(own, wanted, dim=1).min())
 
 
 def _attend(
@@ -108,6 +129,7 @@ def _attend(
     scaling: float | None = None,
     is_causal: bool | None = None,
     cu_seq_lens_q: "Tensor",
+    max_length_q: int,
     **others: Any,
 ) -> "tuple[Tensor, None]":
     """Attend within each text: (1, heads, tokens, width) to (1, tokens, heads, width)."""
@@ -116,6 +138,8 @@ def _attend(
     if attention_mask is not None or any(others.get(name) is not None for name in _BEYOND_PRODUCTS):
         raise ValueError("attention that is more than a product of queries and keys")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if query.is_cuda:
+        return _attend_at_once(query, key, value, cu_seq_lens_q, max_length_q, causal=causal, scaling=scaling), None
     out = query.new_empty(query.shape[2], query.shape[1], value.shape[-1])
     at = 0
     for length, run in groupby(cu_seq_lens_q.diff().tolist()):
@@ -135,6 +159,32 @@ def _attend(
         out[rows] = attended.transpose(1, 2).flatten(0, 1)
         at = rows.stop
     return out[None], None
+
+
+def _attend_at_once(
+    query: "Tensor",
+    key: "Tensor",
+    value: "Tensor",
+    bounds: "Tensor",
+    longest: int,
+    *,
+    causal: bool,
+    scaling: float | None,
+) -> "Tensor":
+    """Attend within each text by torch's own flash attention, which reads texts of any lengths in one kernel."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    queries, keys, values = (side[0].transpose(0, 1) for side in (query, key, value))
+    options: dict[str, Any] = {"scale": scaling, "window_size": (-1, 0 if causal else -1)}
+    if "enable_gqa" in _parameters(varlen_attn):  # torch 2.11 shares keys without being asked to
+        options["enable_gqa"] = query.shape[1] != key.shape[1]
+    attended = cast("Tensor", varlen_attn(queries, keys, values, bounds, bounds, longest, longest, **options))
+    return attended[None]
+
+
+@cache
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(signature(function).parameters)
 
 
 @contextmanager

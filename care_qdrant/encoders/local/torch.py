@@ -2,13 +2,13 @@
 
 The modules are those of sentence-transformers, and so are the vectors. What is ours is the way to them: each text is
 tokenised by a copy of the model's own tokenizer that needs no lock, while another thread keeps the device busy; a
-forward pass has a budget of padded tokens and texts of one length; memory that runs out halves the budget; and one
-vector a text comes back.
+forward pass has no padding where the model allows it, and else texts of one length; memory that runs out halves the
+budget of a pass; and one vector a text comes back.
 """
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from care_qdrant.encoders.ahead import Meter
-from care_qdrant.encoders.batching import Budget, token_batches, uncut_length
+from care_qdrant.encoders.batching import ALIKE, Budget, token_batches, uncut_length
 from care_qdrant.encoders.engine import Dtype
+from care_qdrant.encoders.local.attention import without_cudnn_attention
 from care_qdrant.encoders.local.packing import Packed, packed
 from care_qdrant.encoders.local.weights import no_progress_bars as no_progress_bars
 from care_qdrant.encoders.local.weights import readable_model
@@ -116,13 +117,11 @@ class TorchEncoder:
         """Encode texts without looking at the vectors: one of a text that the model does not weigh is zero."""
         require_texts(texts)
         prompt = self.prompt if prompt is None else prompt
-        # One by one: `encode_batch` starts a thread for each core, and those are what a CPU encodes with.
-        encode = self._copy.encode if self._copy is not None and self._reads_ids else None
-        read = None if encode is None else [encode(prompt + text).ids for text in texts]
+        read = self._read([prompt + text for text in texts]) if self._reads_ids else None
         uncut = map(len, read) if read is not None else self._lengths(texts, prompt)
         lengths = [min(length, self.max_tokens) for length in uncut]
         vectors = np.empty((len(texts), self.dim), dtype=np.float32)
-        todo = deque(token_batches(lengths, self.budget.tokens))
+        todo = deque(self._batches(lengths))
         while todo:
             batch = todo.popleft()
             padded = lengths[batch[0]] * len(batch)
@@ -141,7 +140,7 @@ class TorchEncoder:
                 self.budget.halve(padded)
                 logger.warning("%s: out of memory at %d padded tokens, going on", self.device, padded)
                 self._free()
-                parts = token_batches([lengths[index] for index in batch], self.budget.tokens)
+                parts = self._batches([lengths[index] for index in batch])
                 todo.extendleft(reversed([[batch[index] for index in part] for part in parts]))
             else:
                 self.budget.fits(padded)
@@ -155,6 +154,24 @@ class TorchEncoder:
     def unread(self, text: str) -> list[str]:
         """Return the words that the tokenizer does not read, where they are most of a text."""
         return [] if self._copy is None or self._is_table else unread_words(text, self._copy.encode(text))
+
+    def _read(self, texts: list[str]) -> list[list[int]] | None:
+        """Return token ids, cut; None where the tokenizer is one in Python."""
+        return None if self._copy is None else [encoding.ids for encoding in self._tokenised(texts)]
+
+    def _tokenised(self, texts: list[str]) -> Iterable[Encoding]:
+        assert self._copy is not None, "checked by the callers"
+        special = not self._is_table
+        if self.device == "cpu":
+            # One by one: `encode_batch` starts a thread for each core, and those are what a CPU encodes with.
+            return (self._copy.encode(text, add_special_tokens=special) for text in texts)
+        found: list[Encoding] = self._copy.encode_batch(texts, add_special_tokens=special)
+        return found
+
+    def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
+        # Attention on a CPU is computed by length, with or without padding.
+        padded = self._packed is None or self.device == "cpu"
+        return token_batches(lengths, self.budget.tokens, alike=ALIKE if padded else 0.0)
 
     def _limit(self, max_tokens: int | None) -> int:
         tokenizer = self._model.tokenizer
@@ -185,24 +202,28 @@ class TorchEncoder:
         return copy
 
     def _without_padding(self) -> Packed | None:
-        if self._copy is None or not self._reads_ids or self.device != "cpu":
+        if self._copy is None or not self._reads_ids:
             return None
         with self._lock:
-            return packed(self._model, lambda token_ids: self._run(self._padded(token_ids)))
+            return packed(self._model, lambda token_ids: self._run(self._sent(self._padded(token_ids))), self._sent)
 
     def _forward(self, token_ids: Sequence[Sequence[int]]) -> Vectors:
         """Return the vectors of one batch; the longest comes first."""
         import torch
 
         lengths = [len(ids) for ids in token_ids]
-        packed = self._packed if lengths[-1] else None
+        # One text has no padding, and on a GPU attention to many has a cost for each call.
+        alone = len(token_ids) == 1 and self.device != "cpu"
+        packed = None if alone or lengths[-1] == 0 else self._packed
         features = self._padded(token_ids) if packed is None else packed.features(token_ids)
-        with self._lock, torch.inference_mode(), self.meter.running(lengths, features["input_ids"].numel()):
-            rows = (self._run(features) if packed is None else packed.run(features)).float()
-            if self._geometry == "unit":
-                rows = torch.nn.functional.normalize(rows, dim=1)
-            found: Vectors = rows.cpu().numpy()
-        return found
+        with self.meter.running(lengths, features["input_ids"].numel()):
+            with self._lock, torch.inference_mode():
+                rows = (self._run if packed is None else packed.run)(self._sent(features)).float()
+                if self._geometry == "unit":
+                    rows = torch.nn.functional.normalize(rows, dim=1)
+                wait = _fetched(rows)
+            # A GPU has only been told what to do: the next call tells it more while this one waits.
+            return wait()
 
     def _padded(self, token_ids: Sequence[Sequence[int]]) -> "dict[str, torch.Tensor]":
         """Return (batch, length) tensors, padded on the tokenizer's own side; the longest text comes first."""
@@ -219,10 +240,20 @@ class TorchEncoder:
             features["token_type_ids"] = torch.zeros_like(features["input_ids"])
         return features
 
-    def _run(self, features: "dict[str, torch.Tensor]") -> "torch.Tensor":
-        if self._model.device.type == "cuda":
-            features = {name: array.pin_memory().to(self.device, non_blocking=True) for name, array in features.items()}
-        vectors: torch.Tensor = self._model(features)["sentence_embedding"]
+    def _sent(self, features: dict[str, Any]) -> dict[str, Any]:
+        """Return features on the model's device; what is not a tensor stays as it is."""
+        import torch
+
+        if self._model.device.type != "cuda":
+            return features
+        return {
+            name: value.pin_memory().to(self.device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+            for name, value in features.items()
+        }
+
+    def _run(self, features: dict[str, Any]) -> "torch.Tensor":
+        with without_cudnn_attention():
+            vectors: torch.Tensor = self._model(features)["sentence_embedding"]
         return vectors
 
     def _stock(self, texts: list[str], prompt: str, *, lengths: Sequence[int], batch: Sequence[int]) -> Vectors:
@@ -247,8 +278,8 @@ class TorchEncoder:
             return []
         if self._copy is not None:
             special = 0 if self._is_table else self._copy.num_special_tokens_to_add(False)
-            encode = partial(self._copy.encode, add_special_tokens=not self._is_table)
-            return [uncut_length(encode(prompt + text), special) for text in texts]
+            read = self._tokenised([prompt + text for text in texts])
+            return [uncut_length(encoding, special) for encoding in read]
         with self._lock:
             encoded = self._model.tokenizer(
                 [prompt + text for text in texts],
@@ -258,6 +289,24 @@ class TorchEncoder:
                 verbose=False,
             )
         return [len(ids) for ids in encoded["input_ids"]]
+
+
+def _fetched(rows: "torch.Tensor") -> Callable[[], Vectors]:
+    """Begin to copy rows to this process, and return how to wait for them."""
+    import torch
+
+    if not rows.is_cuda:
+        found: Vectors = rows.cpu().numpy()
+        return lambda: found
+    copy = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
+    copy.copy_(rows, non_blocking=True)
+    done = torch.cuda.current_stream(rows.device).record_event()
+
+    def wait() -> Vectors:
+        done.synchronize()
+        return copy.numpy()
+
+    return wait
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:

@@ -1,0 +1,31 @@
+"""Attention on a GPU without cuDNN, which makes a plan for every new shape of a batch.
+
+Texts make batches of ever new shapes. On an H200 the plans took more time than the model itself (sentence-transformers'
+own ``encode``: half of it, `benchmarks/perf/gpu.py`).
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_LOCK = threading.Lock()
+_USERS: list[bool] = []
+"""Whether cuDNN was allowed when each block that is under way began."""
+
+
+@contextmanager
+def without_cudnn_attention() -> Iterator[None]:
+    """Let torch choose among its other kernels in this block, in all threads of the process."""
+    import torch
+
+    with _LOCK:
+        _USERS.append(torch.backends.cuda.cudnn_sdp_enabled())  # type: ignore[no-untyped-call]
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            before = _USERS[0]
+            _USERS.pop()
+            if not _USERS:
+                torch.backends.cuda.enable_cudnn_sdp(before)
