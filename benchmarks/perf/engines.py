@@ -2,8 +2,8 @@
 
 The document encoder is a Qwen3 of a small shape with random weights, or a folder; the texts have the lengths of real
 passages. Every way encodes all of them in one call, in turns; servers are asked as `--endpoint` asks them. CPU
-seconds are there beside the time, since other work on the machine moves the time. On a GPU the engine is also compared
-with the rate of matrix products there.
+seconds are there beside the time, since other work on the machine moves the time. Shapes of LLMs on a GPU are measured
+by `benchmarks/perf/gpu.py`.
 """
 
 import random
@@ -102,7 +102,7 @@ def main(
       python -m benchmarks.perf.engines --output benchmarks/results/engines-cpu.json
       python -m benchmarks.perf.engines --output engines.json --server infinity \\
         "infinity_emb v2 --model-id {model} --engine torch --port {port} --url-prefix /v1" text
-      python -m benchmarks.perf.engines --model ./pair/document --device cuda --documents 20000 --output gpu.json
+      python -m benchmarks.perf.engines --model ./pair/document --device cuda --output gpu.json
     """
     import torch
 
@@ -133,8 +133,6 @@ def main(
         "engine": encoder.report(),
         "ways": [asdict(shown(result)) for result in results],
     }
-    if device.startswith("cuda"):
-        report |= _share_of_peak(encoder, sum(lengths), median(timings["engine"][0]))
     save_measured(output, report)
 
 
@@ -260,21 +258,22 @@ def _compare(timings: dict[str, tuple[list[float], list[float], Vectors]], docum
     ]
 
 
-def _share_of_peak(encoder: TorchEncoder, tokens: int, seconds: float) -> dict[str, float]:
-    """Return the rate of large bfloat16 matrix products of this GPU, and the engine's share of it."""
+def peak_rate(device: str) -> float:
+    """Return the operations a second of large bfloat16 matrix products on a device."""
     import torch
 
-    a = torch.randn(8_192, 8_192, device=encoder.device, dtype=torch.bfloat16)
-    for repeats in (3, 30):
-        torch.cuda.synchronize()
+    wait = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+    size, few, many = (8_192, 3, 30) if device.startswith("cuda") else (512, 1, 3)
+    a = torch.randn(size, size, device=device, dtype=torch.bfloat16)
+    rate = 0.0
+    for repeats in (few, many):
+        wait()
         start = time.perf_counter()
         for _ in range(repeats):
             a @ a
-        torch.cuda.synchronize()
-        peak = 2 * 8_192**3 * repeats / (time.perf_counter() - start)
-    layers = encoder._model[0].model
-    weights = sum(parameter.numel() for name, parameter in layers.named_parameters() if "embed" not in name)
-    return {"peak_tflops": round(peak / 1e12, 1), "share_of_peak": round(2 * weights * tokens / seconds / peak, 3)}
+        wait()
+        rate = 2 * size**3 * repeats / (time.perf_counter() - start)
+    return rate
 
 
 if __name__ == "__main__":
