@@ -26,6 +26,7 @@ def pages() -> dict[Path, dict[str, str]]:
             "filters": _filters(),
             "search on a server": _search(),
         },
+        ROOT / "docs/evidence/engines.md": {"gpu": _gpu()},
         ROOT / "docs/evidence/service.md": {"servers": _servers(), "detour": _detour(), "clients": _clients()},
     }
     return {page: {name: "\n".join(lines) + "\n" for name, lines in blocks.items()} for page, blocks in parts.items()}
@@ -319,6 +320,25 @@ def _clients() -> Iterator[str]:
             f"| {client['client']} | {client['queries']} | {client['hits']} | {client['queries_with_other_documents']} "
             f"| {client['texts_that_differ']} | {client['largest_difference_of_scores']:.1e} |"
         )
+
+
+def _gpu() -> Iterator[str]:
+    result = _read("gpu.json")
+    stock, best = "sentence-transformers", "sentence-transformers, batches of 128, without cuDNN's attention"
+    columns = ["documents", "tokens each", "documents/s", "tokens/s", "share of peak", "× default", "× best", "a query"]
+    yield f"| Qwen3's shape | {' | '.join(columns)} |"
+    yield "|---|" + "---:|" * 8
+    for name, shape in result["shapes"].items():
+        yield (
+            f"| {name} | {shape['texts']:,} | {shape['tokens'] / shape['texts']:.0f} "
+            f"| {shape['documents_per_second']:,.0f} | {shape['tokens_per_second']:,} | {shape['share_of_peak']:.0%} "
+            f"| {shape['speedup'][stock]:.1f} | {shape['speedup'][best]:.1f} | {shape['one_query_ms']:.0f} ms |"
+        )
+    yield ""
+    yield (
+        f"One {result['gpu']}, torch {result['torch']}, {result['rounds']} rounds, random bfloat16 weights; its own "
+        f"large matrix products run at {result['peak_tflops']:.0f} TFLOP/s."
+    )
 
 
 def _score(score: dict[str, Any] | None) -> str:

@@ -146,22 +146,35 @@ FAMILIES: dict[str, tuple[dict[str, Any], bool]] = {
     [*product(FAMILIES, ("cls", "mean", "lasttoken")), ("bert", "max"), ("qwen3", "weightedmean")],
 )
 def test_a_batch_without_padding_has_the_vectors_of_a_padded_one(family: str, pooling: str, tmp_path: Path) -> None:
-    options, is_packed = FAMILIES[family]
-    tokenizer = SentenceTransformer(str(tiny.query_tower(tmp_path / "tokenizer")), device="cpu").tokenizer
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(family, vocab_size=len(tokenizer), **options)
-    model = AutoModel.from_config(config)  # type: ignore[no-untyped-call]
-    for parameter in model.parameters():  # the usual small start would hide what a layer does
-        parameter.data.normal_(std=0.3)
-    model.save_pretrained(tmp_path / "base")
-    tokenizer.save_pretrained(tmp_path / "base")
-    transformer = Transformer(str(tmp_path / "base"), max_seq_length=48)
-    stock = SentenceTransformer(modules=[transformer, Pooling(32, pooling), Normalize()], device="cpu").eval()
+    stock = _random_model(family, pooling, tmp_path)
     encoder = TorchEncoder(stock, "document", batch_tokens=300)
     expected = stock.encode(TEXTS, batch_size=3, normalize_embeddings=True)
     np.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=1e-5, rtol=0)
-    assert (encoder.report()["padding"] == 1) == is_packed
+    assert (encoder.report()["padding"] == 1) == FAMILIES[family][1]
     np.testing.assert_array_equal(stock.encode(TEXTS, batch_size=3, normalize_embeddings=True), expected)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("family", "pooling"), [("bert", "cls"), ("qwen3", "lasttoken"), ("llama", "mean")])
+def test_a_gpu_encodes_without_padding(family: str, pooling: str, tmp_path: Path) -> None:
+    stock = _random_model(family, pooling, tmp_path)
+    expected = stock.encode(TEXTS, batch_size=3, normalize_embeddings=True)
+    encoder = TorchEncoder(stock.to("cuda", torch.bfloat16), "document", batch_tokens=300)
+    assert (encoder.encode(TEXTS) * expected).sum(axis=1).min() > 0.95
+    assert encoder.report()["padding"] == 1
+
+
+def _random_model(family: str, pooling: str, folder: Path) -> SentenceTransformer:
+    tokenizer = SentenceTransformer(str(tiny.query_tower(folder / "tokenizer")), device="cpu").tokenizer
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, vocab_size=len(tokenizer), **FAMILIES[family][0])
+    model = AutoModel.from_config(config)  # type: ignore[no-untyped-call]
+    for parameter in model.parameters():  # the usual small start would hide what a layer does
+        parameter.data.normal_(std=0.3)
+    model.save_pretrained(folder / "base")
+    tokenizer.save_pretrained(folder / "base")
+    transformer = Transformer(str(folder / "base"), max_seq_length=48)
+    return SentenceTransformer(modules=[transformer, Pooling(32, pooling), Normalize()], device="cpu").eval()
 
 
 def test_a_budget_is_halved_and_then_raised_to_the_largest_that_fits() -> None:

@@ -116,6 +116,18 @@ def test_dataloader_workers_make_the_same_batches_also_after_a_kill(query_folder
     assert resumed == alone[5:]
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_dataloader_workers_do_not_wait_for_the_threads_of_a_tokenizer(
+    query_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a word, training stood still where the environment asks for threads."""
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    towers.load(query_folder).tokenizer(["高血压"] * 64)  # its threads are begun in this process
+    assert len(_fit(query_folder, tmp_path, epochs=1, overrides=WORKERS)) == 4
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "true"
+
+
 @pytest.mark.parametrize("tf32", [False, True])
 def test_tf32_is_set_while_a_stage_trains_and_restored(query_folder: Path, tmp_path: Path, tf32: bool) -> None:
     found = []

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import resource
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -109,6 +110,7 @@ def fit(
         writing(lambda: _unwritten(job.folder)),
         _matmul_precision("high" if job.run.tf32 else "highest"),
         without_cudnn_attention(),  # each mini-batch has a shape of its own
+        _one_thread_tokenisers(),
     ):
         output = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     is_over = best is not None and best.conclude()
@@ -147,6 +149,24 @@ def _matmul_precision(precision: str) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def _one_thread_tokenisers() -> Iterator[None]:
+    """Let tokenisers use no threads: workers of the data are forks, and would wait for threads that they have not.
+
+    The library sees to it by itself, but not where the environment says TOKENIZERS_PARALLELISM=true.
+    """
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _unwritten(folder: Path) -> str:
