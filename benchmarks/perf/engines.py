@@ -187,7 +187,7 @@ def encode(encoder: TorchEncoder, texts: Sequence[str]) -> Vectors:
     """Encode as an ingestion does: batches of 16,384 padded tokens, as many at a time as the engine uses."""
     lengths = [min(length, encoder.max_tokens) for length in encoder.count_tokens(texts)]
     vectors = np.empty((len(texts), encoder.dim), dtype=np.float32)
-    batches = token_batches(lengths, 16_384)
+    batches = token_batches(lengths, 16_384, alike=encoder.alike)
     run: Callable[[list[int]], Vectors] = lambda batch: encoder.encode([texts[i] for i in batch])  # noqa: E731
     with closing(run_ahead(batches, run, lambda: encoder.calls)) as done:
         for batch, rows in done:

@@ -21,7 +21,6 @@ from care_qdrant.bulk.units import unit_rows
 from care_qdrant.corpus.chunking import cut_documents
 from care_qdrant.corpus.rows import Reject
 from care_qdrant.encoders.ahead import run_ahead
-from care_qdrant.encoders.batching import token_batches
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import EncodingError, FingerprintMismatch, NotVerified
 from care_qdrant.ingestion.diff import ChunkTask, chunk_task
@@ -128,8 +127,7 @@ def _encode(
         except EncodingError as error:
             return error
 
-    batches = token_batches([task.tokens for task in tasks], batch_tokens)
-    for batch, rows in run_ahead(batches, run, maker.calls):
+    for batch, rows in run_ahead(maker.batches(tasks, batch_tokens), run, maker.calls):
         if isinstance(rows, EncodingError):
             failed |= dict.fromkeys(batch, rows)
         else:

@@ -14,6 +14,7 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from care_qdrant.encoders import Encoder
+from care_qdrant.encoders.batching import ALIKE
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -22,6 +23,11 @@ R = TypeVar("R")
 def calls_of(encoder: Encoder) -> int:
     """Return how many calls of ``encode`` an encoder can use at a time."""
     return int(getattr(encoder, "calls", 1))
+
+
+def alike_of(encoder: Encoder) -> float:
+    """Return how alike in length an encoder wants the texts of a call to be: `token_batches`."""
+    return float(getattr(encoder, "alike", ALIKE))
 
 
 def meter_of(encoder: Encoder, otherwise: "Meter") -> "Meter":

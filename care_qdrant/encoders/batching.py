@@ -9,7 +9,7 @@ from care_qdrant.encoders.side import Side
 from care_qdrant.encoders.usable import require_texts
 
 ALIKE = 0.97
-"""Shortest text of a batch that is padded, as a fraction of its longest, once there are enough of them."""
+"""Shortest text of a batch, as a fraction of its longest, once there are enough of them."""
 
 
 class TokenizerFile:
@@ -37,7 +37,7 @@ def uncut_length(encoding: Encoding, special_tokens: int) -> int:
     return sum(len(part.ids) for part in parts) - special_tokens * (len(parts) - 1)
 
 
-def token_batches(lengths: Sequence[int], batch_tokens: int, *, alike: float = 0.0) -> Iterator[list[int]]:
+def token_batches(lengths: Sequence[int], batch_tokens: int, *, alike: float = ALIKE) -> Iterator[list[int]]:
     """Yield batches of indices, longest texts first, none with more than ``batch_tokens`` padded tokens.
 
     The longest come first so that memory runs out at once or never. A text longer than the budget is a batch of its
@@ -46,8 +46,8 @@ def token_batches(lengths: Sequence[int], batch_tokens: int, *, alike: float = 0
     Args:
         lengths: Tokens of each text.
         batch_tokens: Padded tokens of one batch: its longest text times its number of texts.
-        alike: Shortest text of a batch that is a quarter full, as a fraction of its longest. Where texts are padded,
-            those that are shorter cost more in it than a larger batch gains.
+        alike: Shortest text of a batch that is a quarter full, as a fraction of its longest; 0 fills every batch. Where
+            texts are padded, those that are shorter cost more in it than a larger batch gains.
     """
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):

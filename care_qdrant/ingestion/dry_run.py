@@ -8,7 +8,6 @@ from contextlib import closing
 from care_qdrant.contracts.payload import chunk_payload
 from care_qdrant.encoders import Encoder
 from care_qdrant.encoders.ahead import Meter, meter_of, run_ahead
-from care_qdrant.encoders.batching import token_batches
 from care_qdrant.ingestion.diff import ChunkTask, Diff
 from care_qdrant.ingestion.pipeline import WINDOW_TEXTS, Maker
 from care_qdrant.ingestion.reservoir import Reservoir
@@ -62,7 +61,7 @@ def estimate(
 
 def _measure(tasks: list[ChunkTask], maker: Maker, encoder: Encoder, batch_tokens: int) -> tuple[float, float, float]:
     """Return tokens a second, padding and idle fraction: of batches of all lengths, until the time is over."""
-    batches = [[tasks[index] for index in batch] for batch in token_batches([t.tokens for t in tasks], batch_tokens)]
+    batches = [[tasks[index] for index in batch] for batch in maker.batches(tasks, batch_tokens)]
     # From both ends and the middle in turn: the longest come first, and have a rate of their own.
     order = sorted(range(len(batches)), key=lambda number: number * 0.618_034 % 1)
     encoder.encode([min(tasks, key=lambda task: task.tokens).text])  # the first call also builds kernels

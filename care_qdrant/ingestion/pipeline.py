@@ -18,8 +18,8 @@ import numpy as np
 from qdrant_client import models
 
 from care_qdrant.contracts.contract import SparseContract
-from care_qdrant.encoders.ahead import Meter, calls_of, run_ahead
-from care_qdrant.encoders.batching import token_batches
+from care_qdrant.encoders.ahead import Meter, alike_of, calls_of, run_ahead
+from care_qdrant.encoders.batching import ALIKE, token_batches
 from care_qdrant.encoders.usable import require_usable
 from care_qdrant.ingestion.settings import DocumentModel
 from care_qdrant.qdrant.collection import Collection
@@ -86,6 +86,12 @@ class Maker:
     """Numbers of a vector, at least about: requests are cut by size."""
     calls: Callable[[], int] = lambda: 1
     """Return how many batches `make` can use at a time; asked before the first one."""
+    alike: Callable[[], float] = lambda: ALIKE
+    """Return how alike in length `make` wants the texts of a batch to be."""
+
+    def batches(self, tasks: Sequence[Task], batch_tokens: int) -> Iterator[list[int]]:
+        """Yield batches of indices of tasks, the longest texts first."""
+        return token_batches([task.tokens for task in tasks], batch_tokens, alike=self.alike())
 
 
 def document_vectors(model: DocumentModel, dim: int) -> Maker:
@@ -96,7 +102,7 @@ def document_vectors(model: DocumentModel, dim: int) -> Maker:
         require_usable(vectors, (len(tasks), dim), lambda row: tasks[row].name)
         return vectors
 
-    return Maker(make, dim, lambda: calls_of(model.document_encoder))
+    return Maker(make, dim, lambda: calls_of(model.document_encoder), lambda: alike_of(model.document_encoder))
 
 
 def brought_vectors(dim: int) -> Maker:
@@ -174,7 +180,7 @@ class Worker(Generic[T]):
             begin(window)
             if window.update:
                 self.sender.submit(partial(self.requests, window.update, None, window.place.limits.write), window.place)
-            for batch in token_batches([task.tokens for task in window.encode], self.batch_tokens):
+            for batch in self.maker.batches(window.encode, self.batch_tokens):
                 yield window, [window.encode[index] for index in batch]
             if self.stop.is_set():
                 return

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from care_qdrant.encoders.batching import ALIKE, token_batches
+from care_qdrant.encoders.batching import token_batches
 
 LENGTHS = st.lists(st.integers(1, 600), max_size=80)
 
@@ -30,7 +30,7 @@ def test_a_window_of_documents_pays_little_for_padding(batch_tokens: int) -> Non
     """Lengths as those of passages, few of them long, in a window of an ingestion; budgets of a CPU and of a GPU."""
     drawn = np.random.default_rng(0).lognormal(np.log(150) - 0.32, 0.8, 4_096)
     lengths = [int(length) for length in np.clip(drawn, 8, 512)]
-    batches = token_batches(lengths, batch_tokens, alike=ALIKE)
+    batches = token_batches(lengths, batch_tokens)
     padded = sum(max(lengths[i] for i in batch) * len(batch) for batch in batches)
 
     assert padded / sum(lengths) < 1.02

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from care_qdrant.encoders import TokenCounter
 from care_qdrant.encoders.ahead import Meter
+from care_qdrant.encoders.batching import ALIKE
 from care_qdrant.encoders.engine import Dtype
 from care_qdrant.encoders.onnx import usable_cores
 from care_qdrant.errors import EncodingError
@@ -34,6 +35,7 @@ class ProcessEncoder:
         self.dim, self.max_tokens, self.prompt, self._counter = dim, counter.max_tokens, prompt, counter
         self._devices, self.meter = tuple(devices), Meter(len(devices))
         self.calls = 2 * len(devices)
+        self.alike = ALIKE if "cpu" in devices else 0.0
         context = multiprocessing.get_context("spawn")
         free: Queue[str] = context.Queue()
         for device in devices:

@@ -86,6 +86,7 @@ class TorchEncoder:
         self.dim = int(self._model.get_embedding_dimension() or 0)
         self.budget = Budget(batch_tokens or (CPU_BATCH_TOKENS if self.device == "cpu" else BATCH_TOKENS))
         self.meter = Meter()
+        self.alike = ALIKE if self.device == "cpu" else 0.0
         self._geometry: Geometry = "cut" if cuts_unit_vectors(model) else "unit"
         self._packed = self._without_padding()
 

@@ -26,7 +26,7 @@ from tokenizers import Encoding, Tokenizer
 
 from care_qdrant.encoders.agreement import LEAST_HALF_PRECISION, projections
 from care_qdrant.encoders.ahead import Meter, run_ahead
-from care_qdrant.encoders.batching import ALIKE, token_batches
+from care_qdrant.encoders.batching import token_batches
 from care_qdrant.encoders.engine import START_PATIENCE_SECONDS, Engine
 from care_qdrant.encoders.references import Reference
 from care_qdrant.encoders.remote.wire import PERHAPS_TOO_MUCH, embeddings_client, read_vectors, request_body
@@ -117,7 +117,7 @@ class ServerEncoder:
             with self.meter.running([len(encodings[index].ids) for index in batch]):
                 return self._embed(inputs, sum(len(encodings[index].ids) for index in batch))[0]
 
-        batches = list(token_batches([len(encoding.ids) for encoding in encodings], self._batch_tokens, alike=ALIKE))
+        batches = list(token_batches([len(encoding.ids) for encoding in encodings], self._batch_tokens))
         for batch, rows in run_ahead(batches, run, lambda: min(len(batches), self.calls)):
             vectors[batch] = rows
         return vectors
