@@ -309,14 +309,15 @@ def command(
     if report.stand_ins:
         click.echo(
             f"{report.stand_ins:,} of {counted(report.points, 'point', 'have')} a vector of a learned query encoder, "
-            "which stands in for the model of the others. With that model back, ingest the same documents without --stand-in: "
-            "these are encoded again",
+            "which stands in for the model of the others. With that model back, ingest the same documents without "
+            "--stand-in: these are encoded again",
             err=True,
         )
     if report.other_points and not options["replace_others"]:
         advice = "leave them out of the corpus" if options["stand_in"] else "--replace-others deletes those"
         click.echo(
-            f"another writer made {counted(report.other_points, 'point')} of these documents, so they are found twice: {advice}",
+            f"another writer made {counted(report.other_points, 'point')} of these documents, so they are found twice: "
+            f"{advice}",
             err=True,
         )
     if report.same_beginning:

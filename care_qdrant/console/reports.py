@@ -10,7 +10,6 @@ import click
 
 from care_qdrant.console.options import Target, typed_model
 
-
 _OF_ONE = {"are": "is", "have": "has", "were": "was"}
 
 

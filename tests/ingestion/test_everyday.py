@@ -227,6 +227,8 @@ def test_the_rejects_file_is_made_by_a_reject_and_by_nothing_else(write_corpus: 
     assert beside.read_text() == earlier, "a refused run wrote"
     assert run(corpus, "--rejects", "mine.jsonl").exit_code == 8
     assert json.loads((tmp_path / "mine.jsonl").read_text())["line"] == 4
+    assert run(corpus, "--rejects", "of/tonight/mine.jsonl").exit_code == 8
+    assert json.loads((tmp_path / "of/tonight/mine.jsonl").read_text())["line"] == 4
     assert beside.read_text() == earlier
     run(corpus, "--shard", "1/2")
     run(corpus, "--shard", "2/2")
