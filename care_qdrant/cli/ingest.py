@@ -362,7 +362,8 @@ def _summary(report: "IngestReport", target: Target, is_named: bool, options: di
     if report.stopped:
         verb = "dry run stopped" if options["dry_run"] else "stopped"
         read = f"{counted(report.documents, 'document', 'were')} read so far ({said or 'nothing new'})"
-        lines.append(f"{verb}: {counted(report.points, 'point')} of this corpus stored; {read}")
+        stored = f"{counted(report.points, 'point')} of this corpus {'is' if report.points == 1 else 'are'} stored"
+        lines.append(f"{verb}: {stored}; {read}")
         lines.append(f"{report.collection}{named}: {time}")
     else:
         as_points = f"{counted(report.documents, 'document')} as {counted(report.chunks, 'point')}"
