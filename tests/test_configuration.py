@@ -174,6 +174,26 @@ def test_an_empty_value_is_not_the_default(arguments: list[str], named: str) -> 
     assert f"{named} is empty" in result.stderr
 
 
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (["search", "糖"], "--score-threshold"),
+        (["search", "糖"], "--alpha"),
+        (["ingest", "c.jsonl"], "--max-delete-fraction"),
+        (["attach", "c"], "--max-delete-fraction"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else value,
+)
+def test_a_number_that_is_none_passes_no_range(command: list[str], option: str, value: str, tmp_path: Path) -> None:
+    """Also where a file gives it: TOML has such numbers."""
+    result = CliRunner().invoke(care, [*command, f"{option}={value}"])
+    assert result.exit_code == 2 and option in result.stderr
+    (tmp_path / "care.toml").write_text(f"[{command[0]}]\n{option.strip('-')} = {value}\n")
+    result = CliRunner().invoke(care, command, default_map=read_defaults(care))
+    assert result.exit_code == 2 and option in result.stderr
+
+
 def test_the_unnamed_vector_has_an_empty_name(tmp_path: Path) -> None:
     result = CliRunner().invoke(care, ["search", "糖", "--vector-name", "", "--path", "typo"])
     assert "typo: there is no such folder" in str(result.exception)

@@ -38,7 +38,7 @@ def names(folder: Path) -> set[str]:
 
 def test_a_confirmed_collection_is_deleted_and_no_other(folder: Path) -> None:
     done = CliRunner().invoke(care, ["delete", "old", "--yes", "--path", str(folder)], catch_exceptions=False)
-    assert done.exit_code == 0 and "1 points, vectors: v" in done.output
+    assert done.exit_code == 0 and "1 point, vectors: v" in done.output
     assert names(folder) == {"kept"}
 
 

@@ -125,7 +125,8 @@ def _typed(corpus: Sequence[str], draft: Manifest, former: Manifest | None) -> F
     Tables in object storage are not read for that: their columns are text where no type is given.
     """
     if former is not None:
-        return replace(draft.fields, types=draft.fields.types or former.fields.types)
+        types = draft.fields.types or former.fields.types
+        return replace(draft.fields, types=types, are_ids_whole=former.fields.are_ids_whole)
     local = [path for path in corpus if "://" not in path]
     return typed_fields(local, draft.fields, draft.encoding) if local else draft.fields
 

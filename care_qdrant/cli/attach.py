@@ -25,7 +25,7 @@ from care_qdrant.console.options import (
     settings_of,
     target_options,
 )
-from care_qdrant.console.reports import search_command, show_json, show_report
+from care_qdrant.console.reports import counted, search_command, show_json, show_report
 
 if TYPE_CHECKING:
     from care_qdrant.model.pair import CareModel
@@ -214,7 +214,7 @@ def _plan_lines(plan: "AttachPlan") -> Iterator[str]:
         size = "" if plan.new_bytes is None else f": {plan.new_bytes / 1e6:,.1f} MB"
         yield (
             f"care attach {plan.collection} would add vector {plan.vector_name!r} of {plan.model} to at most "
-            f"{plan.points_to_encode:,} points{size}"
+            f"{counted(plan.points_to_encode, 'point')}{size}"
         )
     if plan.copy_plan:
         yield f"care attach {plan.collection} --via copy would do this:"

@@ -6,7 +6,7 @@ import click
 
 from care_qdrant.console.groups import CONTEXT, Command
 from care_qdrant.console.options import Target, json_option, target_options
-from care_qdrant.console.reports import show_json
+from care_qdrant.console.reports import counted, show_json
 
 
 @click.command(cls=Command, name="delete", context_settings=CONTEXT)
@@ -38,7 +38,7 @@ def command(collection: str, is_confirmed: bool, target: Target, as_json: bool) 
         schema = found.schema
         points, vectors = found.count(), [*schema.dense, *schema.sparse]
         aliases = sorted(alias for alias, behind in found.aliases().items() if behind == found.name)
-        lost = f"{points:,} points, vectors: {', '.join(name or '(unnamed)' for name in vectors) or 'none'}"
+        lost = f"{counted(points, 'point')}, vectors: {', '.join(name or '(unnamed)' for name in vectors) or 'none'}"
         if aliases:
             lost += f", aliases: {', '.join(aliases)}"
         click.echo(f"{found.name} in {target}: {lost}", err=True)

@@ -29,7 +29,7 @@ from care_qdrant.console.options import (
     settings_of,
     target_options,
 )
-from care_qdrant.console.reports import search_command, show_json
+from care_qdrant.console.reports import counted, search_command, show_json
 from care_qdrant.destinations import require_writable
 from care_qdrant.errors import REJECTED_ROWS_EXIT_CODE
 from care_qdrant.qdrant.quantization import sizes_in_words
@@ -308,15 +308,16 @@ def command(
     tell(report)
     if report.stand_ins:
         click.echo(
-            f"{report.stand_ins:,} of {report.points:,} points have a vector of a learned query encoder, which stands "
-            "in for the model of the others. With that model back, ingest the same documents without --stand-in: "
-            "these are encoded again",
+            f"{report.stand_ins:,} of {counted(report.points, 'point', 'have')} a vector of a learned query encoder, "
+            "which stands in for the model of the others. With that model back, ingest the same documents without "
+            "--stand-in: these are encoded again",
             err=True,
         )
     if report.other_points and not options["replace_others"]:
         advice = "leave them out of the corpus" if options["stand_in"] else "--replace-others deletes those"
         click.echo(
-            f"another writer made {report.other_points:,} points of these documents, so they are found twice: {advice}",
+            f"another writer made {counted(report.other_points, 'point')} of these documents, so they are found twice: "
+            f"{advice}",
             err=True,
         )
     if report.same_beginning:
@@ -341,12 +342,12 @@ def _summary(report: "IngestReport", target: Target, is_named: bool, options: di
         would = report.estimate
         size = f"{would.bytes / 1e6:,.1f} MB"
         lines.append(
-            f"dry run into {report.collection}{named}: {would.points:,} points to write, {would.tokens:,} tokens to "
-            f"encode, {size}; {report.unchanged:,} are stored as they are"
+            f"dry run into {report.collection}{named}: {counted(would.points, 'point')} to write, "
+            f"{counted(would.tokens, 'token')} to encode, {size}; {report.unchanged:,} are stored as they are"
         )
         if report.deleted or (options["sync"] and not report.stopped):
             which = f", for example those of {', '.join(report.first_deleted)}" if report.first_deleted else ""
-            lines.append(f"{report.deleted:,} points would be deleted{which}")
+            lines.append(f"{counted(report.deleted, 'point')} would be deleted{which}")
         if would.seconds is not None:
             lines.append(f"about {duration(would.seconds)} with this engine")
             lines.append(
@@ -354,18 +355,21 @@ def _summary(report: "IngestReport", target: Target, is_named: bool, options: di
                 f"padding {would.padding:.2f}, encoder idle {would.encoder_idle_fraction:.0%}"
             )
         return "\n".join(lines)
-    counted = ("encoded", "updated", "unchanged", "deleted", "rejected")
-    said = ", ".join(f"{count:,} {name}" for name in counted if (count := getattr(report, name)))
+    kinds = ("encoded", "updated", "unchanged", "deleted", "rejected")
+    said = ", ".join(f"{count:,} {name}" for name in kinds if (count := getattr(report, name)))
     speed = f", {report.tokens_per_second:,.0f} tokens/s" if report.tokens else ""
     time = f"{duration(report.seconds)}{speed}"
     if report.stopped:
         verb = "dry run stopped" if options["dry_run"] else "stopped"
-        read = f"{report.documents:,} documents were read so far ({said or 'nothing new'})"
-        lines.append(f"{verb}: {report.points:,} points of this corpus are stored; {read}")
+        read = f"{counted(report.documents, 'document', 'were')} read so far ({said or 'nothing new'})"
+        stored = f"{counted(report.points, 'point')} of this corpus {'is' if report.points == 1 else 'are'} stored"
+        lines.append(f"{verb}: {stored}; {read}")
         lines.append(f"{report.collection}{named}: {time}")
     else:
-        lines.append(f"done: {report.documents:,} documents as {report.chunks:,} points ({said or 'nothing new'})")
-        lines.append(f"{report.collection}{named}: {report.points:,} points with vector {report.vector_name}; {time}")
+        as_points = f"{counted(report.documents, 'document')} as {counted(report.chunks, 'point')}"
+        with_vector = f"{counted(report.points, 'point')} with vector {report.vector_name}"
+        lines.append(f"done: {as_points} ({said or 'nothing new'})")
+        lines.append(f"{report.collection}{named}: {with_vector}; {time}")
         lines.append(f"next: {search_command(report.collection, target)}")
     return "\n".join(lines)
 

@@ -10,7 +10,7 @@ import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
 from care_qdrant.console.options import LoadModel, Target, fallback_option, json_option, model_options, target_options
-from care_qdrant.console.reports import show_json
+from care_qdrant.console.reports import counted, show_json
 
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient, models
@@ -224,7 +224,7 @@ def _prompted(collection: "Collection") -> Iterator[str]:
 
         held = overview(collection)
         asks = "".join(f"\n  {question.text}" for question in held.questions[:_EXAMPLES])
-        click.echo(f"{collection.name}: {held.points:,} texts; ask, for example:{asks}", err=True)
+        click.echo(f"{collection.name}: {counted(held.points, 'text')}; ask, for example:{asks}", err=True)
     while True:
         if sys.stdin.isatty():
             click.echo("> ", nl=False, err=True)

@@ -8,7 +8,7 @@ import click
 
 from care_qdrant.console.groups import CONTEXT, Command
 from care_qdrant.console.options import Target, json_option, target_options
-from care_qdrant.console.reports import show_json
+from care_qdrant.console.reports import counted, show_json
 
 if TYPE_CHECKING:
     from care_qdrant.vectors.status import CollectionDetail, CollectionSummary, VectorSummary
@@ -70,7 +70,7 @@ def _table(summaries: "list[CollectionSummary]") -> str:
 
 def _detail_lines(detail: "CollectionDetail") -> Iterator[str]:
     summary = detail.summary
-    yield f"{summary.name}: {summary.points:,} points, server {detail.server_version}"
+    yield f"{summary.name}: {counted(summary.points, 'point')}, server {detail.server_version}"
     if summary.aliases:
         yield f"  aliases: {', '.join(summary.aliases)}"
     if detail.version_of is not None:
@@ -78,7 +78,8 @@ def _detail_lines(detail: "CollectionDetail") -> Iterator[str]:
     if detail.versions:
         yield f"  versions: {', '.join(detail.versions)}"
     for vector in summary.vectors:
-        yield f"  vector {vector.name or '(unnamed)'}: {_shape(vector)}, {vector.points:,} points, {_maker(vector)}"
+        held = f"{counted(vector.points, 'point')}, {_maker(vector)}"
+        yield f"  vector {vector.name or '(unnamed)'}: {_shape(vector)}, {held}"
     for name, value in detail.strict_mode.items():
         yield f"  strict mode: {name} = {value}"
     if detail.tool is not None:

@@ -6,7 +6,7 @@ import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
 from care_qdrant.console.options import LoadModel, Target, json_option, model_options, readers, target_options
-from care_qdrant.console.reports import show_report
+from care_qdrant.console.reports import counted, show_report
 
 if TYPE_CHECKING:
     from care_qdrant.vectors.verify import VerifyReport
@@ -69,8 +69,7 @@ def command(
     if report.problems:
         raise NotVerified(f"collection {report.collection!r}: " + "; ".join(report.problems))
     if not as_json:
-        count = 1 + len(report.others)
-        click.echo(f"OK: {report.points:,} points, {count} vector{'s' if count > 1 else ''}")
+        click.echo(f"OK: {counted(report.points, 'point')}, {counted(1 + len(report.others), 'vector')}")
 
 
 def _line(report: "VerifyReport") -> str:
@@ -83,7 +82,8 @@ def _line(report: "VerifyReport") -> str:
         "by another program": report.written_by_others,
         "whose text is in another field": report.in_other_field,
     }
-    found = [f"{report.covered:,} points have it", *(f"{count:,} {what}" for what, count in counts.items() if count)]
+    found = [counted(report.covered, "point", "have") + " it"]
+    found += [f"{count:,} {what}" for what, count in counts.items() if count]
     if report.lowest_cosine is not None:
         found.append(f"{report.sampled} made again: lowest cosine {report.lowest_cosine:.4f}")
     if report.known_items is not None:

@@ -5,7 +5,10 @@ Commands of `care_qdrant.cli`, the trainer and the harness are built on it; it k
 
 import logging
 import os
+import signal
 import sys
+import threading
+from collections.abc import Callable
 from io import TextIOWrapper
 
 import click
@@ -20,6 +23,7 @@ logger = logging.getLogger(__name__)
 def run(command: click.Command) -> None:
     """Run a command as a program: one line for an expected error, and its exit code."""
     _open_standard_streams()
+    was_terminated = _interrupt_when_terminated()
     set_up_logs()
     _show_half_characters()
     try:
@@ -39,11 +43,37 @@ def run(command: click.Command) -> None:
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        _fail("interrupted; run the same command again to go on", INTERRUPTED_EXIT_CODE)
+        log_error("interrupted; run the same command again to go on")
+        if was_terminated():  # what started the program is told that its signal ended it
+            sys.stdout.flush()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+        sys.exit(INTERRUPTED_EXIT_CODE)
     except OSError as error:  # of the machine, such as a full disk; click ends the program where a pipe is closed
         logger.debug("where it happened", exc_info=True)
         place = "a file or the standard output" if error.filename is None else os.fsdecode(error.filename)
         _fail(f"{place}: {error.strerror or error}; see to it, and run the same command again", CareError.exit_code)
+
+
+def _interrupt_when_terminated() -> Callable[[], bool]:
+    """Let SIGTERM, by which schedulers and containers end a program, end it as Ctrl-C does: with its report.
+
+    Returns:
+        Whether the signal has come.
+    """
+    received, process = threading.Event(), os.getpid()
+
+    def interrupt(number: int, _frame: object) -> None:
+        if os.getpid() != process:  # a process that was forked off ends as it would without this
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        received.set()
+        raise KeyboardInterrupt
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # else somebody has a plan for it
+        signal.signal(signal.SIGTERM, interrupt)
+    return received.is_set
 
 
 def _open_standard_streams() -> None:

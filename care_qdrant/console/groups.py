@@ -1,5 +1,6 @@
 """Click classes: programs that import their commands late, options with variables, and help in two lengths."""
 
+import math
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
@@ -26,7 +27,7 @@ class Option(click.Option):
 
 
 class Command(click.Command):
-    """A command that refuses empty values, and lists the environment variables that it reads.
+    """A command that refuses empty values and numbers without end, and lists the environment variables that it reads.
 
     Args:
         args: Those of `click.Command`.
@@ -47,7 +48,13 @@ class Command(click.Command):
             if "" in (value if isinstance(value, list | tuple) else [value]) and param.name not in _MAY_BE_EMPTY:
                 name = param.make_metavar(ctx) if isinstance(param, click.Argument) else param.opts[0]
                 raise click.UsageError(f"{name.strip('[].')} is empty; give a value, or leave it out", ctx)
-        return super().parse_args(ctx, args)
+        rest = super().parse_args(ctx, args)
+        for param in self.params:
+            value = ctx.params.get(str(param.name))
+            # No comparison holds for NaN, so it passes every range and every guard; JSON has neither.
+            if isinstance(value, float) and not math.isfinite(value):
+                raise click.UsageError(f"{param.opts[0]} is {value}; give a finite number", ctx)
+        return rest
 
     @override
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -18,6 +18,7 @@ COLUMN_TYPES: tuple[ColumnType, ...] = get_args(ColumnType)
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,9})")
 """Longer ones are phone numbers, barcodes and times of machines more often than quantities."""
 _DECIMAL = re.compile(r"-?(?:0|[1-9][0-9]*)\.([0-9]+)")
+_WHOLE = re.compile(r"(?:0|[1-9][0-9]{0,14})(?:\.0)?")
 _ANY_INTEGER = re.compile(r"[+-]?[0-9]+")
 _ANY_DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 # The year comes first: whether 01/02/2024 is in January or February, nobody can tell from a file.
@@ -59,6 +60,29 @@ class ColumnGuess:
         if any(each.startswith("float") for each in possible):
             return "float"
         return "date" if possible else "text"
+
+
+class IdGuess:
+    """Whether the ids of all tables of a corpus are whole numbers, some of them with ``.0`` behind.
+
+    pandas and Excel write a column of numbers so once a cell of it was empty: the ids of one night are ``7``, and those
+    of the next are ``7.0``.
+    """
+
+    def __init__(self) -> None:
+        self.is_text = False
+        """Whether no further cell can change the answer."""
+        self._has_point = False
+
+    def add(self, cell: str) -> None:
+        """Take one cell that is not empty."""
+        self.is_text = self.is_text or _WHOLE.fullmatch(cell) is None
+        self._has_point = self._has_point or cell.endswith(".0")
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether the point and the zero are to be left out."""
+        return self._has_point and not self.is_text
 
 
 def convert(cell: str, kind: ColumnType) -> str | int | float:

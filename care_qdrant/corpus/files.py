@@ -15,7 +15,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Self
 
-from care_qdrant.corpus.column_types import ColumnGuess, ColumnType, require_columns
+from care_qdrant.corpus.column_types import ColumnGuess, IdGuess, require_columns
 from care_qdrant.corpus.columnar import arrow_files, is_arrow_folder
 from care_qdrant.corpus.foreign import describe_foreign
 from care_qdrant.corpus.formats import ENDINGS, NO_TABLES, READABLE, Format, looks_like_table, read_rows, tell_format
@@ -180,13 +180,14 @@ class Corpus:
             form = tell_format(file.plain_name, content.peek(HEAD_BYTES), self.fields)
         return content, form
 
-    def column_types(self) -> dict[str, ColumnType]:
-        """Read the tables of the corpus once, and return the types of their columns: those of the fields, and guesses.
+    def typed_fields(self) -> Fields:
+        """Read the tables of the corpus once, and return the fields with the types of their columns, guessed or given.
 
         A pipe is not read, since nothing can be read from it twice. Damage ends the look at a file: reading its rows
         will tell.
         """
         guesses: dict[str, ColumnGuess] = {}
+        ids = IdGuess()
         columns: set[str] = set()
         for file, size in zip(self.files, self._sizes, strict=True):
             if size is None or file.plain_name.endswith(NO_TABLES):
@@ -195,12 +196,13 @@ class Corpus:
                 content, form = self._open(file)
                 if form == "CSV":
                     columns.update(read_header(content.peek(HEAD_BYTES), file.plain_name, self.fields).columns)
-                    guess_types(content, file.plain_name, self.fields, guesses)
+                    guess_types(content, file.plain_name, self.fields, guesses, ids)
             self._stack.close()
             self._file = None
         if None not in self._sizes:
             require_columns(self.fields.types, columns, ", ".join(map(str, self._paths)))
-        return {**{name: guess.type for name, guess in guesses.items()}, **self.fields.types}
+        types = {**{name: guess.type for name, guess in guesses.items()}, **self.fields.types}
+        return replace(self.fields, types=types, are_ids_whole=ids.are_whole)
 
     def _require_encoding(self, path: str, head: bytes) -> None:
         """Refuse a file of which most lines are not in the given encoding, naming the one that it seems to have."""
@@ -259,12 +261,14 @@ def corpus_name(path: CorpusPath) -> str:
 def typed_fields(path: CorpusPath, fields: Fields, encoding: str = UTF_8) -> Fields:
     """Return the fields with the types that the columns of a corpus's tables have; each table is read once for that."""
     with Corpus(path, fields, encoding) as corpus:
-        types = corpus.column_types()
-    typed = {name: kind for name, kind in types.items() if kind != "text"}
+        fields = corpus.typed_fields()
+    typed = {name: kind for name, kind in fields.types.items() if kind != "text"}
     if typed:
         said = ", ".join(f"{name} {kind}" for name, kind in typed.items())
         logger.info("types of columns: %s; the others are text (--types NAME=TYPE changes that)", said)
-    return replace(fields, types=types)
+    if fields.are_ids_whole:
+        logger.info("the ids are whole numbers, some with .0 behind: they are read without it")
+    return fields
 
 
 def _files_of(path: str, *, is_alone: bool) -> list[CorpusFile]:

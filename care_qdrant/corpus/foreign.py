@@ -17,6 +17,7 @@ _SIGNATURES: tuple[tuple[bytes, str, str], ...] = (
     (b"\x28\xb5\x2f\xfd", "compressed more than twice", "decompress it once"),
     (b"%PDF-", "a PDF file", "LlamaIndex's SimpleDirectoryReader makes text of it"),
     (b"\xd0\xcf\x11\xe0", "an old Office file (.xls, .doc)", f"{_SHEET}; of a document, its text"),
+    (b"{\\rtf", "a rich text file (.rtf)", "save it as plain text, and give that"),
     (b"SQLite format 3\x00", "an SQLite database", "export the table as CSV, and give that"),
     (b"\x89HDF", "an HDF5 file", "export its rows as JSON lines or Parquet"),
     (b"\x93NUMPY", "a NumPy array", "export its rows as JSON lines or Parquet"),

@@ -52,6 +52,7 @@ class RejectsFile:
         """Append one row as JSON: ``line``, ``file`` and ``id`` where there are any, ``reason``."""
         if self._file is None:
             try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
                 self._file = self.path.open("w", encoding="utf-8", errors="backslashreplace")
             except OSError as error:
                 raise InputError(

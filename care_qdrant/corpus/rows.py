@@ -28,6 +28,8 @@ class Fields:
     metadata: str = "metadata"
     types: Mapping[str, ColumnType] = field(default_factory=dict)
     """Types of the columns of delimited tables; a column without one is text."""
+    are_ids_whole: bool = False
+    """Whether an id of a delimited table such as ``7.0`` is the whole number."""
     skip_beginning: str | None = None
     """Regular expression of what is cut off the beginning of each text, such as a letterhead; None cuts nothing."""
 

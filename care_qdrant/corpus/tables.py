@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from care_qdrant.corpus.column_types import ColumnGuess, ColumnType, convert
+from care_qdrant.corpus.column_types import ColumnGuess, ColumnType, IdGuess, convert
 from care_qdrant.corpus.rows import HASH_ID, Fields, Reject, parse_values
 from care_qdrant.corpus.streams import BYTE_ORDER_MARK, MAX_LINE_BYTES, UTF_8, as_text, guess_encoding
 from care_qdrant.errors import InputError
@@ -80,7 +80,9 @@ def read_table(file: io.BufferedReader, name: str, fields: Fields) -> Iterator[D
                 yield _row(columns, cells, types, line, fields)
 
 
-def guess_types(file: io.BufferedReader, name: str, fields: Fields, guesses: dict[str, ColumnGuess]) -> None:
+def guess_types(
+    file: io.BufferedReader, name: str, fields: Fields, guesses: dict[str, ColumnGuess], ids: IdGuess
+) -> None:
     """Narrow the types of the columns by the cells of one more table; roles and columns of known type are left out."""
     header = read_header(file.peek(), name, fields)
     with as_text(file, "surrogateescape") as text:
@@ -89,7 +91,11 @@ def guess_types(file: io.BufferedReader, name: str, fields: Fields, guesses: dic
         for column in columns:
             if column not in fields.types and column not in _roles(fields):
                 guesses.setdefault(column, ColumnGuess(column))
-        open_ones = [(at, guesses[column]) for at, column in enumerate(columns) if column in guesses]
+        open_ones: list[tuple[int, ColumnGuess | IdGuess]] = [
+            (at, guesses[column]) for at, column in enumerate(columns) if column in guesses
+        ]
+        if (id_column := _id_column(columns, fields)) in columns:
+            open_ones.append((columns.index(id_column), ids))
         for line, cells in records:
             open_ones = [(at, guess) for at, guess in open_ones if not guess.is_text]
             if not open_ones:
@@ -150,12 +156,15 @@ def _row(
     columns: Sequence[str], cells: Sequence[str], types: Sequence[ColumnType], line: int, fields: Fields
 ) -> Document | Reject:
     values: dict[str, object] = {}
+    id_column = _id_column(columns, fields)
     for column, cell, kind in zip(columns, cells, types, strict=True):
         try:
             if cell:
                 values[column] = cell if kind == "text" else convert(cell, kind)
+            if column == id_column and fields.are_ids_whole:
+                values[column] = cell.removesuffix(".0")
         except ValueError as error:
-            named = dict(zip(columns, cells, strict=True)).get(_id_column(columns, fields) or "", "")
+            named = dict(zip(columns, cells, strict=True)).get(id_column or "", "")
             return Reject(line, f"{column!r} {error}; mend it, or give --types {column}=text", named)
     return parse_values(values, line, fields)
 

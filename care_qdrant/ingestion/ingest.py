@@ -16,7 +16,7 @@ from care_qdrant.corpus.chunking import cut_documents
 from care_qdrant.corpus.files import CorpusPath
 from care_qdrant.corpus.rejects import RejectsFile
 from care_qdrant.encoders.ahead import Meter, meter_of, report_of
-from care_qdrant.errors import CareError, InputError, QdrantError
+from care_qdrant.errors import CareError, InputError, QdrantError, Unreachable
 from care_qdrant.ingestion.diff import ChunkTask, Diff, has_other_writers, remove_orphaned_hashes
 from care_qdrant.ingestion.dry_run import estimate
 from care_qdrant.ingestion.pipeline import (
@@ -54,7 +54,6 @@ from care_qdrant.qdrant.create import (
     join_shard_key,
 )
 from care_qdrant.qdrant.public import accepts_client
-from care_qdrant.qdrant.retry import is_collection_gone
 from care_qdrant.search.tuning import record_rescoring
 from care_qdrant.types import Document
 
@@ -284,7 +283,8 @@ class _Run:
             with _untraced_heap():
                 report.points = self._do(source)
         except (CareError, KeyboardInterrupt) as error:
-            report.points = 0 if is_collection_gone(error) else self.worker.stored + report.unchanged
+            is_lost = not isinstance(error, KeyboardInterrupt | Unreachable) and self.entry.is_lost()
+            report.points = 0 if is_lost else self.worker.stored + report.unchanged
             self._close(source.rejects, time.perf_counter() - start)
             on_stopped(replace(report, stopped=str(error) or "interrupted"))
             raise

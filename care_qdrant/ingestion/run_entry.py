@@ -11,12 +11,12 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from care_qdrant.errors import FingerprintMismatch, Rejected
+from care_qdrant.errors import CareError, FingerprintMismatch, Rejected
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.qdrant.checks import check_contract, check_sparse_contract
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME, PointVectors
-from care_qdrant.qdrant.retry import is_forbidden
+from care_qdrant.qdrant.retry import is_collection_gone, is_forbidden
 from care_qdrant.qdrant.schema import IDENTITY_KEY, RUN_PREFIX, CollectionSchema, now_noted
 
 logger = logging.getLogger(__name__)
@@ -55,6 +55,14 @@ class RunEntry:
             self.may_have_surplus, self.has_begun = True, False
         if _other_runs(schema, self.key):
             self.may_have_surplus = True
+
+    def is_lost(self) -> bool:
+        """Return whether the collection is gone, or another one has its name now; False where nobody answers."""
+        try:
+            schema = self.collection.refresh()
+        except CareError as error:
+            return is_collection_gone(error)
+        return self.identity is not None and schema.metadata.get(IDENTITY_KEY) != self.identity
 
     def begin(self) -> None:
         """Leave the trace of this run in the collection's metadata, before its first write.

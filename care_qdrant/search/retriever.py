@@ -1,6 +1,7 @@
 """Queries in, hits out: the online half. It reads the query encoder and never the document encoder."""
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
@@ -210,6 +211,8 @@ class Retriever:
         """
         if top_k < 1:
             raise InputError(f"top_k is {top_k}; at least one hit must be asked for")
+        if score_threshold is not None and not math.isfinite(score_threshold):  # null as JSON: no threshold
+            raise InputError(f"score_threshold is {score_threshold}; give a finite number, or leave it out")
         try:
             require_texts(queries)
             asked = [number for number, query in enumerate(queries) if query.strip()]

@@ -25,7 +25,7 @@ from care_qdrant.errors import CareError
 from care_qdrant.serve.endpoint import enter, in_time, read_body, while_connected
 from care_qdrant.serve.gateway import Exchange
 from care_qdrant.serve.refusal import refusal_of
-from care_qdrant.serve.schemas import Collections, SearchRequest, WholeDocument
+from care_qdrant.serve.schemas import Collections, SearchRequest, WholeDocument, WithoutNulls
 from care_qdrant.serve.searching import Searching
 from care_qdrant.serve.settings import Limits
 from care_qdrant.version import __version__
@@ -96,11 +96,11 @@ def _told(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
 
 
 def _strict(function: Callable[..., Awaitable[BaseModel]]) -> Tool:
-    """Return a tool that refuses arguments that it does not have."""
+    """Return a tool that refuses arguments that it does not have, and takes null for one that is not given."""
     tool = Tool.from_function(function, annotations=_READS)
     # The SDK drops them, so an assistant that gives `filter` in place of `conditions` would read unfiltered answers.
     known = tool.fn_metadata.arg_model
-    tool.fn_metadata.arg_model = type(known.__name__, (known,), {}, extra="forbid")
+    tool.fn_metadata.arg_model = type(known.__name__, (WithoutNulls, known), {}, extra="forbid")
     tool.parameters = tool.fn_metadata.arg_model.model_json_schema(by_alias=True)
     return tool
 

@@ -8,15 +8,8 @@ Texts = Annotated[list[StrictStr], Field(min_length=1)]
 Tokens = Annotated[list[StrictInt], Field(min_length=1)]
 
 
-class _Request(BaseModel):
-    # A misspelt field would leave its default in force, without a word.
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-
-class _Foreign(BaseModel):
-    """A body whose shape belongs to others, who may add fields, and send null for what nobody gave."""
-
-    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+class WithoutNulls(BaseModel):
+    """A body in which null stands for what nobody gave, as many clients and assistants send it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -25,6 +18,17 @@ class _Foreign(BaseModel):
             return body
         optional = {name for name, each in cls.model_fields.items() if not each.is_required()}
         return {name: value for name, value in body.items() if value is not None or name not in optional}
+
+
+class _Request(WithoutNulls):
+    # A misspelt field would leave its default in force, without a word.
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class _Foreign(WithoutNulls):
+    """A body whose shape belongs to others, who may add fields."""
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
 
 class InferenceInput(_Foreign):

@@ -1,8 +1,10 @@
-"""Removes what `care_qdrant.vectors.attach` added: the vector, our hashes in the payloads, and the contract."""
+"""Removes what `care_qdrant.vectors.attach` added: the vector, our hashes in the payloads, and all records of it."""
 
 from dataclasses import dataclass
 
+from care_qdrant.contracts.learned import learned_metadata
 from care_qdrant.contracts.payload import stored_hash
+from care_qdrant.contracts.stand_in import stand_in_metadata
 from care_qdrant.errors import InputError, ServerTooOld, next_command
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.connection import tune_embedded
@@ -58,9 +60,9 @@ def detach_vector(collection: Collection, vector_name: str | None = None) -> Det
     cleaned = sum(_clean_payloads(part, name) for part in target.parts())
     if target.schema.has_vector(name):
         target.remove_vector(name)
-    measured = rescoring_removal(name) | good_matches
-    if measured.keys() & target.schema.metadata.keys():
-        target.update("removing what was measured", metadata=measured)
+    records = rescoring_removal(name) | good_matches | learned_metadata(name, None) | stand_in_metadata(name, None)
+    if records.keys() & target.schema.metadata.keys():
+        target.update("removing what was recorded of the vector", metadata=records)
     end_attach(target, name)
     target.write_contract(name, None)
     return DetachReport(target.name, name, points, cleaned)

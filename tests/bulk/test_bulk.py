@@ -247,9 +247,9 @@ def test_a_grown_corpus_adds_units_and_changes_none(corpus: Path, tmp_path: Path
 
 
 def test_a_job_keeps_the_types_of_a_table_that_grows(tmp_path: Path) -> None:
-    """A cell that is no number would make texts of the numbers that are planned, and perhaps encoded."""
+    """A cell that is no number would make texts of numbers and ids that are planned, and perhaps encoded."""
     table = tmp_path / "a.csv"
-    table.write_text("id,text,n\n" + "".join(f"d{n},第{n}条。,{n}\n" for n in range(25)), encoding="utf-8")
+    table.write_text("id,text,n\n" + "".join(f"{n}.0,第{n}条。,{n}\n" for n in range(25)), encoding="utf-8")
     first = make_plan(table, tmp_path / "job")
     with table.open("a", encoding="utf-8") as file:
         file.write("d25,第25条。,n/a\nd26,第26条。,26\n")

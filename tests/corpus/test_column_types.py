@@ -49,6 +49,28 @@ def test_a_column_is_what_all_its_cells_say(name: str, cells: list[str], found: 
     assert guess.type == found
 
 
+@pytest.mark.parametrize(
+    ("cells", "ids"),
+    [
+        (["1.0", "20.0"], ["1", "20"]),
+        (["1", "20.0"], ["1", "20"]),
+        (["1.0", "1.1"], ["1.0", "1.1"]),
+        (["1.0", "a"], ["1.0", "a"]),
+        (["007.0", "8.0"], ["007.0", "8.0"]),
+        (["1.00", "2.00"], ["1.00", "2.00"]),
+    ],
+)
+@pytest.mark.parametrize("column", ["id", "_id", "编号"])
+def test_an_id_is_the_same_number_with_and_without_a_point(
+    tmp_path: Path, cells: list[str], ids: list[str], column: str
+) -> None:
+    """A gap in the column lets pandas write 7.0, where it wrote 7 the night before."""
+    path, fields = tmp_path / "t.csv", Fields(id="编号" if column == "编号" else "id")
+    path.write_text(f"{column},text\n" + "".join(f"{cell},少吃盐\n" for cell in cells), encoding="utf-8")
+    with Corpus(path, typed_fields(path, fields)) as corpus:
+        assert [row.id for row in corpus] == ids
+
+
 def test_dates_become_iso_8601() -> None:
     assert [convert(cell, "date") for cell in ("2024/1/2", "2024年1月2日", "2024-01-02 8:30")] == [
         "2024-01-02",

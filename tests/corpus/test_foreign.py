@@ -43,6 +43,7 @@ def tar() -> bytes:
         ("a.tar.gz", tar(), "is a tar archive: unpack it"),
         ("a.jsonl.gz", gzip.compress(gzip.compress(gzip.compress(LINES))), "is compressed more than twice"),
         ("a.txt", b"%PDF-1.7\n", "is a PDF file"),
+        ("a.txt", rb"{\rtf1\ansi text}", r"is a rich text file \(\.rtf\): save it as plain text"),
         ("a.json", b"\n<!DOCTYPE html><html>", "is an HTML page: give its text"),
         ("a.csv", b"\xd0\xcf\x11\xe0\xa1\xb1", "is an old Office file"),
     ],

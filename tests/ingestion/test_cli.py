@@ -46,7 +46,7 @@ def test_a_dry_run_says_where_and_what_would_go(write_corpus: WriteCorpus) -> No
     dry = run(corpus, "--sync", "--dry-run").stdout
     assert dry.startswith("dry run into today (the name of the corpus; --collection NAME")
     assert "0 points to write" in dry
-    assert "11 are stored as they are\n1 points would be deleted, for example those of d11\n" in dry
+    assert "11 are stored as they are\n1 point would be deleted, for example those of d11\n" in dry
     done = run(corpus, "--sync", "--collection", "today").stdout
     assert "(11 unchanged, 1 deleted)\ntoday: 11 points" in done
 
@@ -55,7 +55,7 @@ def test_a_collection_that_is_named_after_a_folder_is_not_said_to_be_named_after
     folder = tmp_path / "notes"
     folder.mkdir()
     (folder / "fever.md").write_text("# 发烧\n\n多喝水。\n", encoding="utf-8")
-    assert "\nnotes (the name of the corpus; --collection NAME gives another): 1 points" in run(folder).stdout
+    assert "\nnotes (the name of the corpus; --collection NAME gives another): 1 point with" in run(folder).stdout
 
 
 def test_a_file_whose_fields_have_other_names_is_refused_before_anything_is_written(

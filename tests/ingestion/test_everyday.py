@@ -154,8 +154,15 @@ def test_a_refused_sync_reports_what_it_stored(write_corpus: WriteCorpus, tmp_pa
 
 
 @pytest.mark.parametrize("rows", [1, 150])
-@pytest.mark.parametrize("option", ["--bm25", "--no-bm25"])
-def test_ctrl_c_ends_an_idle_pipe_and_reports(option: str, rows: int) -> None:
+@pytest.mark.parametrize(
+    ("option", "number", "status"),
+    [
+        ("--bm25", signal.SIGINT, 130),
+        ("--no-bm25", signal.SIGINT, 130),
+        ("--bm25", signal.SIGTERM, -signal.SIGTERM),
+    ],
+)
+def test_a_signal_ends_an_idle_pipe_and_reports(option: str, number: signal.Signals, status: int, rows: int) -> None:
     """Also where it waits for the first rows, by which the collection is made."""
     # A shell lets what it puts in the background ignore SIGINT, and children inherit that.
     process = start(
@@ -171,10 +178,11 @@ def test_ctrl_c_ends_an_idle_pipe_and_reports(option: str, rows: int) -> None:
         unread = array.array("i", [1])
         while unread[0] and process.poll() is None:
             fcntl.ioctl(process.stdin, termios.FIONREAD, unread)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 130
+        process.send_signal(number)
+        assert process.wait(timeout=60) == status
         assert json.loads(output.read())["stopped"] == "interrupted"
-        assert "Fatal" not in errors.read()
+        said = errors.read()
+        assert "interrupted; run the same command again" in said and "Fatal" not in said
     finally:
         process.kill()
         process.communicate()
@@ -219,6 +227,8 @@ def test_the_rejects_file_is_made_by_a_reject_and_by_nothing_else(write_corpus: 
     assert beside.read_text() == earlier, "a refused run wrote"
     assert run(corpus, "--rejects", "mine.jsonl").exit_code == 8
     assert json.loads((tmp_path / "mine.jsonl").read_text())["line"] == 4
+    assert run(corpus, "--rejects", "of/tonight/mine.jsonl").exit_code == 8
+    assert json.loads((tmp_path / "of/tonight/mine.jsonl").read_text())["line"] == 4
     assert beside.read_text() == earlier
     run(corpus, "--shard", "1/2")
     run(corpus, "--shard", "2/2")

@@ -59,7 +59,7 @@ def test_an_alias_that_is_switched_meanwhile_does_not_move_the_run(qdrant: Qdran
 
 @pytest.mark.parametrize("second", [HashModel(), HashModel(salt="2")], ids=["the same model", "another model"])
 def test_a_collection_that_is_made_again_meanwhile_is_not_filled(qdrant: QdrantClient, second: HashModel) -> None:
-    first = HashModel()
+    first, stopped = HashModel(), list[IngestReport]()
     ingest(documents(5), first, qdrant, "corpus")
 
     def replace() -> None:
@@ -68,7 +68,8 @@ def test_a_collection_that_is_made_again_meanwhile_is_not_filled(qdrant: QdrantC
 
     # A write that is under way at the moment of the deletion is refused by Qdrant; the next window by the contract.
     with pytest.raises((ContractError, QdrantError), match=r"made by|made again|not found|doesn't exist"):
-        ingest(documents(600, {200: replace}), first, qdrant, "corpus")
+        ingest(documents(600, {200: replace}), first, qdrant, "corpus", on_stopped=stopped.append)
+    assert stopped[0].points == 0, "of what this run stored, nothing is there any more"
     assert qdrant.count("corpus").count < 300, "200 documents came before, and 400 would come after"
 
 

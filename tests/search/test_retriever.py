@@ -1,5 +1,6 @@
 """Searches of a user: the right hits, from the right vectors, or a refusal that says why."""
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -228,6 +229,9 @@ def test_hits_below_the_least_score_are_left_out(corpus: QdrantClient, model: Ha
         [found] = searching.search([query], top_k=60, score_threshold=least)
         assert {hit.point_id for hit in found} == {hit.point_id for hit in everything if hit.score >= least}
     assert searching.search([query], score_threshold=everything[0].score + 1) == [[]]
+    for no_number in (math.nan, math.inf):
+        with pytest.raises(InputError, match="give a finite number"):
+            searching.search([query], score_threshold=no_number)
 
 
 @pytest.mark.parametrize("fusion", ["rrf", "dbsf"])

@@ -45,6 +45,10 @@ async def test_an_assistant_finds_lists_and_fetches(make_service, listen, filled
         found = await asked.call_tool("search", {"query": TEXTS[3], "top_k": 2, "conditions": ["n>=3"]})
         hits = found.structured_content["hits"]
         assert (hits[0]["document_id"], len(hits)) == ("d3", 2)
+        plain = await asked.call_tool("search", {"query": TEXTS[3]})
+        nulls = dict.fromkeys(tools["search"].input_schema["properties"].keys() - {"query"})
+        with_nulls = await asked.call_tool("search", {"query": TEXTS[3], **nulls})
+        assert with_nulls.structured_content == plain.structured_content
         grouped = await asked.call_tool("search", {"query": TEXTS[3], "group_by": "dept", "group_size": 1})
         assert [hit["group"] for hit in grouped.structured_content["hits"]] == ["内科", "外科"]
         above = await asked.call_tool("search", {"query": TEXTS[3], "score_threshold": hits[0]["score"] - 1e-6})

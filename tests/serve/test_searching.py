@@ -15,6 +15,7 @@ from care_qdrant.errors import Unreachable
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.serve.refusal import Refusal
+from care_qdrant.serve.schemas import SearchRequest
 from care_qdrant.serve.searching import Searching, mark
 from care_qdrant.types import Document
 from tests.serve.conftest import aligned, pair
@@ -64,6 +65,16 @@ async def test_hits_come_by_group_and_with_a_least_score(make_service, connect, 
     assert [hit["document_id"] for hit in few.json()["hits"]] == [expected[0].document_id]
     none = (await http.post("/search", json={**asked, "score_threshold": 2})).json()
     assert (none["hits"], none["good_match"]) == ([], False)
+
+
+async def test_null_is_what_nobody_gave(make_service, connect, filled: QdrantClient) -> None:
+    http = connect(make_service(aligned(), collections=("corpus",), over=filled))
+    plain = (await http.post("/search", json={"query": TEXTS[0]})).json()
+    nulls = {name: None for name, each in SearchRequest.model_fields.items() if not each.is_required()}
+    answer = await http.post("/search", json={"query": TEXTS[0], **nulls})
+    assert (answer.status_code, answer.json()["hits"]) == (200, plain["hits"])
+    assert (await http.post("/search", json={"query": None})).status_code == 400, "what has to be given"
+    assert (await http.post("/search", json={"query": TEXTS[0], "limit": None})).status_code == 400, "a misspelt field"
 
 
 async def test_keys_are_sent_back_as_they_are_offered(make_service, connect, filled: QdrantClient) -> None:

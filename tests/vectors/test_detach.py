@@ -3,7 +3,9 @@
 import pytest
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.contracts.learned import LearnedContract, learned_metadata
 from care_qdrant.contracts.payload import chunk_payload
+from care_qdrant.contracts.stand_in import stand_in_metadata
 from care_qdrant.errors import InputError, Unreachable
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
@@ -34,6 +36,19 @@ def test_the_other_pair_stays_searchable(qdrant: QdrantClient) -> None:
     assert set(Collection(qdrant, NAME).schema.contracts) == {"a"}
     assert attach_vector(qdrant, NAME, first).encoded == 0
     assert Retriever(qdrant, NAME, first).search(["EGFR"], top_k=1)[0]
+
+
+def test_no_record_of_the_vector_stays(qdrant: QdrantClient, model: HashModel) -> None:
+    """Neither of a query encoder that was learned from it, nor of one that stood in for its model."""
+    fill(qdrant, "named", "plain")
+    attach_vector(qdrant, NAME, model)
+    learned = LearnedContract("f" * 64, "learned", model.dim, "Cosine", {"1": "00"})
+    records = learned_metadata(model.name, learned) | stand_in_metadata(model.name, {"f" * 64: "learned"})
+    qdrant.update_collection(NAME, metadata=records | learned_metadata("old", learned))
+    detach_vector(qdrant, NAME)
+    metadata = Collection(qdrant, NAME).schema.metadata
+    assert [key for key in metadata if key.endswith(model.name)] == []
+    assert learned_metadata("old", learned).keys() <= metadata.keys(), "the record of another vector is not touched"
 
 
 def test_what_ingestion_keeps_under_our_key_stays(qdrant: QdrantClient, model: HashModel) -> None:

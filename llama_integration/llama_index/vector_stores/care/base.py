@@ -293,6 +293,11 @@ class CareVectorStore(StoreSettings):
     def delete(self, ref_doc_id: str, shard_identifier: Any = None, **options: Any) -> None:
         if not ref_doc_id:
             raise InputError(f"delete() was given the document id {ref_doc_id!r}; nothing was deleted")
+        if ref_doc_id == "None":
+            raise InputError(
+                "delete() was given the document id 'None', which LlamaIndex writes for every node that has no "
+                "document; nothing was deleted. delete_nodes(node_ids=[...]) deletes nodes by their own ids"
+            )
         self._delete(lambda resolved: document_filter([ref_doc_id], resolved.layout), shard_identifier)
 
     @override

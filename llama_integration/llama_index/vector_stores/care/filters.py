@@ -9,6 +9,7 @@ index and in the embedded database, and for a part of the text on a server witho
 not into strings.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from llama_index.core.vector_stores.types import (
@@ -118,6 +119,9 @@ def any_of(path: str, values: Sequence[Value], kind: str | None = None) -> model
 
 
 def _condition(one: MetadataFilter, keys: Keys) -> models.Condition:
+    if any(isinstance(value, float) and not math.isfinite(value) for value in _values(one)):
+        # As JSON they are null, and a range between nulls lets every number pass.
+        raise _unusable(one, "finite numbers: JSON has no others")
     paths = keys.paths(one.key)
     if one.operator is FilterOperator.IS_EMPTY:
         no_value = models.Filter(must=list(map(is_absent, paths)))
