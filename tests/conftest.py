@@ -13,10 +13,12 @@ for name in ("QDRANT_API_KEY", "CARE_MODEL"):
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 from qdrant_client import QdrantClient
+from qdrant_client.local.persistence import CollectionPersistence
 
 from care_qdrant.errors import ServerTooOld
 from tests import tiny
@@ -29,6 +31,20 @@ hypothesis.settings.register_profile(
     "any-machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("any-machine")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unsynced() -> Iterator[None]:
+    """Let embedded databases not wait for the disk at each point: a killed process loses nothing by it."""
+    opened = CollectionPersistence.__init__
+
+    def open_unsynced(self: CollectionPersistence, *args: Any, **kwargs: Any) -> None:
+        opened(self, *args, **kwargs)
+        self.storage.execute("PRAGMA synchronous = OFF")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CollectionPersistence, "__init__", open_unsynced)
+        yield
 
 
 @pytest.fixture(scope="session")
