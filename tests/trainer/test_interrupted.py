@@ -24,13 +24,14 @@ STAGES = (
 CHECKPOINTS = "checkpoint_minutes=0"
 
 KILLED_AGAIN_AND_AGAIN = """
-import os, signal, sys, threading
+import gc, os, signal, sys, threading
 from pathlib import Path
 from care_trainer import pipeline
 from care_trainer.config import load_run
 
 run = load_run(Path(sys.argv[1]), [sys.argv[2]])
 kills = 0
+gc.freeze()  # training asks for collections, and each would walk through all that is imported
 for delay in map(float, sys.argv[3:]):
     child = os.fork()
     if child == 0:
