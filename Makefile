@@ -7,7 +7,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-slow check format docs site bench-tiny examples measure reliability
+.PHONY: demo test test-all check format docs site wheel bench-tiny examples measure reliability
 
 $(VENV)/.serve: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -37,8 +37,8 @@ demo: $(VENV)/.serve
 test: $(VENV)/.dev
 	$(BIN)/pytest -n 2 --dist loadfile
 
-test-slow: $(VENV)/.dev
-	$(BIN)/pytest -m slow -n 2 --dist worksteal
+test-all: $(VENV)/.dev
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'slow or not slow'
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -58,23 +58,31 @@ docs: $(VENV)/.dev
 site: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
+# The serving machine: the query side, without torch. Needs no other environment.
+wheel:
+	set -e; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; \
+	$(PYTHON) -m venv "$$work/bare"; \
+	"$$work/bare/bin/python" -m pip wheel --quiet --no-deps --wheel-dir "$$work" .; \
+	"$$work/bare/bin/python" -m pip install --quiet --constraint constraints.txt "$$work"/*.whl; \
+	cd "$$work"; bare/bin/python "$(CURDIR)/tests/bare_wheel.py"
+
 bench-tiny: $(VENV)/.dev
 	$(BIN)/care bench run examples/sample --model built-in --output build/bench-tiny
 	$(BIN)/python -m benchmarks.experiments.natural_questions examples/sample --output build/bench-tiny/natural.json
 
 examples: $(VENV)/.dev
 	set -e; for example in examples/0*.py; do echo "== $$example"; $(BIN)/python $$example; done
-	cd examples && $(abspath $(BIN))/jupyter-execute 05_corpus_to_answer.ipynb
 
 measure: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.perf.measure $(if $(DEV),--dev $(DEV)) $(if $(WITHIN),--within $(WITHIN))
 
 reliability: $(VENV)/.dev
 	mkdir -p build/reliability
-	$(BIN)/pytest -n 2 --dist loadfile -m 'slow or not slow' --hypothesis-seed=random
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'slow or not slow' --hypothesis-seed=random
 	$(BIN)/python -m tests.reliability.sequences --output build/reliability/kill-sequences.json
 	set -e; for trial in kill-ingest kill-attach kill-publish concurrent-writers outage soak; do \
 		$(BIN)/python -m tests.reliability $$trial --output build/reliability/$$trial.json; done
+	$(BIN)/python -m tests.reliability concurrent-writers --watch --output build/reliability/kill-watch.json
 	test -z "$$QDRANT_BINARY" || for trial in kill-server kill-node; do \
 		$(BIN)/python -m tests.reliability $$trial --output build/reliability/$$trial.json || exit 1; done
 	test -z "$$QDRANT_BINARY" || $(BIN)/python -m tests.reliability.sequences --real-server --sequences 60 \

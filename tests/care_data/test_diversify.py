@@ -43,7 +43,7 @@ def new_collection(client: QdrantClient, dim: int) -> Collection:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("count", [2_000, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2_000, pytest.param(8_000, marks=pytest.mark.slow)])
 def test_it_equals_the_brute_force_rule(count: int) -> None:
     vectors = clustered(count, 24, seed=0)
     expected = by_brute_force(vectors, k=5, threshold=0.8, neighbours=1)

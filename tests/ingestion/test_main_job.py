@@ -17,7 +17,7 @@ from care_qdrant.types import embedded_text
 from tests import tiny
 
 SAMPLE = Path(__file__).parents[2] / "examples" / "sample" / "corpus.jsonl"
-DOCUMENTS = 5_000
+DOCUMENTS = 2_000
 INGEST = (sys.executable, "-c", "from care_qdrant.cli.ingest import main; main()")
 
 
@@ -45,7 +45,7 @@ def alone(corpus: Path) -> dict[str, np.ndarray]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("engine", "run"), [("onnx", 0), ("onnx", 1), ("torch", 0), ("torch", 1), ("torch", 2)])
+@pytest.mark.parametrize(("engine", "run"), [("onnx", 0), ("torch", 0), ("torch", 1)])
 def test_every_run_stores_the_vectors_of_a_single_thread(
     engine: str, run: int, corpus: Path, alone: dict[str, np.ndarray], tmp_path: Path
 ) -> None:

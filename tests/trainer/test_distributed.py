@@ -26,11 +26,12 @@ STAGES = (
 ADAPTER = "lora = { rank = 4, alpha = 8 }"
 WITHOUT_DROPOUT = "query.scratch.dropout=0.0"
 SCRIPT = """
-import sys
+import gc, sys
 from pathlib import Path
 from care_trainer import pipeline
 from care_trainer.config import load_run
 
+gc.freeze()  # training asks for collections, and each would walk through all that is imported
 pipeline.run_stages(load_run(Path(sys.argv[1]), sys.argv[2:]), resume=True)
 """
 
@@ -176,7 +177,7 @@ def test_the_teachers_vectors_are_shared_out_and_whole(
 
 
 BEST = """
-import os, sys
+import gc, os, sys
 from pathlib import Path
 from care_trainer import pipeline
 from care_trainer.config import load_run
@@ -206,6 +207,7 @@ def fit(job, model, *rest, **options):
 Context.scoring = scoring
 
 contrastive.fit = fit
+gc.freeze()
 pipeline.run_stages(load_run(Path(sys.argv[1]), sys.argv[2:]), resume=True)
 """
 
