@@ -1,5 +1,5 @@
 # make demo   sets up an environment and runs the main job on the sample corpus
-# make test   sets up an environment and runs the tests
+# make test   sets up an environment and runs the tests; with SLOW=yes the slow ones, too
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all check format docs site wheel bench-tiny examples measure reliability
+.PHONY: demo test check format docs site wheel bench-tiny examples measure reliability
 
 $(VENV)/.serve: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -35,10 +35,7 @@ demo: $(VENV)/.serve
 
 # Two workers: a core each, every file on one of them, so that its fixtures are made once.
 test: $(VENV)/.dev
-	$(BIN)/pytest -n 2 --dist loadfile
-
-test-all: $(VENV)/.dev
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'slow or not slow'
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(SLOW),-m 'slow or not slow')
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -72,7 +72,8 @@ async def test_null_is_what_nobody_gave(make_service, connect, filled: QdrantCli
     plain = (await http.post("/search", json={"query": TEXTS[0]})).json()
     nulls = {name: None for name, each in SearchRequest.model_fields.items() if not each.is_required()}
     answer = await http.post("/search", json={"query": TEXTS[0], **nulls})
-    assert (answer.status_code, answer.json()["hits"]) == (200, plain["hits"])
+    scored = [hit | {"score": pytest.approx(hit["score"], abs=1e-6)} for hit in plain["hits"]]  # numpy's last bit moves
+    assert (answer.status_code, answer.json()["hits"]) == (200, scored)
     assert (await http.post("/search", json={"query": None})).status_code == 400, "what has to be given"
     assert (await http.post("/search", json={"query": TEXTS[0], "limit": None})).status_code == 400, "a misspelt field"
 

@@ -50,7 +50,7 @@ def is_ready(url: str) -> bool:
 class Running:
     """A service in processes of its own."""
 
-    def __init__(self, *options: str, log: Path, command: Sequence[str]) -> None:
+    def __init__(self, *options: str, log: Path, command: Sequence[str] = COMMAND) -> None:
         self._log = log
         with log.open("wb") as errors, log.with_suffix(".out").open("wb") as output:
             self.process = subprocess.Popen([*command, *options], stdout=output, stderr=errors)
