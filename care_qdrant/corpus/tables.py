@@ -159,10 +159,10 @@ def _row(
     id_column = _id_column(columns, fields)
     for column, cell, kind in zip(columns, cells, types, strict=True):
         try:
-            if cell:
-                values[column] = cell if kind == "text" else convert(cell, kind)
-            if column == id_column and fields.are_ids_whole:
+            if cell and column == id_column and fields.are_ids_whole:
                 values[column] = cell.removesuffix(".0")
+            elif cell:
+                values[column] = cell if kind == "text" else convert(cell, kind)
         except ValueError as error:
             named = dict(zip(columns, cells, strict=True)).get(id_column or "", "")
             return Reject(line, f"{column!r} {error}; mend it, or give --types {column}=text", named)

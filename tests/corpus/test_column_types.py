@@ -71,6 +71,16 @@ def test_an_id_is_the_same_number_with_and_without_a_point(
         assert [row.id for row in corpus] == ids
 
 
+def test_a_row_without_an_id_is_the_same_beside_ids_with_and_without_a_point(tmp_path: Path) -> None:
+    found = []
+    for ids in (["7", "", "8"], ["7.0", "", "8.0"]):
+        path = tmp_path / "t.csv"
+        path.write_text("id,text\n" + "".join(f"{cell},少吃盐\n" for cell in ids), encoding="utf-8")
+        with Corpus(path, typed_fields(path, Fields())) as corpus:
+            found.append(list(corpus))
+    assert found[0] == found[1]
+
+
 def test_dates_become_iso_8601() -> None:
     assert [convert(cell, "date") for cell in ("2024/1/2", "2024年1月2日", "2024-01-02 8:30")] == [
         "2024-01-02",
