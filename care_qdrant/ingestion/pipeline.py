@@ -91,7 +91,8 @@ class Maker:
 
     def batches(self, tasks: Sequence[Task], batch_tokens: int) -> Iterator[list[int]]:
         """Yield batches of indices of tasks, the longest texts first."""
-        return token_batches([task.tokens for task in tasks], batch_tokens, alike=self.alike())
+        if tasks:  # else no encoder is loaded to be asked
+            yield from token_batches([task.tokens for task in tasks], batch_tokens, alike=self.alike())
 
 
 def document_vectors(model: DocumentModel, dim: int) -> Maker:

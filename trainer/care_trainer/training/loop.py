@@ -18,10 +18,10 @@ from sentence_transformers import (
     SentenceTransformerTrainingArguments,
 )
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PrinterCallback, ProgressCallback, set_seed
 from transformers.integrations.integration_utils import TensorBoardCallback
 
-from care_qdrant.encoders.local.attention import without_cudnn_attention
 from care_qdrant.encoders.onnx import usable_cores
 from care_qdrant.errors import InputError, TrainingError
 from care_trainer.data.collators import PairCollator
@@ -41,6 +41,8 @@ BAD_BATCH_FILE = "bad-batch.pt"
 BATCH_FILE = "batch.json"
 CLEAR_REFS = Path("/proc/self/clear_refs")
 """Linux: 5 makes the peak of the resident set what is held now."""
+ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Kernels of attention: cuDNN's makes a plan for each new shape, and each mini-batch has a shape of its own."""
 LOGGED_FRACTION = 0.002
 """Fraction of a stage's steps between two lines of metrics.jsonl, so that every stage has a curve of 500 points."""
 
@@ -109,7 +111,7 @@ def fit(
     with (
         writing(lambda: _unwritten(job.folder)),
         _matmul_precision("high" if job.run.tf32 else "highest"),
-        without_cudnn_attention(),  # each mini-batch has a shape of its own
+        sdpa_kernel(ATTENTION),
         _one_thread_tokenisers(),
     ):
         output = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
