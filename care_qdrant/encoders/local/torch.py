@@ -203,7 +203,7 @@ class TorchEncoder:
         return copy
 
     def _without_padding(self) -> Packed | None:
-        if self._copy is None or not self._reads_ids:
+        if self._copy is None or not self._reads_ids or self._model.device.type not in ("cpu", "cuda"):
             return None
         with self._lock:
             return packed(self._model, lambda token_ids: self._run(self._sent(self._padded(token_ids))), self._sent)
@@ -245,12 +245,13 @@ class TorchEncoder:
         """Return features on the model's device; what is not a tensor stays as it is."""
         import torch
 
-        if self._model.device.type != "cuda":
-            return features
-        return {
-            name: value.pin_memory().to(self.device, non_blocking=True) if isinstance(value, torch.Tensor) else value
-            for name, value in features.items()
-        }
+        def sent(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            is_cuda = self._model.device.type == "cuda"
+            return (value.pin_memory() if is_cuda else value).to(self.device, non_blocking=is_cuda)
+
+        return features if self.device == "cpu" else {name: sent(value) for name, value in features.items()}
 
     def _run(self, features: dict[str, Any]) -> "torch.Tensor":
         with without_cudnn_attention():
