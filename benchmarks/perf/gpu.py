@@ -37,7 +37,7 @@ QUESTION = "心梗发作的时候家里人该怎么办"
 PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""What Qwen's tokenizers split before they look for pieces."""
+"""Regular expression of the parts of a text in which Qwen's tokenizers look for pieces."""
 
 
 @dataclass(frozen=True)

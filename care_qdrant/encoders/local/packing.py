@@ -104,13 +104,21 @@ def packed(
         with torch.inference_mode():
             found = Packed(model)
             own, wanted = found.run(sent(found.features(probes))).float(), padded(probes).float()
-            alone = torch.cat([padded([probe]).float() for probe in probes])
+            limit = 1e-6 if model.dtype == torch.float32 else _rough_limit(padded, probes, wanted)
     except Exception as error:  # an architecture may fail in any way here, and encodes with padding all the same
         logger.info("%s: encoded with padding (%s)", type(transformer).__name__, error)
         return None
-    # In bfloat16 a text beside others differs from the same text alone: by as much, the vectors here may differ.
-    noise = _apart(alone, wanted)
-    return found if _apart(own, wanted) < max(1e-6 if model.dtype == torch.float32 else 1e-3, 4 * noise) else None
+    return found if _apart(own, wanted) < limit else None
+
+
+def _rough_limit(
+    padded: Callable[[Sequence[Sequence[int]]], "Tensor"], probes: Sequence[Sequence[int]], wanted: "Tensor"
+) -> float:
+    """Return how far vectors may be apart in half precision, where a text alone differs from itself beside others."""
+    import torch
+
+    alone = torch.cat([padded([probe]).float() for probe in probes])
+    return min(1e-2, max(1e-3, 4 * _apart(alone, wanted)))
 
 
 def _apart(own: "Tensor", wanted: "Tensor") -> float:
