@@ -113,6 +113,11 @@ class Meter:
         return 0.0 if self._first is None else self._ended - self._first
 
     @property
+    def busy_seconds(self) -> float:
+        """Seconds of work on batches that have ended."""
+        return self._busy
+
+    @property
     def idle_fraction(self) -> float:
         """Fraction of the total in which there was no work, in [0, 1]."""
         total = self.total_seconds * self._capacity

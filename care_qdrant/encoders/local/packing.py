@@ -2,13 +2,15 @@
 
 Causal attention takes half the work without a mask, and on a GPU a mask keeps torch off its fastest kernel. Where one
 token becomes the vector, the feed-forward of the last layer, which reads no other token, is computed for that one
-alone.
+alone. In a long run on a GPU torch compiles the other layers: what a layer computes between its matrix products takes
+as long as those, since each step of it reads and writes all tokens.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from inspect import signature
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
@@ -26,8 +28,10 @@ _FULL = "full_attention"
 _OFFSET_POSITIONS = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert")
 """Models that count positions from the padding token's number on."""
 _BEYOND_PRODUCTS = ("sliding_window", "softcap", "position_bias", "s_aux")
-_PROBES = ((5, 7, 6, 9, 8, 7), (6, 8), (9, 5, 5, 7, 9, 6, 8, 8, 5, 7, 6))
-"""Token numbers that every vocabulary has."""
+_PROBES = ((9, 5, 5, 7, 9, 6, 8, 8, 5, 7, 6), (5, 7, 6, 9, 8, 7), (6, 8))
+"""Texts of token numbers that every vocabulary has, the longest first."""
+_LARGEST_ROUNDING = 1e-2
+"""Largest distance, as 1 - cosine, between two computations of one text in half precision."""
 
 
 class Packed:
@@ -39,6 +43,12 @@ class Packed:
         config = self._transformer.config
         self._first_position = int(config.pad_token_id) + 1 if config.model_type in _OFFSET_POSITIONS else 0
         self._pooling = self._model[1].pooling_mode
+        self._compiled: Mapping[Any, Callable[..., Any]] | None = None
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the layers work compiled."""
+        return bool(self._compiled)
 
     def features(self, token_ids: Sequence[Sequence[int]]) -> dict[str, Any]:
         """Return what `run` reads of texts of at least one token each; on a CPU those of one length are best together.
@@ -62,9 +72,41 @@ class Packed:
         """Return the vectors of the texts, (texts, dim)."""
         bounds = features["cu_seq_lens_q"]
         tokens = {"cls": bounds[:-1], "lasttoken": bounds[1:] - 1}.get(self._pooling)
-        with self._attention(), _last_feed_forward_of(self._transformer, tokens):
+        with self._attention(), _last_feed_forward_of(self._transformer, tokens), ExitStack() as stack:
+            for layer, forward in (self._compiled or {}).items():
+                stack.enter_context(_method(layer, "forward", forward))
             vectors: Tensor = self._model(features)["sentence_embedding"]
         return vectors
+
+    def compile(self, sent: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        """Compile the layers, once: about ten seconds on a GPU, whatever the size of the model.
+
+        The layers stay as they are where there is no compiler, and where vectors would be others than before.
+        """
+        import torch
+
+        if self._compiled is not None:
+            return
+        self._compiled = {}
+        began, name = time.perf_counter(), type(self._transformer).__name__
+
+        features = self.features(_PROBES)
+
+        def vectors() -> "Tensor":
+            return self.run(sent(dict(features))).float()  # a run adds what it finds
+
+        try:
+            with torch.inference_mode():
+                before = vectors()
+                layers = _layers(self._transformer)[:-1]  # the last one computes less in each batch
+                self._compiled = {layer: torch.compile(layer.forward, dynamic=True) for layer in layers}
+                if (apart := _apart(vectors(), before)) > _LARGEST_ROUNDING:
+                    raise ValueError(f"vectors are {apart:.4f} apart")
+        except Exception as error:  # a compiler may fail in any way, and the layers work without it
+            self._compiled = {}
+            logger.info("%s: not compiled (%s)", name, error)
+        else:
+            logger.info("%s: %d layers compiled in %.0f s", name, len(layers), time.perf_counter() - began)
 
     @contextmanager
     def _attention(self) -> Iterator[None]:
@@ -97,28 +139,25 @@ def packed(
     is_compatible: Callable[[], bool] = getattr(transformer, "is_backend_compatible", lambda: False)
     if {*layers} != {_FULL} or not is_compatible():
         return None
-    AttentionInterface.register(_NAME, _attend)
+    AttentionInterface.register(_NAME, partial(_attend, at_once=_flash_attention()))
     # No way of pooling is asked for by name: one that does not know of several texts in a row gives other vectors here.
-    probes = sorted(_PROBES, key=len, reverse=True)
     try:
         with torch.inference_mode():
             found = Packed(model)
-            own, wanted = found.run(sent(found.features(probes))).float(), padded(probes).float()
-            limit = 1e-6 if model.dtype == torch.float32 else _rough_limit(padded, probes, wanted)
+            own, wanted = found.run(sent(found.features(_PROBES))).float(), padded(_PROBES).float()
+            limit = 1e-6 if model.dtype == torch.float32 else _rough_limit(padded, wanted)
     except Exception as error:  # an architecture may fail in any way here, and encodes with padding all the same
         logger.info("%s: encoded with padding (%s)", type(transformer).__name__, error)
         return None
     return found if _apart(own, wanted) < limit else None
 
 
-def _rough_limit(
-    padded: Callable[[Sequence[Sequence[int]]], "Tensor"], probes: Sequence[Sequence[int]], wanted: "Tensor"
-) -> float:
+def _rough_limit(padded: Callable[[Sequence[Sequence[int]]], "Tensor"], wanted: "Tensor") -> float:
     """Return how far vectors may be apart in half precision, where a text alone differs from itself beside others."""
     import torch
 
-    alone = torch.cat([padded([probe]).float() for probe in probes])
-    return min(1e-2, max(1e-3, 4 * _apart(alone, wanted)))
+    alone = torch.cat([padded([probe]).float() for probe in _PROBES])
+    return min(_LARGEST_ROUNDING, max(1e-3, 4 * _apart(alone, wanted)))
 
 
 def _apart(own: "Tensor", wanted: "Tensor") -> float:
@@ -138,16 +177,22 @@ def _attend(
     is_causal: bool | None = None,
     cu_seq_lens_q: "Tensor",
     max_length_q: int,
+    at_once: "Callable[..., Tensor] | None",
     **others: Any,
 ) -> "tuple[Tensor, None]":
-    """Attend within each text: (1, heads, tokens, width) to (1, tokens, heads, width)."""
+    """Attend within each text: (1, heads, tokens, width) to (1, tokens, heads, width); on a GPU to all at once."""
     import torch
 
     if attention_mask is not None or any(others.get(name) is not None for name in _BEYOND_PRODUCTS):
         raise ValueError("attention that is more than a product of queries and keys")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if query.is_cuda:
-        return _attend_at_once(query, key, value, cu_seq_lens_q, max_length_q, causal=causal, scaling=scaling), None
+        if at_once is None:
+            raise ValueError("this torch has no attention to texts of several lengths")
+        rows = (side[0].transpose(0, 1) for side in (query, key, value))
+        window = (-1, 0 if causal else -1)
+        bounds = (cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q)
+        return at_once(*rows, *bounds, scale=scaling, window_size=window)[None], None
     out = query.new_empty(query.shape[2], query.shape[1], value.shape[-1])
     at = 0
     for length, run in groupby(cu_seq_lens_q.diff().tolist()):
@@ -169,36 +214,25 @@ def _attend(
     return out[None], None
 
 
-def _attend_at_once(
-    query: "Tensor",
-    key: "Tensor",
-    value: "Tensor",
-    bounds: "Tensor",
-    longest: int,
-    *,
-    causal: bool,
-    scaling: float | None,
-) -> "Tensor":
-    """Attend within each text by torch's own flash attention, which reads texts of any lengths in one kernel."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    queries, keys, values = (side[0].transpose(0, 1) for side in (query, key, value))
-    options: dict[str, Any] = {"scale": scaling, "window_size": (-1, 0 if causal else -1)}
-    if "enable_gqa" in _parameters(varlen_attn):  # torch 2.11 shares keys without being asked to
-        options["enable_gqa"] = query.shape[1] != key.shape[1]
-    attended = cast("Tensor", varlen_attn(queries, keys, values, bounds, bounds, longest, longest, **options))
-    return attended[None]
+def _flash_attention() -> "Callable[..., Tensor] | None":
+    """Return torch's flash attention, which reads texts of any lengths in one kernel, where torch has it."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    # torch 2.11 shares keys among heads without being asked to
+    asks = "enable_gqa" in signature(varlen_attn).parameters
+    return cast("Callable[..., Tensor]", partial(varlen_attn, enable_gqa=True) if asks else varlen_attn)
 
 
-@cache
-def _parameters(function: Callable[..., Any]) -> frozenset[str]:
-    return frozenset(signature(function).parameters)
+def _layers(transformer: Any) -> Sequence[Any]:
+    return getattr(transformer, "layers", None) or getattr(getattr(transformer, "encoder", None), "layer", None) or ()
 
 
 @contextmanager
 def _last_feed_forward_of(transformer: Any, tokens: "Tensor | None") -> Iterator[None]:
     """Compute the feed-forward of the last layer for these tokens alone; the others' rows are zero."""
-    layers = getattr(transformer, "layers", None) or getattr(getattr(transformer, "encoder", None), "layer", None)
+    layers = _layers(transformer)
     last = layers[-1] if layers else None
     is_bert = hasattr(last, "feed_forward_chunk")
     holder, name = (last, "feed_forward_chunk") if is_bert else (getattr(last, "mlp", None), "forward")
@@ -212,7 +246,14 @@ def _last_feed_forward_of(transformer: Any, tokens: "Tensor | None") -> Iterator
         out[:, tokens] = whole(hidden[:, tokens])
         return out
 
-    setattr(holder, name, of_tokens)
+    with _method(holder, name, of_tokens):
+        yield
+
+
+@contextmanager
+def _method(holder: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Let an object use another function in place of a method of its class."""
+    setattr(holder, name, function)
     try:
         yield
     finally:

@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModel
 
 from care_qdrant.encoders.batching import Budget
 from care_qdrant.encoders.engine import Engine
+from care_qdrant.encoders.local import torch as torch_engine
 from care_qdrant.encoders.local.torch import TorchEncoder, load_sentence_transformer
 from care_qdrant.encoders.references import Reference, make_references, save_references
 from care_qdrant.errors import ModelError
@@ -156,12 +157,27 @@ def test_a_batch_without_padding_has_the_vectors_of_a_padded_one(family: str, po
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize(("family", "pooling"), [("bert", "cls"), ("qwen3", "lasttoken"), ("llama", "mean")])
-def test_a_gpu_encodes_without_padding(family: str, pooling: str, tmp_path: Path) -> None:
+def test_a_gpu_encodes_without_padding(
+    family: str, pooling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stock = _random_model(family, pooling, tmp_path)
     expected = stock.encode(TEXTS, batch_size=3, normalize_embeddings=True)
     encoder = TorchEncoder(stock.to("cuda", torch.bfloat16), "document", batch_tokens=300)
     assert (encoder.encode(TEXTS) * expected).sum(axis=1).min() > 0.95
     assert encoder.report()["padding"] == 1
+    monkeypatch.setattr(torch_engine, "COMPILE_AFTER", 0.0)
+    assert (encoder.encode(TEXTS) * expected).sum(axis=1).min() > 0.95
+    assert encoder._packed is not None and encoder._packed.is_compiled
+
+
+def test_without_a_compiler_the_layers_work_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = TorchEncoder(_random_model("qwen3", "lasttoken", tmp_path), "document")
+    before = encoder.encode(TEXTS)
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", (None, str(tmp_path / "no-compiler")))
+    assert encoder._packed is not None
+    encoder._packed.compile(encoder._sent)
+    assert not encoder._packed.is_compiled
+    assert np.array_equal(encoder.encode(TEXTS), before)
 
 
 def _random_model(family: str, pooling: str, folder: Path) -> SentenceTransformer:
@@ -193,6 +209,7 @@ import json, resource, sys
 from pathlib import Path
 import numpy as np, torch
 torch.set_num_threads(1)
+from care_qdrant.encoders.local import torch as torch_engine
 from care_qdrant.encoders.local.torch import TorchEncoder, load_sentence_transformer
 from tests import tiny
 encoder = TorchEncoder(load_sentence_transformer(Path(sys.argv[1]), "cpu"), "document", batch_tokens=400_000)

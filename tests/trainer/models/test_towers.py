@@ -115,6 +115,9 @@ def test_a_teacher_has_its_adapters_in_its_weights(base: Run, tmp_path: Path, mo
     context = Context(run=base, stage=Align(kind="align"), folder=tmp_path / "stage", query=folder, document=folder)
     np.testing.assert_allclose(context.stored_vectors(TEXTS, "text"), expected, atol=1e-3)
     assert len(loaded) == 1 and not any("lora_" in name for name, _ in loaded[0].named_parameters())
+    half = replace(context, stage=Align(kind="align", bf16=True), folder=tmp_path / "half")
+    assert half._teacher().dtype == torch.bfloat16
+    np.testing.assert_allclose(half.stored_vectors(TEXTS, "text"), expected, atol=2e-2)
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks for it

@@ -69,7 +69,8 @@ class Stage:
     max_grad_norm: PositiveOrZero = 1.0
     """Norm to which gradients are clipped. 0 turns clipping off."""
     bf16: bool = False
-    """Compute the forward pass under bfloat16 autocast. The loss is always computed in float32."""
+    """Compute the forward pass under bfloat16 autocast, and the vectors of a frozen document encoder in bfloat16. The
+    loss is always computed in float32."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory for one more forward pass. With ``cached`` on a GPU only
     where those of a mini-batch do not fit; the log says so."""

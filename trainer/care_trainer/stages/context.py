@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from sentence_transformers import SentenceTransformer
 from torch import nn
 
@@ -99,10 +100,12 @@ class Context(Job):
         )
 
     def _teacher(self) -> SentenceTransformer:
-        """Load the newest document encoder with its adapters in its weights, which then cost nothing a text."""
+        """Load the newest document encoder as it will encode: adapters in its weights, where they cost nothing a text."""
         encoder = self.load("document")
         if self.run.document.quantization is None:
             towers.merge(encoder)
+            if self.stage.bf16:
+                encoder.to(torch.bfloat16)
         return encoder
 
     def stored_documents(self, rows: Rows) -> tuple[Documents, Half]:
