@@ -100,7 +100,7 @@ class Context(Job):
         )
 
     def _teacher(self) -> SentenceTransformer:
-        """Load the newest document encoder as it will encode: adapters in its weights, where they cost nothing a text."""
+        """Load the newest document encoder as it will encode, with its adapters in its weights."""
         encoder = self.load("document")
         if self.run.document.quantization is None:
             towers.merge(encoder)
