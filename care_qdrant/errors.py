@@ -228,6 +228,23 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
         ) from error
 
 
+_OF_ONE = {"are": "is", "have": "has", "were": "was"}
+
+
+def counted(number: int, noun: str, verb: str = "", *, of: int | None = None) -> str:
+    """Return a number of things as people write it: ``1 point is``, ``1,200 points are``, ``1 of 3 points has``."""
+    share = "" if of is None else f"{number:,} of "
+    all_of_them = number if of is None else of
+    said = f"{share}{all_of_them:,} {noun if all_of_them == 1 else _plural(noun)}"
+    return f"{said} {_OF_ONE.get(verb, f'{verb}s') if number == 1 else verb}" if verb else said
+
+
+def _plural(noun: str) -> str:
+    if noun.endswith(("s", "ch")):
+        return f"{noun}es"
+    return f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+
+
 COMPLETE: ContextVar[Callable[[str, bool], str] | None] = ContextVar("care_complete", default=None)
 """Completes a command by the options with which the running one reached its database and, where asked, its model; None
 outside of commands."""

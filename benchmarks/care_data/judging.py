@@ -18,6 +18,7 @@ from care_data.pool import CORPUS, POOL, QUERIES
 from care_data.prompts import RELEVANT, read_grades, render
 from care_data.source import shown
 from care_data.wire import Caller, JudgeUnreachable, calling, highest_price
+from care_qdrant.errors import counted
 
 logger = logging.getLogger(__name__)
 
@@ -61,11 +62,10 @@ def run_judge(config: Config, replay: bool = False) -> dict[str, Any]:
     for each in report["judges"]:
         if each["unread"]:
             logger.warning(
-                "judge %s: %d of %d documents have no grade, since its answers could not be read. The first of them: "
+                "judge %s: %s no grade, since its answers could not be read. The first of them: "
                 "%r. When that is mended (model, max_tokens, language): %s --again %s",
                 each["judge"],
-                each["missing"]["invalid"],
-                each["asked"],
+                counted(each["missing"]["invalid"], "document", "have", of=each["asked"]),
                 each["unread"],
                 config.command("judge"),
                 shlex.quote(each["judge"]),

@@ -16,7 +16,7 @@ from care_qdrant.corpus.chunking import cut_documents
 from care_qdrant.corpus.files import CorpusPath
 from care_qdrant.corpus.rejects import RejectsFile
 from care_qdrant.encoders.ahead import Meter, meter_of, report_of
-from care_qdrant.errors import CareError, InputError, QdrantError, Unreachable
+from care_qdrant.errors import CareError, InputError, QdrantError, Unreachable, counted
 from care_qdrant.ingestion.diff import ChunkTask, Diff, has_other_writers, remove_orphaned_hashes
 from care_qdrant.ingestion.dry_run import estimate
 from care_qdrant.ingestion.pipeline import (
@@ -437,8 +437,8 @@ class _Run:
         lowest = before + self.inserted - self.report.deleted if self.settings.shard.of == 1 else 0
         if points < self._chunks or self.collection.count() < lowest:
             raise QdrantError(
-                f"collection {self.collection.name!r}: {self._chunks:,} points were acknowledged, and {points:,} "
-                f"carry vector {self.vectors.vector_name!r}: some were lost. Run the same command again"
+                f"collection {self.collection.name!r}: {counted(self._chunks, 'point', 'were')} acknowledged, and "
+                f"{points:,} carry vector {self.vectors.vector_name!r}: some were lost. Run the same command again"
             )
         return points
 

@@ -11,7 +11,7 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.contracts.contract import Contract, contract_metadata
 from care_qdrant.contracts.learned import LearnedContract, learned_metadata
 from care_qdrant.contracts.stand_in import made_by
-from care_qdrant.errors import InputError, NoCollection, Rejected, next_command
+from care_qdrant.errors import InputError, NoCollection, Rejected, counted, next_command
 from care_qdrant.qdrant import grpc as bulk
 from care_qdrant.qdrant import rest
 from care_qdrant.qdrant.calls import Calls, Written, in_requests, seconds_left
@@ -401,7 +401,8 @@ class Collection(Calls):
             retrieve = partial(self.client.retrieve, with_payload=payload, with_vectors=vectors)
             key = self.shard_key
             return self.call(
-                what or f"reading {len(page)} points", lambda: retrieve(self.name, list(page), shard_key_selector=key)
+                what or f"reading {counted(len(page), 'point')}",
+                lambda: retrieve(self.name, list(page), shard_key_selector=key),
             )
 
         records = chain.from_iterable(in_requests(ids, self.limits.page, read))
@@ -499,7 +500,7 @@ class Collection(Calls):
                 return self.client.upsert(self.name, plain, wait=True, shard_key_selector=self.shard_key)
             return rest.upsert(self.client, self.name, points, self.shard_key)
 
-        self.write(f"writing {len(points)} points", write)
+        self.write(f"writing {counted(len(points), 'point')}", write)
 
     def upsert_over_grpc(self) -> bool:
         """Let `upsert` use gRPC from now on if its port reaches this very collection; return whether it does."""

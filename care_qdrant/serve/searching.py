@@ -23,7 +23,7 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.contracts.layouts import guess_layout, read_hit
 from care_qdrant.encoders.terms import bm25
-from care_qdrant.errors import CareError, ContractError, InputError, Rejected
+from care_qdrant.errors import CareError, ContractError, InputError, Rejected, counted
 from care_qdrant.qdrant.calls import DEADLINE
 from care_qdrant.qdrant.collection import Collection, only_collection
 from care_qdrant.search.conditions import Keys, notice, parse_filter
@@ -453,7 +453,11 @@ class Searching:
     def _place(self) -> Iterator[None]:
         """Count one more search, or refuse it."""
         if not self._room.acquire(blocking=False):
-            raise Refusal(429, "queue_full", f"{self._limits.searches} searches are under way already; ask again later")
+            raise Refusal(
+                429,
+                "queue_full",
+                f"{counted(self._limits.searches, 'search', 'are')} under way already; ask again later",
+            )
         try:
             yield
         finally:

@@ -87,7 +87,7 @@ def test_licenses_are_counted_and_english_starts_from_scratch(tmp_path: Path) ->
     ("rows", "problem"),
     [
         ([{"query": f"q{n}", "positive": "the only answer"} for n in range(40)], "only 0 of 40 pairs can be held out"),
-        ([{"sentence1": "a", "sentence2": "b", "score": 1.0}], "1 pairs of texts with a score"),
+        ([{"sentence1": "a", "sentence2": "b", "score": 1.0}], "1 pair of texts with a score"),
     ],
 )
 def test_pairs_that_cannot_be_split_are_refused(tmp_path: Path, rows: list[dict[str, object]], problem: str) -> None:

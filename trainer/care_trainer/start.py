@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from care_qdrant.console.outputs import require_own
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, counted
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.model.hub import BUILT_IN
@@ -146,15 +146,15 @@ def prepare(
     read = list(iter_pairs(Data(files=(pairs.name,)), pairs.parent))
     if scored := [pair for pair in read if pair.score is not None]:
         raise InputError(
-            f"{pairs}: holds {len(scored)} pairs of texts with a score; expected rows with 'query' and 'positive' "
-            "(a configuration of your own may have both: care-train configs show nano > my.toml)"
+            f"{pairs}: holds {counted(len(scored), 'pair')} of texts with a score; expected rows with 'query' and "
+            "'positive' (a configuration of your own may have both: care-train configs show nano > my.toml)"
         )
     wanted = held_out or min(MOST_HELD_OUT, max(FEWEST_HELD_OUT, len(read) // 10))
     train, kept = split(read, wanted)
     if len(kept) < min(wanted, FEWEST_HELD_OUT):
         raise InputError(
-            f"{pairs}: only {len(kept)} of {len(read)} pairs can be held out, since the others share a question or a "
-            f"document with each other; expected at least {min(wanted, FEWEST_HELD_OUT)}: give more pairs"
+            f"{pairs}: only {counted(len(kept), 'pair', of=len(read))} can be held out, since the others share a "
+            f"question or a document with each other; expected at least {min(wanted, FEWEST_HELD_OUT)}: give more pairs"
         )
     trained = {plain_text(text) for pair in train for text in (pair.query, pair.positive, *pair.negatives)}
     chosen = base or (BUILT_IN if is_chinese([pair.query for pair in read]) else SCRATCH)
@@ -167,7 +167,9 @@ def prepare(
     write_rows(folder / DATA / TRAIN, [pair.row() for pair in train])
     run = load_run(config)
     if found := leaks(run):
-        raise InputError(f"{folder}: {len(found)} held-out texts are in the training part, as {found[0]!r}")
+        raise InputError(
+            f"{folder}: {counted(len(found), 'held-out text', 'are')} in the training part, as {found[0]!r}"
+        )
     licenses = dict(Counter(license_of(pair.other) for pair in read).most_common())
     prepared = Prepared(config, len(train), len({pair.query for pair in kept}), documents, licenses, chosen)
     shown = {"sha256": digest, **vars(prepared)}

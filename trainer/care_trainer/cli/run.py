@@ -14,7 +14,7 @@ import click
 from care_qdrant.console.groups import Command
 from care_qdrant.console.options import json_option
 from care_qdrant.destinations import require_writable
-from care_qdrant.errors import InputError, needs_extra
+from care_qdrant.errors import InputError, counted, needs_extra
 
 if TYPE_CHECKING:
     from care_trainer.config import Run
@@ -77,9 +77,9 @@ def run(
     quiet()
     if loaded.evaluation is not None and processes().is_main_process and (found := leaks(loaded)):
         logging.getLogger("care_trainer").warning(
-            "%d training texts are in the evaluation set, as %r: its scores will be too good; leave them out "
+            "%s in the evaluation set, as %r: its scores will be too good; leave them out "
             "(all of them: care train data check %s)",
-            len(found),
+            counted(len(found), "training text", "are"),
             found[0],
             config,
         )

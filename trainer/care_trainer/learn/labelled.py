@@ -14,7 +14,7 @@ from qdrant_client import models
 
 from care_qdrant.contracts.layouts import CARE_LAYOUT, Layout, Payload
 from care_qdrant.encoders.terms import bm25
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, counted
 from care_qdrant.measures import TOP, reciprocal_rank_at_10
 from care_qdrant.measures import ndcg_at_10 as ndcg_at_10  # also for callers of `estimate`
 from care_qdrant.measures import recall_at_10 as recall_at_10
@@ -105,8 +105,9 @@ def find_labels(collection: Collection, layout: Layout, labelled: Labelled) -> K
     known = found[unit]
     if not known:
         raise InputError(
-            f"none of the {len(wanted)} ids under 'relevant' ({', '.join(map(repr, sorted(wanted)[:_EXAMPLES]))} …) is "
-            f"the id of a point or a document of collection {collection.name!r} (it has, for example, {example})"
+            f"none of the {counted(len(wanted), 'id')} under 'relevant' "
+            f"({', '.join(map(repr, sorted(wanted)[:_EXAMPLES]))} …) is the id of a point or a document of collection "
+            f"{collection.name!r} (it has, for example, {example})"
         )
     relevant = [sorted({*ids} & known) for ids in labelled.relevant]
     rows = [row for row, ids in enumerate(relevant) if ids]

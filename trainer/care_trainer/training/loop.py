@@ -23,7 +23,7 @@ from transformers import PrinterCallback, ProgressCallback, set_seed
 from transformers.integrations.integration_utils import TensorBoardCallback
 
 from care_qdrant.encoders.onnx import usable_cores
-from care_qdrant.errors import InputError, TrainingError
+from care_qdrant.errors import InputError, TrainingError, counted
 from care_trainer.data.collators import PairCollator
 from care_trainer.data.sampling import EpochSampler
 from care_trainer.data.table import Rows
@@ -133,9 +133,9 @@ def _keep_batch_size(job: Job, *, resumed: bool) -> None:
         before = json.loads(file.read_text(encoding="utf-8"))
         if before["rows"] != rows:
             raise InputError(
-                f"{job.folder}: was trained with {before['rows']} rows a step on {before['processes']} processes; "
-                f"{count} would make it {rows}. Resume with {before['processes']}, or begin again with "
-                "global_batch_size in place of batch_size"
+                f"{job.folder}: was trained with {counted(before['rows'], 'row')} a step on "
+                f"{counted(before['processes'], 'process')}; {count} would make it {rows}. Resume with "
+                f"{before['processes']}, or begin again with global_batch_size in place of batch_size"
             )
     processes().wait_for_everyone()  # all have read the file before it is written again
     if processes().is_main_process:
