@@ -33,7 +33,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 
 _HIDDEN = "***"
@@ -198,6 +197,8 @@ class TrainingError(CareError):
 
 def extra_of(package: str) -> str | None:
     """Return the extra that installs a package, by its import name; None for one that belongs to no extra."""
+    from importlib.metadata import PackageNotFoundError, requires  # half of what `import care_qdrant` costs
+
     try:
         requirements = requires("care-qdrant") or []
     except PackageNotFoundError:  # run from a source tree that is not installed
