@@ -23,7 +23,7 @@ from care_trainer.evaluation import load_evaluator
 from care_trainer.models import towers
 from care_trainer.models.teacher import encoding
 from care_trainer.models.vector_cache import VectorCache, encoder_digest
-from care_trainer.training.job import Report
+from care_trainer.training.context import Report
 
 from care_qdrant.errors import InputError
 

@@ -199,8 +199,8 @@ def scoring(self, model):
         return value
     return score
 
-def fit(job, model, *rest, **options):
-    metrics = trained(job, model, *rest, **options)
+def fit(context, model, *rest, **options):
+    metrics = trained(context, model, *rest, **options)
     save(model, f"process-{os.environ['RANK']}")
     return metrics
 

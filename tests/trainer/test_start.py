@@ -21,7 +21,7 @@ from care_trainer.start import (
     prepare,
     split,
 )
-from care_trainer.training.job import Report
+from care_trainer.training.context import Report
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -31,7 +31,7 @@ from care_trainer.disk import write_json
 from care_trainer.evaluation import read_retrieval
 from care_trainer.learn.labelled import Estimate, estimate, ndcg_at_10, recall_at_10
 from care_trainer.learn.start import is_chinese
-from care_trainer.training.job import Report
+from care_trainer.training.context import Report
 
 CONFIG, DATA, HELD_OUT, RESULT = "start.toml", "data", "held-out", "result.json"
 TRAIN = "train.jsonl"

@@ -18,7 +18,7 @@ from care_trainer.data.collators import PairCollator
 from care_trainer.losses.embedding import EmbeddingLoss
 from care_trainer.losses.objectives import InfoNce
 from care_trainer.models import towers
-from care_trainer.training.job import Job
+from care_trainer.training.context import TrainingContext
 from care_trainer.training.loop import fit
 
 from tests.tiny import Killed
@@ -58,10 +58,10 @@ def _fit(
 
     settings = stage("supervised", batch_size=4, epochs=epochs, max_steps=None)
     run = tiny_run(folder, settings, overrides=["checkpoint_minutes=0", *overrides])
-    job = Job(run=run, stage=run.stage[0], folder=folder / "stage", resume=resume, report=note)
+    context = TrainingContext(run=run, stage=run.stage[0], folder=folder / "stage", resume=resume, report=note)
     loss = EmbeddingLoss(model, InfoNce(0.05), mini_batch_size=4)
     collator = PairCollator(crop, preprocess_fn=model.preprocess, negatives=negatives)
-    fit(job, model, loss, table_of(columns), collator)
+    fit(context, model, loss, table_of(columns), collator)
     return seen
 
 

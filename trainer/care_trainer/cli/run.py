@@ -18,7 +18,7 @@ from care_qdrant.errors import InputError, counted, needs_extra
 
 if TYPE_CHECKING:
     from care_trainer.config import Run
-    from care_trainer.training.job import Report
+    from care_trainer.training.context import Report
 
 
 set_option = click.option(
