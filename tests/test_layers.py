@@ -97,7 +97,7 @@ TRAINER_LAYERS: tuple[set[str], ...] = (
     {"learn"},
     {"training", "terms"},
     {"stages"},
-    {"pipeline"},
+    {"recipe"},
     {"export"},
     {"rehearse"},
     {"start"},

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from care_trainer import pipeline
+from care_trainer import recipe
 from care_trainer.data.table import Rows
 from care_trainer.stages import context, contrastive, joint, retromae, static
 from care_trainer.training.context import TrainingContext
@@ -158,4 +158,4 @@ if __name__ == "__main__":
     ]
     with tempfile.TemporaryDirectory() as folder:
         chosen = stages[: 1 if "stays" in sys.argv else None]
-        pipeline.run_stages(tiny_run(Path(folder), *chosen, document_pooling="mean"))
+        recipe.run_stages(tiny_run(Path(folder), *chosen, document_pooling="mean"))

@@ -152,7 +152,7 @@ def test_a_long_stage_says_early_what_it_takes_and_how_to_do_less(
             report("joint", step, steps, 0.5, 100)
         raise InputError("the training would go on here")
 
-    monkeypatch.setattr("care_trainer.pipeline.run_stages", begin)
+    monkeypatch.setattr("care_trainer.recipe.run_stages", begin)
     rows = [{"query": f"问题 {n}", "positive": f"答案 {n}" * 60} for n in range(60)]
     file = write_jsonl(tmp_path / "faq.jsonl", rows)
     begun = CliRunner().invoke(care_train, ["start", str(file), "--output", str(tmp_path / "faq")])

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from care_trainer import pipeline
+from care_trainer import recipe
 from care_trainer.cli.run import progress_bars
 from care_trainer.data.collators import PairCollator
 from care_trainer.losses.embedding import EmbeddingLoss
@@ -81,7 +81,7 @@ def test_the_progress_line_has_loss_tokens_a_second_and_memory(tmp_path: Path, m
     with os.fdopen(theirs, "w", encoding="utf-8") as terminal:
         monkeypatch.setattr("sys.stderr", terminal)
         with progress_bars(visible=True) as report:
-            pipeline.run_stages(tiny_run(tmp_path, stage("unsupervised", max_steps=4)), report=report)
+            recipe.run_stages(tiny_run(tmp_path, stage("unsupervised", max_steps=4)), report=report)
         monkeypatch.undo()
     reader.join()
     os.close(ours)

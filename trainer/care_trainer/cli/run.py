@@ -73,7 +73,7 @@ def run(
         from care_trainer.distributed import processes
         from care_trainer.export.checkpoint import export
         from care_trainer.export.curves import draw_curves
-        from care_trainer.pipeline import run_stages
+        from care_trainer.recipe import run_stages
     quiet()
     if loaded.evaluation is not None and processes().is_main_process and (found := leaks(loaded)):
         logging.getLogger("care_trainer").warning(

@@ -44,7 +44,7 @@ def start(pairs: Path, output: Path | None, base: str | None, as_json: bool) -> 
         from care_trainer.distributed import processes
         from care_trainer.export.checkpoint import export
         from care_trainer.export.curves import draw_curves
-        from care_trainer.pipeline import run_stages
+        from care_trainer.recipe import run_stages
         from care_trainer.start import (
             RESULT,
             SCRATCH,
