@@ -76,7 +76,7 @@ class Diff(Window[ChunkTask]):
     """Fraction of the corpus that was read when the window was compared, in [0, 1]."""
 
     @property
-    def is_work(self) -> bool:
+    def has_changes(self) -> bool:
         """Whether anything has to be written or deleted."""
         return bool(self.encode or self.update or self.surplus)
 

@@ -339,26 +339,26 @@ class _Run:
         return diff
 
     def _show(self, diff: Diff) -> None:
-        report, settings, work = self.report, self.settings, self.worker.meter
+        report, settings, meter = self.report, self.settings, self.worker.meter
         expected = report.documents / diff.share_read if diff.share_read else None
         limit = settings.limit and settings.limit / settings.shard.of
         expected = min(filter(None, (expected, limit)), default=None)
         total = left = None
         if expected and self.compared:
             total = max(self.compared, round(self.compared * expected / report.documents))
-            if work.tokens_per_second:
+            if meter.tokens_per_second:
                 tokens = self.compared_tokens * total / self.compared - report.tokens
-                left = max(0.0, tokens / work.tokens_per_second)
-        texts_per_second = work.texts / work.total_seconds if work.total_seconds else 0.0
+                left = max(0.0, tokens / meter.tokens_per_second)
+        texts_per_second = meter.texts / meter.total_seconds if meter.total_seconds else 0.0
         self.on_progress(
             Progress(
                 documents=report.documents,
                 stored=self.compared if settings.dry_run else self.worker.stored + report.unchanged,
                 encoded=report.encoded,
                 rejected=report.rejected,
-                tokens_per_second=work.tokens_per_second,
+                tokens_per_second=meter.tokens_per_second,
                 documents_per_second=texts_per_second * report.documents / max(self.compared, 1),
-                padding=work.padding,
+                padding=meter.padding,
                 idle_fraction=self.meter.idle_fraction,
                 total=total,
                 seconds_left=left,
@@ -379,7 +379,7 @@ class _Run:
         self.entry.check()
         if diff.encode and self.model is not None:
             require_encoder(self.model)
-        if diff.is_work:
+        if diff.has_changes:
             self.entry.begin()
         # Surplus chunks go before those that say how many there are: a run that is killed in between finds them again.
         gone = [*(diff.others if self.settings.replace_others else ()), *diff.surplus]

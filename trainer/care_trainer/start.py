@@ -19,6 +19,7 @@ from care_qdrant.console.outputs import require_own
 from care_qdrant.errors import InputError, counted
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
+from care_qdrant.measures import ndcg_at_10, recall_at_10
 from care_qdrant.model.hub import BUILT_IN
 from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.connection import open_client
@@ -29,7 +30,7 @@ from care_trainer.data.read import Pair, iter_pairs, license_of, plain_text, wri
 from care_trainer.data.report import leaks
 from care_trainer.disk import write_json
 from care_trainer.evaluation import read_retrieval
-from care_trainer.learn.labelled import Estimate, estimate, ndcg_at_10, recall_at_10
+from care_trainer.learn.labelled import Estimate, estimate
 from care_trainer.learn.start import is_chinese
 from care_trainer.training.context import Report
 
