@@ -1,4 +1,4 @@
-"""How wrong BM25 of a tenant is by the documents of the others: nDCG@10 with IDF over all documents and over its own.
+"""Measures how wrong other tenants make BM25 of one: nDCG@10 with IDF over all documents and over its own.
 
 The documents of a data set say their source, which is taken for the tenant. Each question has one answer and searches
 the documents of its tenant, once with the IDF of all documents and once with that of the tenant's: by BM25, and for

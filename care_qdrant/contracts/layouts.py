@@ -73,7 +73,7 @@ class Layout:
     document_paths: tuple[str, ...] = ()
     """Payload paths of the id of the source document; the first that is there wins."""
     evidence: str = ""
-    """Why this layout was chosen, for a person to check."""
+    """Reason for the choice of this layout, for a person to check."""
 
     def of_point(self, payload: Payload) -> "Layout":
         """Return the layout of one point: those of ingestion keep theirs among points that another tool wrote.

@@ -31,7 +31,7 @@ class ChunkTask(Task):
 
     chunk: Chunk
     stored: Stored | None
-    """None for a point that is not there yet."""
+    """The point as it is stored; None for one that is not there yet."""
     hashes: dict[str, str]
     """Content hash of each vector that this run writes, by vector name."""
 

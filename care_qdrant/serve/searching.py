@@ -125,7 +125,7 @@ class _Found:
     unfinished: str | None
     """A run that writes to the searched vectors, or was interrupted; None where there is none."""
     note: str | None
-    """Why a condition lets nothing pass or rules nothing out, or that the texts are in another script."""
+    """Reason why a condition lets nothing pass or rules nothing out, or that the texts are in another script."""
     unread: list[str]
     started: float
     ended: float

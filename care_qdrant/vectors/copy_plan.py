@@ -21,7 +21,7 @@ class CopyPlan:
     replaces: str
     """The collection behind the alias until the switch; the source where there is no such alias yet."""
     is_new_alias: bool
-    """Nobody searches the alias yet."""
+    """Whether the alias is made by the copy: nobody searches it yet."""
     vector_name: str
     points: int
     copied_bytes: int

@@ -35,7 +35,7 @@ class Preflight:
 
     points: int
     layout: Layout | None
-    """None where no text was found."""
+    """Layout of the payloads; None where no text was found."""
     sampled: int
     sampled_without_text: int
     has_vector: bool

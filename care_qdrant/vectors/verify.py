@@ -115,7 +115,7 @@ class VerifyReport:
     """Quality of searches of a quantised vector by the query encoder, with the recorded oversampling, or with the
     least one that is enough."""
     problems: list[str] = field(default_factory=list)
-    """Empty where all is right, also with `others`."""
+    """Faults that were found; empty where all is right, also with `others`."""
     others: "list[VerifyReport]" = field(default_factory=list)
     """Reports of the other vectors that this package made; empty where one vector was asked for."""
 

@@ -1,4 +1,4 @@
-"""From question–answer pairs to a scored model: a held-out part, a configuration, the training, one table."""
+"""Makes a scored model of question–answer pairs: a held-out part, a configuration, the training, one table."""
 
 import hashlib
 import json
@@ -117,7 +117,7 @@ class Result:
     """Scores of the model on the held-out questions; each figure is a mean from 0 to 1 with its 95 % interval."""
 
     model: str
-    """Folder of the trained pair."""
+    """Folder of the trained model."""
     ndcg_at_10: dict[str, Estimate]
     recall_at_10: dict[str, Estimate]
     differences: list[Difference]
@@ -275,7 +275,7 @@ def measure(run: Run, model: Path, before: str | None) -> Result:
 def advice(result: Result, base: str) -> str:
     """Return the command for what was best on the held-out questions, and why it is that one."""
     scores = {name: score.mean for name, score in result.ndcg_at_10.items()}
-    # Of equals the simpler one; a pair is of use beside BM25 only where both find more than either.
+    # Of equals the simpler one; a model is of use beside BM25 only where both find more than either.
     simpler_first = ("before", "after", "BM25", "before and BM25", "after and BM25")
     best = max(simpler_first, key=lambda name: scores.get(name, -1.0))
     others = ", ".join(f"{name} {score:.3f}" for name, score in scores.items() if name != best)

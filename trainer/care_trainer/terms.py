@@ -27,7 +27,7 @@ from care_trainer.data.table import pair_rows, scored
 from care_trainer.learn.labelled import Estimate, estimate
 
 FEWEST_PAIRS = 200
-"""Fewer leave too few to hold out."""
+"""Fewest pairs that weights are learned from: fewer leave too few to hold out."""
 MOST_PAIRS = 200_000
 MOST_HELD_OUT = 2_000
 SEEN_PAIRS = 6

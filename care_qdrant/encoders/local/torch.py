@@ -43,7 +43,8 @@ BATCH_TOKENS = 16_384
 CPU_BATCH_TOKENS = 2_048
 """Padded tokens of one forward pass on a CPU, whose caches a larger pass leaves."""
 _LOCKS: "WeakKeyDictionary[SentenceTransformer, ForkLock]" = WeakKeyDictionary()
-"""One for each model: the encoders of both sides may share it, and a batch without padding changes it while it runs."""
+"""A lock for each model: the encoders of both sides may share it, and a batch without padding changes it while it
+runs."""
 _LOCKS_LOCK = ForkLock()
 _TOLERANCE = 1e-2
 """Largest accepted distance of a vector's length from 1: bfloat16 has eight bits of precision."""

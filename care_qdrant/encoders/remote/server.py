@@ -262,7 +262,7 @@ class _Endpoint:
     shortest: float = float("inf")
     """Seconds per token."""
     refused: str = ""
-    """Why it is not used for a while."""
+    """Reason why it is not used for a while; empty where it is."""
     usage: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     @property

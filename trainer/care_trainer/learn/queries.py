@@ -70,7 +70,7 @@ def read_queries(path: Path, dim: int) -> QueryFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class _Line:
     """One question of a file."""
 
     text: str
@@ -79,7 +79,7 @@ class Line:
     """Ids of relevant points or documents; empty where the line has none."""
 
 
-def _line(row: Mapping[str, Any], where: str, dim: int) -> Line:
+def _line(row: Mapping[str, Any], where: str, dim: int) -> _Line:
     """Return the question of a line."""
     if "text" not in row:
         raise InputError(
@@ -98,4 +98,4 @@ def _line(row: Mapping[str, Any], where: str, dim: int) -> Line:
         if len(values) != dim or not all(isinstance(value, int | float) for value in values):
             found = counted(len(values), "value") if values else "none"
             raise InputError(f"{where}: expected a vector of {dim} numbers, found {found}")
-    return Line(text, vector, [str(one) for one in relevant or []])
+    return _Line(text, vector, [str(one) for one in relevant or []])

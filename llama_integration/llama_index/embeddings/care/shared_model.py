@@ -249,11 +249,10 @@ def _is_short(text: str, max_tokens: int) -> bool:
 
 
 class _RecentVectors:
-    """The vectors of the last ``size`` different texts of one side; least recently used leave first.
+    """The vectors of the last ``size`` different texts of one side; least recently used leave first."""
 
-    No lock, which a fork could copy in its locked state: a dictionary keeps its order, each single operation on it is
-    atomic, and the worst that a race can do is to compute a vector once more.
-    """
+    # No lock, which a fork could copy in its locked state: a dictionary keeps its order, each single operation on it is
+    # atomic, and the worst that a race can do is to compute a vector once more.
 
     def __init__(self, size: int) -> None:
         self._size = size
