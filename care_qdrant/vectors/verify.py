@@ -56,7 +56,7 @@ OPENING_CHARACTERS = 40
 _SEED = 20260413
 
 
-class PairModel(DocumentModel, Protocol):
+class TwoSidedModel(DocumentModel, Protocol):
     """The part of `CareModel` that verification uses."""
 
     @property
@@ -130,7 +130,7 @@ _Drawn = tuple[bytes, PointId, Mapping[str, Any]]
 @accepts_client
 def verify_collection(
     collection: Collection,
-    model: PairModel | None,
+    model: TwoSidedModel | None,
     *,
     vector_name: str | None = None,
     text_field: str | None = None,
@@ -181,7 +181,7 @@ def _others(schema: CollectionSchema, name: str) -> list[str]:
     return [other for other in schema.contracts if other != name and schema.has_vector(other)]
 
 
-def _verify_other(collection: Collection, name: str, model: PairModel, settings: VerifySettings) -> VerifyReport:
+def _verify_other(collection: Collection, name: str, model: TwoSidedModel, settings: VerifySettings) -> VerifyReport:
     """Verify a vector beside that of the model as far as that goes: nothing of it stops the report."""
     contract = collection.schema.contracts[name]
     report = VerifyReport(collection.name, name, contract.fingerprint, name in collection.schema.attached)
@@ -200,7 +200,7 @@ def _verify(
     target: Collection,
     name: str,
     contract: VectorContract | SparseContract,
-    model: PairModel | None,
+    model: TwoSidedModel | None,
     text_field: str | None,
     settings: VerifySettings,
 ) -> VerifyReport:
@@ -228,7 +228,7 @@ def _verify(
     return report
 
 
-def _is_learned(model: PairModel) -> TypeGuard[CareModel]:
+def _is_learned(model: TwoSidedModel) -> TypeGuard[CareModel]:
     """Return whether a model was learned from stored vectors and encodes queries only."""
     return isinstance(model, CareModel) and not model.encodes_documents
 
@@ -336,7 +336,7 @@ def _count(collection: Collection, report: VerifyReport, layout: Layout, makers:
 def _check_sample(
     collection: Collection,
     report: VerifyReport,
-    model: PairModel | None,
+    model: TwoSidedModel | None,
     contract: VectorContract | SparseContract,
     layout: Layout,
     sample: _Sample,
