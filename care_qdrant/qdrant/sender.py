@@ -70,7 +70,7 @@ class Write:
         refused = 0
         while points:
             write = replace(self, points=points)
-            operations = write._guarded() if collection.compares_writes else _operations(points, self.kind)
+            operations = write._claiming() if collection.compares_writes else _operations(points, self.kind)
             try:
                 collection.apply(f"writing {counted(len(points), 'point')}", operations)
                 return
@@ -101,7 +101,7 @@ class Write:
             )
         ]
 
-    def _guarded(self) -> list[models.UpdateOperation]:
+    def _claiming(self) -> list[models.UpdateOperation]:
         """Claim the points, write the vectors of those that are claimed, and then their payloads."""
         vectors = _vectors(self.points)
         names = self.names or tuple(sorted(_names(vectors)))
