@@ -33,7 +33,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 
 _HIDDEN = "***"
@@ -198,6 +197,8 @@ class TrainingError(CareError):
 
 def extra_of(package: str) -> str | None:
     """Return the extra that installs a package, by its import name; None for one that belongs to no extra."""
+    from importlib.metadata import PackageNotFoundError, requires  # half of what `import care_qdrant` costs
+
     try:
         requirements = requires("care-qdrant") or []
     except PackageNotFoundError:  # run from a source tree that is not installed
@@ -226,6 +227,23 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
         raise MissingExtra(
             f"{what} needs {error.name or 'a package'}, which is not installed: {INSTALL.format(extra=extra)}"
         ) from error
+
+
+_OF_ONE = {"are": "is", "have": "has", "were": "was"}
+
+
+def counted(number: int, noun: str, verb: str = "", *, of: int | None = None) -> str:
+    """Return a number of things as people write it: ``1 point is``, ``1,200 points are``, ``1 of 3 points has``."""
+    share = "" if of is None else f"{number:,} of "
+    all_of_them = number if of is None else of
+    said = f"{share}{all_of_them:,} {noun if all_of_them == 1 else _plural(noun)}"
+    return f"{said} {_OF_ONE.get(verb, f'{verb}s') if number == 1 else verb}" if verb else said
+
+
+def _plural(noun: str) -> str:
+    if noun.endswith(("s", "ch")):
+        return f"{noun}es"
+    return f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
 
 
 COMPLETE: ContextVar[Callable[[str, bool], str] | None] = ContextVar("care_complete", default=None)

@@ -27,7 +27,7 @@ class Progress:
     """State of a run in progress."""
 
     documents: int
-    """Read and compared."""
+    """Documents that were read and compared."""
     stored: int
     """Chunks that Qdrant acknowledged, or had already."""
     encoded: int

@@ -179,7 +179,7 @@ def _ingestion() -> Iterator[str]:
 
 
 def _ways(name: str) -> Iterator[str]:
-    """What each way to hold vectors on a server takes, and what its searches find."""
+    """Return the cost of each way to hold vectors on a server, and what its searches find."""
     kinds = ("default", "ef 256", *(f"oversampling {times}" for times in (2, 4, 8, 16)))
     yield (
         "| vectors | Qdrant | server CPU s to build | MiB, built / started again | bytes a point | recall@10 | "

@@ -280,6 +280,23 @@ def test_a_locale_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
     assert "PYTHONUTF8=1" in done.stderr and "GBK" not in done.stderr
 
 
+@pytest.mark.parametrize("package", ["click", "care_qdrant.console"])
+def test_an_interruption_while_the_program_is_imported_is_no_traceback(package: str) -> None:
+    code = """
+import runpy, sys
+class Interruption:
+    def find_spec(self, name, path=None, target=None):
+        if name == {package!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interruption())
+sys.argv = ["care", "--help"]
+runpy.run_module("care_qdrant", run_name="__main__")
+"""
+    command = [sys.executable, "-c", code.replace("{package!r}", repr(package))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (errors.INTERRUPTED_EXIT_CODE, "", "")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
 def test_a_result_that_cannot_be_written_is_one_line() -> None:
     with Path("/dev/full").open("w") as full:

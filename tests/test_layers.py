@@ -86,6 +86,7 @@ LAYERS: tuple[set[str], ...] = (
     {"versions"},
     {"bulk", "serve", "console"},
     {"cli"},
+    {"__main__"},
 )
 """Packages of the core, the lowest layer first: each imports what is below it, and nothing beside it."""
 TRAINER_LAYERS: tuple[set[str], ...] = (
@@ -96,7 +97,7 @@ TRAINER_LAYERS: tuple[set[str], ...] = (
     {"learn"},
     {"training", "terms"},
     {"stages"},
-    {"pipeline"},
+    {"recipe"},
     {"export"},
     {"rehearse"},
     {"start"},

@@ -71,7 +71,7 @@ class AuditCandidate:
     query: str
     document: str
     grade: int | None
-    """None if it was not judged; else above 0: its label is what is checked."""
+    """Grade by its label, above 0: it is what the audit checks. None if it was not judged."""
     label: None = None
     """Filled in by the annotator: the paper's scale is S, A, B, C, D (table 21); S and A count as relevant."""
 

@@ -1,4 +1,4 @@
-"""The charts of a report and of a sweep, as SVG for an HTML page."""
+"""The charts of a report, as SVG for an HTML page."""
 
 import io
 import math
@@ -50,19 +50,6 @@ class Bar:
 
     system: str
     value: float
-    interval: Interval
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """A pair between the symmetric models of its two encoders."""
-
-    name: str
-    small: float
-    pair: float
-    large: float
-    closed: float
-    """Part of the gap that the pair closes: 0 at ``small``, 1 at ``large``."""
     interval: Interval
 
 
@@ -131,32 +118,6 @@ def bars(task: str, measure: str, entries: Sequence[Bar], systems: Sequence[str]
     axes.set_xlabel(f"{measure} × 100, 95 % interval")
     axes.grid(visible=True, axis="x")
     return _svg(figure, f"{task}: {measure} per system")
-
-
-@_styled
-def gaps(entries: Sequence[Gap], measure: str, sweep: str) -> str:
-    """Draw how far pairs close the gap between their encoders' symmetric models, along what was varied."""
-    figure = _figure(1.6 + 1.5 * len(entries), 3.6)
-    axes = figure.subplots()
-    places = range(len(entries))
-    lines = {
-        "document encoder on both sides": [entry.large for entry in entries],
-        "query and document encoder": [entry.pair for entry in entries],
-        "query encoder on both sides": [entry.small for entry in entries],
-    }
-    for (label, values), colour in zip(lines.items(), _COLOURS, strict=False):
-        axes.plot(places, [100 * value for value in values], marker="o", color=colour, label=label)
-    for place, entry in zip(places, entries, strict=True):
-        interval = f"{entry.interval.low:.0%} … {entry.interval.high:.0%}"
-        text = f"{entry.closed:.0%} closed\n({interval})"
-        axes.annotate(text, (place, 100 * entry.pair), (0, -26), textcoords="offset points", ha="center", fontsize=8)
-    axes.set_xticks(places, [entry.name for entry in entries])
-    axes.margins(x=0.18, y=0.2)
-    axes.set_xlabel(sweep)
-    axes.set_ylabel(f"{measure} × 100")
-    axes.grid(visible=True, axis="y")
-    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    return _svg(figure, f"{measure}: part of the gap that the model closes")
 
 
 def _colour(system: str, systems: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from care_qdrant.console.logs import log_options
 from care_qdrant.console.options import engine_options, json_option, model_option, precision, target_of, url_option
 from care_qdrant.console.outputs import require_free, require_own
 from care_qdrant.console.reports import show_json
-from care_qdrant.errors import InputError, needs_extra, redact
+from care_qdrant.errors import InputError, counted, needs_extra, redact
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
@@ -193,7 +193,7 @@ def audit(task_directory: Path, result: Path, output: Path, as_json: bool) -> No
     else:
         click.echo(table(header, rows, width=1_000))
     count = write_candidates(candidates(task.qrels, runs, task.queries, task.documents), output)
-    click.echo(f"{output}: {count:,} candidates", err=True)
+    click.echo(f"{output}: {counted(count, 'candidate')}", err=True)
 
 
 @care_bench.command()

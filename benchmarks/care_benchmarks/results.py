@@ -68,9 +68,9 @@ class Latency:
     mean_ms: float
     p50_ms: float
     p95_ms: float | None = None
-    """None for fewer than 20 calls, which have no 95th percentile."""
+    """95th percentile in milliseconds; None for fewer than 20 calls, which have none."""
     p99_ms: float | None = None
-    """None for fewer than 100 calls."""
+    """99th percentile in milliseconds; None for fewer than 100 calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Speed:
     """Vector to hits, one query at a time; None if it cannot be separated."""
     cold_start: ColdStart | None
     documents_per_second: float | None
-    """Reading, encoding and writing; None if the index existed already."""
+    """Rate of reading, encoding and writing; None if the index existed already."""
     index_bytes_per_document: float | None
     """Disk space, text and payload included; None on a server."""
 
@@ -141,7 +141,7 @@ class Answer:
     document: str
     score: float
     grade: int | None
-    """None if the document is not judged."""
+    """Grade of the document; None if it is not judged."""
     text: str
 
 
@@ -174,7 +174,7 @@ class Result:
     """Comparisons by task."""
     notes: list[str]
     worst: list[WorstQuery] = field(default_factory=list)
-    """Empty if the texts may not leave the machine."""
+    """Worst queries of the first system, with texts; empty if these may not leave the machine."""
     format: int = 1
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def read_tsv(path: Path) -> Iterator[Row]:
         if number == 1:
             header = values
         elif len(values) != len(header):
-            raise InputError(f"{path}:{number}: has {len(values)} fields; the header has {len(header)}")
+            raise InputError(f"{path}:{number}: has {counted(len(values), 'field')}; the header has {len(header)}")
         else:
             yield Row(f"{path}:{number}", dict(zip(header, values, strict=True)))
 

@@ -36,9 +36,9 @@ class RunSettings:
     through: Through = "llama-index"
     """Path of dense queries."""
     speed: SpeedSettings | None = field(default_factory=SpeedSettings)
-    """None measures no speed."""
+    """Settings of the measurement of speed; None measures none."""
     texts: bool = True
-    """Show the worst queries with their texts."""
+    """Whether the worst queries are shown with their texts."""
 
 
 def run(

@@ -23,7 +23,7 @@ from qdrant_client import QdrantClient, models
 from care_benchmarks.results import Indexing
 from care_benchmarks.systems import EvaluatedSystem
 from care_qdrant.encoders.terms.bm25 import ANALYSER
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, counted
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.model.pair import CareModel
@@ -172,7 +172,7 @@ class QdrantSearch(AbsEncoder):
                 on_progress=on_progress,
             )
         if report.rejected:
-            logger.warning("%s: %d documents are empty or malformed", name, report.rejected)
+            logger.warning("%s: %s empty or malformed", name, counted(report.rejected, "document", "are"))
         seconds = time.perf_counter() - began
         self.indexed[name] = Indexing(name, report.documents, report.encoded, seconds)
 

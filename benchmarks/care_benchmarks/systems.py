@@ -35,7 +35,7 @@ class EvaluatedSystem:
     query_parameters: int
     document_parameters: int
     borrows_index: bool = False
-    """True if it searches the vectors of the pair whose document encoder it shares, so that nothing is encoded twice.
+    """Whether it searches the vectors of the model whose document encoder it shares, so that nothing is encoded twice.
     LlamaIndex would refuse that, since the fingerprints differ."""
 
     @property
@@ -106,15 +106,15 @@ def _control(control: Control, base: EvaluatedSystem) -> EvaluatedSystem:
 
 
 def _over_index_of(base: EvaluatedSystem, control: EvaluatedSystem) -> EvaluatedSystem:
-    """Let the document encoder search the vectors that it has made for the pair."""
-    pair, symmetric = base.model, control.model
+    """Let the document encoder search the vectors that it has made for the model."""
+    both, symmetric = base.model, control.model
     model = CareModel(
-        name=pair.name,
-        dim=pair.dim,
-        fingerprint=pair.fingerprint,
-        temperature=pair.temperature,
+        name=both.name,
+        dim=both.dim,
+        fingerprint=both.fingerprint,
+        temperature=both.temperature,
         query=symmetric.query,
-        document=pair.document,
+        document=both.document,
     )
     return replace(control, model=model, borrows_index=True)
 

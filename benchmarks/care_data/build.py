@@ -18,6 +18,7 @@ from care_data.prompts import render
 from care_data.source import shown
 from care_data.sts import PAIRS, drawn
 from care_qdrant import InputError
+from care_qdrant.errors import counted
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ def run_build(config: Config, _: bool = False) -> dict[str, Any]:
     if repeated and not settings.drop:
         some = "\n  ".join(f"{one}: {why}" for one, why in list(repeated.items())[:_SHOWN])
         raise InputError(
-            f"{len(repeated)} questions repeat another one or a training set:\n  {some}\n"
+            f"{counted(len(repeated), 'question', 'repeat')} another one or a training set:\n  {some}\n"
             "take them out of the questions, or set build.drop = true"
         )
     answered = {query: grades for query, grades in qrels.items() if query not in repeated and any(grades.values())}
@@ -46,7 +47,7 @@ def run_build(config: Config, _: bool = False) -> dict[str, Any]:
     undecided = [name for name in asked if name not in qrels]
     if len(answered) < max(1, settings.min_answered * (len(asked) - len(repeated))):
         raise InputError(
-            f"only {len(answered):,} of {len(asked):,} questions have a document that is labelled relevant: "
+            f"only {counted(len(answered), 'question', 'have', of=len(asked))} a document that is labelled relevant: "
             f"{len(repeated):,} are repeated, {len(undecided):,} have disputed or missing votes alone, and the others "
             "have none. Such a benchmark says little about the rest: ask judges again "
             f"({config.command('judge')} --again NAME), give deeper pools, or set build.min_answered below "
@@ -54,10 +55,9 @@ def run_build(config: Config, _: bool = False) -> dict[str, Any]:
         )
     if len(answered) < len(asked):
         logger.warning(
-            "%d of %d questions are in the benchmark: %d are repeated, %d have disputed or missing votes alone, the "
+            "%s in the benchmark: %d are repeated, %d have disputed or missing votes alone, the "
             "others no relevant document",
-            len(answered),
-            len(asked),
+            counted(len(answered), "question", "are", of=len(asked)),
             len(repeated),
             len(undecided),
         )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from care_trainer.config import Side
+from care_trainer.config import Diversify, Side
 from care_trainer.data.diversity import BATCH_ROWS, Counts, Neighbourhood
 from care_trainer.data.read import file_hash, read_rows, text_key
 from qdrant_client import models
@@ -32,7 +32,7 @@ WAIT_ROWS = 20_000  # between two waits for the graphs: a server's searches star
 WAIT_SECONDS = 3_600.0
 GRAPH_EF = 64  # of building and of searching: a text that is similar is near
 TEXT_KEYS = {"query": ("query", "text", "sentence1"), "document": ("positive", "text")}
-THRESHOLDS = {"query": 0.85, "document": 0.78}  # the paper's, for gte-multilingual-base (table 10)
+THRESHOLDS = {"query": Diversify.query_threshold, "document": Diversify.document_threshold}
 
 
 class QdrantIndex:

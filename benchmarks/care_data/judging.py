@@ -18,6 +18,7 @@ from care_data.pool import CORPUS, POOL, QUERIES
 from care_data.prompts import RELEVANT, read_grades, render
 from care_data.source import shown
 from care_data.wire import Caller, JudgeUnreachable, calling, highest_price
+from care_qdrant.errors import counted
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +51,10 @@ class Rating(NamedTuple):
 
 def run_judge(config: Config, replay: bool = False) -> dict[str, Any]:
     """Ask the judges, and write their votes and what they cost."""
-    folder, work = config.folder, read_work(config)
-    ratings, depths, report = rate(config, work, replay=replay)
+    folder, to_rate = config.folder, read_texts_to_rate(config)
+    ratings, depths, report = rate(config, to_rate, replay=replay)
     report |= {
-        "pairs": sum(map(len, work.ranked.values())),
+        "pairs": sum(map(len, to_rate.ranked.values())),
         "judged": len({(each.query_id, each.document_id) for each in ratings if not is_anchor(each.document_id)}),
         "mean_depth": sum(depths.values()) / max(1, len(depths)),
         "judges": [describe_judge(judge, ratings) for judge in config.settings.judge],
@@ -61,11 +62,10 @@ def run_judge(config: Config, replay: bool = False) -> dict[str, Any]:
     for each in report["judges"]:
         if each["unread"]:
             logger.warning(
-                "judge %s: %d of %d documents have no grade, since its answers could not be read. The first of them: "
+                "judge %s: %s no grade, since its answers could not be read. The first of them: "
                 "%r. When that is mended (model, max_tokens, language): %s --again %s",
                 each["judge"],
-                each["missing"]["invalid"],
-                each["asked"],
+                counted(each["missing"]["invalid"], "document", "have", of=each["asked"]),
                 each["unread"],
                 config.command("judge"),
                 shlex.quote(each["judge"]),
@@ -76,14 +76,16 @@ def run_judge(config: Config, replay: bool = False) -> dict[str, Any]:
     return report
 
 
-def rate(config: Config, work: "Work", *, replay: bool) -> tuple[list[Rating], dict[str, int], dict[str, Any]]:
+def rate(
+    config: Config, to_rate: "TextsToRate", *, replay: bool
+) -> tuple[list[Rating], dict[str, int], dict[str, Any]]:
     """Return all votes, how many documents of each question were judged, and what it cost."""
     judging, judges = config.settings.judging, config.settings.judge
     with calling(config.folder / LEDGER, judging.max_cost, judges, replay, config.again) as (ledger, callers):
         first, second = ([caller for caller in callers if caller.judge.tier == tier] for tier in (1, 2))
-        ratings, depths = _by_depth(first, work)
+        ratings, depths = _by_depth(first, to_rate)
         if second:
-            ratings += _rate(second, work, work.disputed(ratings, [caller.judge.name for caller in first]))
+            ratings += _rate(second, to_rate, to_rate.disputed(ratings, [caller.judge.name for caller in first]))
         bills, down = ledger.bills(), {caller.judge.name: caller.down for caller in callers if caller.down}
     for error in down.values():
         logger.warning("%s", error)
@@ -95,12 +97,12 @@ def rate(config: Config, work: "Work", *, replay: bool) -> tuple[list[Rating], d
 
 def estimate(config: Config) -> dict[str, Any]:
     """Return the calls and the highest cost of judging the whole pool, without a call."""
-    work, judges = read_work(config), Rows()
+    to_rate, judges = read_texts_to_rate(config), Rows()
     for judge in config.settings.judge:
-        prices = [highest_price(judge, work.prompt(judge, query, items)) for query, items in work.all_batches()]
+        prices = [highest_price(judge, to_rate.prompt(judge, query, items)) for query, items in to_rate.all_batches()]
         judges.append({"judge": judge.name, "tier": judge.tier, "calls": len(prices), "highest_cost": sum(prices)})
     return {
-        "pairs": sum(map(len, work.ranked.values())),
+        "pairs": sum(map(len, to_rate.ranked.values())),
         "judges": judges,
         "highest_cost": sum(each["highest_cost"] for each in judges),
         "note": "tier 2 rates only what tier 1 disputes; stop_after and stored answers make it less",
@@ -142,8 +144,8 @@ def describe_judge(judge: Judge, ratings: Sequence[Rating]) -> dict[str, Any]:
     }
 
 
-def read_work(config: Config) -> "Work":
-    """Return the pool as work for judges."""
+def read_texts_to_rate(config: Config) -> "TextsToRate":
+    """Return the texts of the pool for the judges."""
     ranked: dict[str, list[str]] = {}
     for row in read_rows(config.folder / POOL, config.command("pool")):
         ranked.setdefault(row["query_id"], []).append(row["document_id"])
@@ -159,11 +161,11 @@ def read_work(config: Config) -> "Work":
     queries = {row["id"]: str(row["text"]) for row in read_rows(config.folder / QUERIES, config.command("pool"))}
     count = min(config.settings.judging.anchors, len(ranked))
     draw = random.Random(f"anchors {config.settings.judging.seed}")
-    return Work(config.settings.judging, queries, ranked, texts, spare, set(draw.sample(sorted(ranked), count)))
+    return TextsToRate(config.settings.judging, queries, ranked, texts, spare, set(draw.sample(sorted(ranked), count)))
 
 
 @dataclass
-class Work:
+class TextsToRate:
     """Texts to rate for each question, as batches, planted documents included."""
 
     settings: Judging
@@ -227,13 +229,13 @@ class Work:
             yield Item("anchor:stuffed", f"{asked} {others[0]} {' '.join([asked] * (_STUFFED - 1))}")
 
 
-def _by_depth(callers: Sequence[Caller], work: Work) -> tuple[list[Rating], dict[str, int]]:
+def _by_depth(callers: Sequence[Caller], to_rate: TextsToRate) -> tuple[list[Rating], dict[str, int]]:
     """Rate until ranks bring nothing any more; return votes, and how deep each question was judged."""
     ratings: list[Rating] = []
-    depths, barren = dict.fromkeys(work.ranked, 0), dict.fromkeys(work.ranked, 0)
-    active, number, patience = list(work.ranked), 0, work.settings.stop_after
-    while batches := [(query, items) for query in active if (items := work.batch(query, number))]:
-        found = _rate(callers, work, batches)
+    depths, barren = dict.fromkeys(to_rate.ranked, 0), dict.fromkeys(to_rate.ranked, 0)
+    active, number, patience = list(to_rate.ranked), 0, to_rate.settings.stop_after
+    while batches := [(query, items) for query in active if (items := to_rate.batch(query, number))]:
+        found = _rate(callers, to_rate, batches)
         ratings += found
         real = (each for each in found if not is_anchor(each.document_id))
         fruitful = {each.query_id for each in real if (each.grade or 0) >= RELEVANT}
@@ -245,10 +247,10 @@ def _by_depth(callers: Sequence[Caller], work: Work) -> tuple[list[Rating], dict
     return ratings, depths
 
 
-def _rate(callers: Sequence[Caller], work: Work, batches: Sequence[Batch]) -> list[Rating]:
+def _rate(callers: Sequence[Caller], to_rate: TextsToRate, batches: Sequence[Batch]) -> list[Rating]:
     """Let every judge rate every batch, concurrently."""
     pairs = [(caller, batch) for batch in batches for caller in callers]
-    asked = [(caller, batch, caller.pool.submit(_ask, caller, work, *batch)) for caller, batch in pairs]
+    asked = [(caller, batch, caller.pool.submit(_ask, caller, to_rate, *batch)) for caller, batch in pairs]
     ratings: list[Rating] = []
     for caller, (query, items), future in asked:
         try:
@@ -258,12 +260,12 @@ def _rate(callers: Sequence[Caller], work: Work, batches: Sequence[Batch]) -> li
     return ratings
 
 
-def _ask(caller: Caller, work: Work, query: str, items: Sequence[Item]) -> list[Rating]:
+def _ask(caller: Caller, to_rate: TextsToRate, query: str, items: Sequence[Item]) -> list[Rating]:
     """Ask until every document has a grade, for the missing ones alone, a bounded number of times."""
     judge, left, grades, reason, text = caller.judge, list(items), dict[str, int](), "", ""
-    asked, ask = Counter[str](), caller.answers(work.settings.attempts)
+    asked, ask = Counter[str](), caller.answers(to_rate.settings.attempts)
     while left:
-        order, prompt = work.order(judge, query, left), work.prompt(judge, query, left)
+        order, prompt = to_rate.order(judge, query, left), to_rate.prompt(judge, query, left)
         if (answer := ask(prompt, asked[prompt])) is None:
             break
         asked[prompt] += 1

@@ -22,6 +22,7 @@ from care_qdrant import CareModel, Collection, EncodingError, InputError, Vector
 from care_qdrant import Retriever as Search
 from care_qdrant.encoders.remote.wire import embed, embeddings_client
 from care_qdrant.encoders.terms import bm25
+from care_qdrant.errors import counted
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +112,8 @@ def _changes(name: str, before: Mapping[str, object], after: Mapping[str, object
         return None
     altered = sum(before[each] != after[each] for each in before.keys() & after.keys())
     added, removed = len(after.keys() - before.keys()), len(before.keys() - after.keys())
-    return f"collection {name!r} changed meanwhile: {added} documents added, {removed} removed, {altered} altered"
+    changes = f"{counted(added, 'document')} added, {removed} removed, {altered} altered"
+    return f"collection {name!r} changed meanwhile: {changes}"
 
 
 def _rankings(retriever: Retriever, config: Config, client: QdrantClient, texts: Texts, questions: Rows) -> Rankings:
@@ -181,7 +183,8 @@ def _from_run(config: Config, retriever: Retriever, texts: Texts, questions: Row
         else:
             ranked.setdefault(fields[0], []).append((float(fields[4]), document))
     if unknown:
-        logger.warning("%s: %d documents are not in the collection and were left out", path, unknown)
+        lacking = counted(unknown, "document", "are")
+        logger.warning("%s: %s not in the collection and left out", path, lacking)
     best = {query: sorted(rows, key=lambda row: (-row[0], row[1]))[:depth] for query, rows in ranked.items()}
     return [[document for _, document in best.get(row["id"], [])] for row in questions]
 

@@ -15,7 +15,7 @@ from care_data.config import Config
 from care_data.files import Rows
 from care_qdrant import Collection, Document, InputError, embedded_text, open_client, read_hit
 from care_qdrant.console.options import Target
-from care_qdrant.errors import COMPLETE
+from care_qdrant.errors import COMPLETE, counted
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def read_texts(client: QdrantClient, collection: str) -> Texts:
     hits = [read_hit(point) for page in Collection(client, collection).scroll("reading the texts") for point in page]
     filled = [hit for hit in hits if hit.text.strip()]
     if not filled:
-        raise InputError(f"collection {collection!r}: none of its {len(hits):,} points has a text to judge")
+        raise InputError(f"collection {collection!r}: none of its {counted(len(hits), 'point')} has a text to judge")
     points = Counter(hit.document_id for hit in filled)
     names = {hit.point_id: hit.document_id if points[hit.document_id] == 1 else hit.point_id for hit in filled}
     documents = {

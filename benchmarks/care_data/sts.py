@@ -12,7 +12,7 @@ from typing import Any
 
 from care_data.config import Config, Rule
 from care_data.files import Rows, read_rows, write_json, write_rows
-from care_data.judging import LEDGER, Work, rate
+from care_data.judging import LEDGER, TextsToRate, rate
 from care_data.prompts import read_object, render
 from care_data.source import read_questions
 from care_data.vote import label_of
@@ -48,8 +48,8 @@ def run_sts(config: Config, replay: bool = False) -> dict[str, Any]:
     texts = {f"{name} {kind}": each for name, of in written.items() if of for kind, each in of.items()}
     ranked = {name: [f"{name} {kind}" for kind in of] for name, of in written.items() if of}
     asked = {row["id"]: row["text"] for row, _ in chosen}
-    work = Work(replace(judging, stop_after=None, batch=len(_KINDS)), asked, ranked, texts, template="same")
-    ratings, _, report = rate(config, work, replay=replay)
+    to_rate = TextsToRate(replace(judging, stop_after=None, batch=len(_KINDS)), asked, ranked, texts, template="same")
+    ratings, _, report = rate(config, to_rate, replay=replay)
     votes: dict[str, dict[str, int | None]] = {}
     for each in ratings:
         votes.setdefault(each.document_id, {})[each.judge] = each.grade

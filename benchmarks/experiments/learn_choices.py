@@ -30,6 +30,7 @@ from care_trainer.learn.start import built_in_tokenizer, mapped_start, token_vec
 from care_trainer.models.tokens import TokenLists, tokenize
 from torch import nn
 
+from care_qdrant.measures import ndcg_at_10
 from care_qdrant.model.pair import CareModel
 from care_qdrant.types import Vectors
 
@@ -165,13 +166,8 @@ def _fit(
 
 def ndcg(scores: Scores, relevant: Sequence[Sequence[int]]) -> float:
     """Return the mean nDCG@10 of questions with some relevant documents each."""
-    discounts = 1 / np.log2(np.arange(2, 12))
     best = np.argsort(-scores, axis=1, kind="stable")[:, :10]
-    found = [
-        float(discounts[np.isin(row, rows)].sum() / discounts[: len(rows)].sum())
-        for row, rows in zip(best, relevant, strict=True)
-    ]
-    return float(np.mean(found))
+    return float(np.mean(ndcg_at_10(best.tolist(), relevant)))
 
 
 def measure(cache_: Path, source: str, teacher: str, name: str, seed: int, limit: int) -> dict[str, Any]:

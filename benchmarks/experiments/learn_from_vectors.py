@@ -27,6 +27,7 @@ from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders.terms import bm25
+from care_qdrant.measures import TOP, ndcg_at_10
 from care_qdrant.model.pair import CareModel
 from care_qdrant.search.fusion import bm25_weight
 from care_qdrant.search.retriever import Mode, Retriever
@@ -232,7 +233,7 @@ def _ranks_of(found: Sequence[Sequence[Hit]], relevant: npt.NDArray[np.int64]) -
 
 def ndcg_of_ranks(ranks: npt.NDArray[np.int64]) -> Scores:
     """Return the nDCG@10 of each query that has one relevant document, by its rank."""
-    return np.where(ranks <= 10, 1 / np.log2(ranks + 1), 0.0)
+    return np.array(ndcg_at_10([range(1, TOP + 1)] * len(ranks), [{rank} for rank in ranks.tolist()]))
 
 
 def _figures(ranks: npt.NDArray[np.int64]) -> dict[str, Any]:

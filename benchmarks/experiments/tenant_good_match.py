@@ -1,4 +1,4 @@
-"""Whether a good-match score, which is measured without a filter, holds for the searches of one tenant.
+"""Studies whether a good-match score, which is measured without a filter, holds for the searches of one tenant.
 
 The documents of a data set say their source, which is taken for the tenant. Each tenant is asked questions that one of
 its documents answers, and questions of the other tenants, which none answers. A row says which share of the best hits

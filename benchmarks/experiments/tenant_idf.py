@@ -1,4 +1,4 @@
-"""How wrong BM25 of a tenant is by the documents of the others: nDCG@10 with IDF over all documents and over its own.
+"""Measures how wrong other tenants make BM25 of one: nDCG@10 with IDF over all documents and over its own.
 
 The documents of a data set say their source, which is taken for the tenant. Each question has one answer and searches
 the documents of its tenant, once with the IDF of all documents and once with that of the tenant's: by BM25, and for
@@ -24,6 +24,7 @@ import numpy as np
 
 from care_qdrant import CareModel
 from care_qdrant.encoders.terms import bm25
+from care_qdrant.measures import ndcg_at_10
 from care_qdrant.search.fusion import DEFAULT_ALPHA, bm25_weight
 
 QUESTIONS = 400
@@ -91,7 +92,7 @@ def main(documents: Documents, questions: Questions) -> None:
                         for number in cosine or lexical
                     }
                     best = sorted(scores, key=lambda number: -scores[number])[:10]
-                    gains[way, of_tenant].append(1 / math.log2(best.index(answer) + 2) if answer in best else 0.0)
+                    gains[way, of_tenant] += ndcg_at_10([best], [{answer}])
         for way in ways:
             of_all, of_own = (np.array(gains[way, of_tenant]) for of_tenant in (False, True))
             difference = of_own - of_all

@@ -29,6 +29,7 @@ from tokenizers import Tokenizer
 from benchmarks.experiments.learn_data import read_texts
 from benchmarks.experiments.token_tables_training import Csr, Table, counts_of, pieces_of, train_table, unit
 from benchmarks.perf.measured import output_option, save_measured
+from care_qdrant import measures
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.model.hub import BUILT_IN, find_folder
 from care_qdrant.search.fusion import DEFAULT_ALPHA, bm25_weight
@@ -191,13 +192,11 @@ def _numbers(texts: Sequence[str]) -> npt.NDArray[np.int64]:
 
 def ndcg_at_10(scores: Vectors, queries: Sequence[tuple[str, str, set[int]]]) -> Scores:
     """Return nDCG@10 of each query, for binary judgements."""
-    gains = 1 / np.log2(np.arange(2, 12))
-    found = np.zeros(len(queries))
-    for row, (_, _, relevant) in enumerate(queries):
+    found = []
+    for row in range(len(queries)):
         best = np.argpartition(-scores[row], 10)[:10]
-        best = best[np.argsort(-scores[row, best], kind="stable")]
-        found[row] = gains[[number in relevant for number in best.tolist()]].sum() / gains[: len(relevant)].sum()
-    return found
+        found.append(best[np.argsort(-scores[row, best], kind="stable")].tolist())
+    return np.array(measures.ndcg_at_10(found, [relevant for _, _, relevant in queries]))
 
 
 @dataclass(frozen=True, slots=True)

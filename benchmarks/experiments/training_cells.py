@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from care_benchmarks.measures import per_query
-from care_trainer import pipeline
+from care_trainer import recipe
 from care_trainer.config import Align, Run, Stage, stage_name
 from care_trainer.config.presets import apply_preset
 from care_trainer.data.table import ROWS_FOLDER
@@ -23,7 +23,7 @@ from care_trainer.evaluation import load_evaluator
 from care_trainer.models import towers
 from care_trainer.models.teacher import encoding
 from care_trainer.models.vector_cache import VectorCache, encoder_digest
-from care_trainer.training.job import Report
+from care_trainer.training.context import Report
 
 from care_qdrant.errors import InputError
 
@@ -100,12 +100,12 @@ def _train(run: Run, stages: Path, report: Report) -> None:
     output = Path(run.output)
     output.mkdir(parents=True, exist_ok=True)
     _link(output / ROWS_FOLDER, stages / ROWS_FOLDER)
-    _link(output / pipeline.BASE, stages / f"{pipeline.BASE}-{pipeline.place_digest(run, None)[:16]}")
-    pipeline.run_stages(replace(run, stage=()), resume=True, report=report)
+    _link(output / recipe.BASE, stages / f"{recipe.BASE}-{recipe.place_digest(run, None)[:16]}")
+    recipe.run_stages(replace(run, stage=()), resume=True, report=report)
     for number, stage in enumerate(run.stage):
         name = stage_name(stage)
-        _link(output / name, stages / f"{name}-{pipeline.place_digest(run, stage)[:16]}")
-        pipeline.run_stages(replace(run, stage=run.stage[: number + 1]), only=name, resume=True, report=report)
+        _link(output / name, stages / f"{name}-{recipe.place_digest(run, stage)[:16]}")
+        recipe.run_stages(replace(run, stage=run.stage[: number + 1]), only=name, resume=True, report=report)
 
 
 def _link(link: Path, folder: Path) -> None:
@@ -115,7 +115,7 @@ def _link(link: Path, folder: Path) -> None:
 
 
 def _work(run: Run) -> list[Work]:
-    return [_work_of(stage, pipeline.read_record(Path(run.output) / stage_name(stage))) for stage in run.stage]
+    return [_work_of(stage, recipe.read_record(Path(run.output) / stage_name(stage))) for stage in run.stage]
 
 
 def _work_of(stage: Stage, record: Mapping[str, Any]) -> Work:
@@ -146,7 +146,7 @@ def _score(run: Run, question_prompt: str | None) -> tuple[list[str], dict[str, 
 
 
 def _queries(run: Run, queries: Sequence[str], question_prompt: str | None) -> Array:
-    folder = pipeline.newest(run, run.symmetric or "query")
+    folder = recipe.newest(run, run.symmetric or "query")
     if run.symmetric == "document":
         return _stored(run, folder, queries, question_prompt)
     vectors: Array = towers.load(folder).encode_query(list(queries), show_progress_bar=False)
@@ -154,7 +154,7 @@ def _queries(run: Run, queries: Sequence[str], question_prompt: str | None) -> A
 
 
 def _documents(run: Run, documents: Sequence[str]) -> Array:
-    folder = pipeline.newest(run, run.symmetric or "document")
+    folder = recipe.newest(run, run.symmetric or "document")
     if run.symmetric == "query":
         vectors: Array = towers.load(folder).encode_document(list(documents), show_progress_bar=False)
         return vectors

@@ -27,7 +27,7 @@ REPOSITORY = Path(__file__).parents[2]
 QUESTION = "心梗发作的时候家里人该怎么办"
 ENCODE_QUERY = f"from care_qdrant import CareModel; CareModel.load().encode_query(['{QUESTION}'])"
 TAIL_BYTES = 4_000_000
-"""At the end of a wheel stands the list of its files; that of torch is the longest, below 2 MB."""
+"""Bytes at the end of a wheel that are read: they hold the list of its files, at most 2 MB, that of torch."""
 # Wheels of a local folder would take the place of the index's own build of torch.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in ("PIP_FIND_LINKS", "PYTHONPATH")}
 

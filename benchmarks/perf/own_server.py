@@ -41,7 +41,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """From the creation of a collection until nothing is left to optimize."""
+    """The time from the creation of a collection until nothing is left to optimize."""
 
     client_cpu_seconds: float
     server_cpu_seconds: float
@@ -56,7 +56,7 @@ class Found:
     """Single queries, one after the other."""
 
     recall_at_10: float | None
-    """None where the collection changes under the searches."""
+    """Recall of the searches; None where the collection changes under them."""
     p50_ms: float
     p95_ms: float
     server_cpu_ms: float

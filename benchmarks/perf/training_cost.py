@@ -23,7 +23,7 @@ from care_trainer.losses.embedding import EmbeddingLoss
 from care_trainer.losses.objectives import AlignObjective, InfoNce
 from care_trainer.models import scratch, towers
 from care_trainer.models.teacher import teacher_vectors
-from care_trainer.training.job import Job
+from care_trainer.training.context import TrainingContext
 from care_trainer.training.loop import fit
 from datasets import Dataset
 from sentence_transformers import (
@@ -96,7 +96,7 @@ def our_seconds(sides: Sides, pairs: Dataset, folder: Path) -> float:
     loss = EmbeddingLoss(model, InfoNce(0.05), mini_batch_size=BATCH // 4)
     stage = Contrastive(kind="supervised", batch_size=BATCH, warmup=0.0)
     collator = PairCollator(preprocess_fn=model.preprocess)
-    return _cpu_seconds(lambda: fit(_job(stage, folder), model, loss, _rows(pairs), collator))
+    return _cpu_seconds(lambda: fit(_context(stage, folder), model, loss, _rows(pairs), collator))
 
 
 def plain_seconds(sides: Sides, pairs: Dataset, folder: Path) -> float:
@@ -132,12 +132,12 @@ def _align(student: SentenceTransformer, texts: Sequence[str], epochs: int, fold
     loss = EmbeddingLoss(student, AlignObjective(InfoNce(0.05)), mini_batch_size=BATCH // 4)
     rows = Dataset.from_dict({"text": list(texts), "label": list(range(len(texts)))})
     stage = Align(kind="align", batch_size=BATCH, epochs=epochs, warmup=0.0)
-    fit(_job(stage, folder / "stage"), student, loss, _rows(rows), collator)
+    fit(_context(stage, folder / "stage"), student, loss, _rows(rows), collator)
 
 
-def _job(stage: Stage, folder: Path) -> Job:
+def _context(stage: Stage, folder: Path) -> TrainingContext:
     run = Run(name="cost", output=str(folder), dim=DIM, query=QUERY, document=DOCUMENT, checkpoint_minutes=60.0)
-    return Job(run=run, stage=stage, folder=folder)
+    return TrainingContext(run=run, stage=stage, folder=folder)
 
 
 def _rows(columns: Dataset) -> Rows:

@@ -33,7 +33,7 @@ class Unit:
     """A range of rows of one file of the corpus."""
 
     name: str
-    """Name made of the file's, the first row and the content; the place of the corpus is not in it."""
+    """Name of the unit, made of the file's name, the first row and the content, not of the place of the corpus."""
     file: str
     """Path or URL; the name of a file of the job where its rows were copied."""
     label: str

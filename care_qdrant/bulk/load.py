@@ -25,7 +25,7 @@ from care_qdrant.contracts.layouts import Layout, guess_layout
 from care_qdrant.contracts.learned import stored_vector
 from care_qdrant.contracts.payload import content_hash, stored_hash
 from care_qdrant.encoders.agreement import LEAST_STORED, cosines
-from care_qdrant.errors import InputError, next_command
+from care_qdrant.errors import InputError, counted, next_command
 from care_qdrant.ingestion.ingest import ingest_encoded
 from care_qdrant.ingestion.rows import CutDocument
 from care_qdrant.ingestion.settings import IngestReport, IngestSettings, Shard
@@ -151,8 +151,8 @@ def _finished(job: Job) -> tuple[Manifest, list[Receipt]]:
     missing = [unit.name for unit in manifest.units if unit.name not in receipts]
     if missing:
         raise InputError(
-            f"{job.url}: {len(missing):,} of {len(manifest.units):,} units have no part yet ({missing[0]}): run "
-            f"care bulk encode {job.url}"
+            f"{job.url}: {counted(len(missing), 'unit', 'have', of=len(manifest.units))} no part yet ({missing[0]}): "
+            f"run care bulk encode {job.url}"
         )
     return manifest, [receipts[unit.name] for unit in manifest.units]
 
@@ -256,8 +256,8 @@ def verify(
     report.recall = _recall(target, manifest.vector_name, random.Random(0).sample(drawn, min(SEARCHED, len(drawn))))
     if report.missing or report.outdated:
         report.problems.append(
-            f"{report.missing:,} points are missing and {report.outdated:,} are of another text, in "
-            f"{len(report.wrong_units):,} units; write them, "
+            f"{counted(report.missing, 'point', 'are')} missing and {counted(report.outdated, 'point', 'are')} of "
+            f"another text, in {counted(len(report.wrong_units), 'unit')}; write them, "
             + next_command(f"care bulk load {job.url} --collection {collection}", model=False)
         )
     if report.least_cosine is not None and not report.least_cosine >= LEAST_STORED:

@@ -45,7 +45,7 @@ class Outcome:
 
     receipts: list[Receipt] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
-    """Why a unit has no part, by its name."""
+    """Reasons why units have no part, by the name of the unit."""
     retries: int = 0
 
 

@@ -25,7 +25,8 @@ from care_qdrant.console.options import (
     settings_of,
     target_options,
 )
-from care_qdrant.console.reports import counted, search_command, show_json, show_report
+from care_qdrant.console.reports import search_command, show_json, show_report
+from care_qdrant.errors import counted
 
 if TYPE_CHECKING:
     from care_qdrant.model.pair import CareModel
@@ -206,7 +207,8 @@ def _plan_lines(plan: "AttachPlan") -> Iterator[str]:
     if plan.tool is not None:
         yield f"texts: payloads of {plan.tool}, field {plan.text_field!r}"
     if plan.sampled_without_text:
-        yield f"{plan.sampled_without_text} of {plan.sampled} sampled points have no text and would get no vector"
+        lacking = counted(plan.sampled_without_text, "sampled point", "have", of=plan.sampled)
+        yield f"{lacking} no text and would get no vector"
     if plan.refusals:
         yield f"care attach {plan.collection} would be refused:"
         yield from (f"  - {refusal}" for refusal in plan.refusals)

@@ -6,7 +6,8 @@ import click
 
 from care_qdrant.console.groups import CONTEXT, Command
 from care_qdrant.console.options import Target, json_option, target_options
-from care_qdrant.console.reports import counted, show_json
+from care_qdrant.console.reports import show_json
+from care_qdrant.errors import counted
 
 
 @click.command(cls=Command, name="delete", context_settings=CONTEXT)

@@ -29,9 +29,9 @@ from care_qdrant.console.options import (
     settings_of,
     target_options,
 )
-from care_qdrant.console.reports import counted, search_command, show_json
+from care_qdrant.console.reports import search_command, show_json
 from care_qdrant.destinations import require_writable
-from care_qdrant.errors import REJECTED_ROWS_EXIT_CODE
+from care_qdrant.errors import REJECTED_ROWS_EXIT_CODE, counted
 from care_qdrant.qdrant.quantization import sizes_in_words
 from care_qdrant.version import __version__
 
@@ -308,7 +308,7 @@ def command(
     tell(report)
     if report.stand_ins:
         click.echo(
-            f"{report.stand_ins:,} of {counted(report.points, 'point', 'have')} a vector of a learned query encoder, "
+            f"{counted(report.stand_ins, 'point', 'have', of=report.points)} a vector of a learned query encoder, "
             "which stands in for the model of the others. With that model back, ingest the same documents without "
             "--stand-in: these are encoded again",
             err=True,

@@ -13,6 +13,7 @@ from care_qdrant.console.groups import Program
 from care_qdrant.console.options import json_option
 from care_qdrant.console.outputs import require_free
 from care_qdrant.console.reports import show_json
+from care_qdrant.errors import counted
 
 if TYPE_CHECKING:
     from care_qdrant.encoders.side import Side
@@ -90,7 +91,7 @@ def _lines(card: "Card") -> Iterator[str]:
             source.get("rows") or 0
         )
     for number, (name, count) in enumerate(rows.most_common()):
-        yield f"  {'data' if not number else '':11}  {count:,} rows of {name}"
+        yield f"  {'data' if not number else '':11}  {counted(count, 'row')} of {name}"
 
 
 def _side_line(card: "Card", side: str, settings: "Side") -> str:

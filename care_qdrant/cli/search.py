@@ -10,7 +10,8 @@ import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
 from care_qdrant.console.options import LoadModel, Target, fallback_option, json_option, model_options, target_options
-from care_qdrant.console.reports import counted, show_json
+from care_qdrant.console.reports import show_json
+from care_qdrant.errors import counted
 
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient, models

@@ -8,7 +8,8 @@ import click
 
 from care_qdrant.console.groups import CONTEXT, Command
 from care_qdrant.console.options import Target, json_option, target_options
-from care_qdrant.console.reports import counted, show_json
+from care_qdrant.console.reports import show_json
+from care_qdrant.errors import counted
 
 if TYPE_CHECKING:
     from care_qdrant.vectors.status import CollectionDetail, CollectionSummary, VectorSummary
@@ -89,7 +90,7 @@ def _detail_lines(detail: "CollectionDetail") -> Iterator[str]:
     for text in detail.texts:
         yield f"    {' '.join(text.split())}…"
     if detail.sampled_without_text:
-        yield f"  {detail.sampled_without_text} of {detail.sampled} sampled points have no text"
+        yield f"  {counted(detail.sampled_without_text, 'sampled point', 'have', of=detail.sampled)} no text"
 
 
 def _shape(vector: "VectorSummary") -> str:

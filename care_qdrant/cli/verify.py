@@ -6,7 +6,8 @@ import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
 from care_qdrant.console.options import LoadModel, Target, json_option, model_options, readers, target_options
-from care_qdrant.console.reports import counted, show_report
+from care_qdrant.console.reports import show_report
+from care_qdrant.errors import counted
 
 if TYPE_CHECKING:
     from care_qdrant.vectors.verify import VerifyReport

@@ -10,14 +10,6 @@ import click
 
 from care_qdrant.console.options import Target, typed_model
 
-_OF_ONE = {"are": "is", "have": "has", "were": "was"}
-
-
-def counted(number: int, noun: str, verb: str = "") -> str:
-    """Return a number of things as people write it: ``1 point is``, ``1,200 points are``."""
-    said = f"{number:,} {noun}{'' if number == 1 else 's'}"
-    return f"{said} {_OF_ONE[verb] if number == 1 else verb}" if verb else said
-
 
 def printed(report: Any) -> dict[str, Any]:
     """Return a report as it is printed: in place of an inner report, those of its fields that are named for it."""

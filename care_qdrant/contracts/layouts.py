@@ -31,7 +31,7 @@ from typing import Any, Literal, get_args
 from qdrant_client import models
 
 from care_qdrant.contracts.paths import quoted
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, counted
 from care_qdrant.types import CARE_KEY, LLAMA_INDEX_KEYS, RESERVED_KEYS, Hit
 
 Payload = Mapping[str, Any]
@@ -73,7 +73,7 @@ class Layout:
     document_paths: tuple[str, ...] = ()
     """Payload paths of the id of the source document; the first that is there wins."""
     evidence: str = ""
-    """Why this layout was chosen, for a person to check."""
+    """Reason for the choice of this layout, for a person to check."""
 
     def of_point(self, payload: Payload) -> "Layout":
         """Return the layout of one point: those of ingestion keep theirs among points that another tool wrote.
@@ -166,12 +166,14 @@ def guess_layout(payloads: Sequence[Payload], *, text_field: str | None = None) 
     if not votes:
         wanted = repr(text_field) if text_field else "any of " + ", ".join(TEXT_NAMES)
         raise InputError(
-            f"none of {len(payloads)} sampled payloads has a text under {wanted} "
+            f"none of {counted(len(payloads), 'sampled payload')} has a text under {wanted} "
             f"(their keys: {_key_names(payloads)}); name the field that holds it, as body or document.body"
         )
     # A sample is drawn at random: where two layouts hold equally many texts, its order must not decide.
     layout = min(votes, key=lambda each: (-votes[each], _TOOLS.index(each.tool), each.text_field))
-    evidence = f"{votes[layout]} of {len(payloads)} sampled payloads have a text under {layout.text_field!r}"
+    evidence = (
+        f"{counted(votes[layout], 'sampled payload', 'have', of=len(payloads))} a text under {layout.text_field!r}"
+    )
     return replace(layout, evidence=evidence)
 
 

@@ -9,7 +9,7 @@ from itertools import takewhile
 KEY_CHARACTERS = 8
 """Length from which two beginnings count as the same."""
 FEWEST_DOCUMENTS = 20
-"""Fewer documents with the same beginning are not reported."""
+"""Fewest documents with the same beginning that are reported."""
 LEAST_SHARE = 0.2
 """A smaller share of the documents is not reported."""
 MOST_CHARACTERS = 40

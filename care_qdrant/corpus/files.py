@@ -78,7 +78,7 @@ class Corpus:
 
         Raises:
             InputError: There is no such file.
-            MissingExtra: The form of a file needs a package that is not installed.
+            MissingExtra: The format of a file needs a package that is not installed.
         """
         self.files = check_corpus(path)
         self._paths = [path] if isinstance(path, str | Path) else list(path)

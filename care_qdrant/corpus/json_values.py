@@ -9,7 +9,7 @@ from care_qdrant.corpus.streams import MAX_LINE_BYTES, Unreadable, as_text
 from care_qdrant.types import Document
 
 _CHARACTERS = 65_536
-"""Read at once, and more where a row is longer."""
+"""Characters that are read at once; more where a row is longer."""
 _BLANK = " \t\r\n"
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from care_qdrant.corpus.column_types import ColumnGuess, ColumnType, IdGuess, convert
 from care_qdrant.corpus.rows import HASH_ID, Fields, Reject, parse_values
 from care_qdrant.corpus.streams import BYTE_ORDER_MARK, MAX_LINE_BYTES, UTF_8, as_text, guess_encoding
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, counted
 from care_qdrant.types import Document
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ def read_table(file: io.BufferedReader, name: str, fields: Fields) -> Iterator[D
             elif not any(cells) or _is_header_again(cells, columns, line, name, fields):
                 continue
             elif len(cells) != len(columns):
-                yield Reject(line, f"has {len(cells)} cells; the header has {len(columns)}")
+                yield Reject(line, f"has {counted(len(cells), 'cell')}; the header has {len(columns)}")
             else:
                 yield _row(columns, cells, types, line, fields)
 

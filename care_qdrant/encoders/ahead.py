@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from care_qdrant.encoders import Encoder
 from care_qdrant.encoders.batching import ALIKE
 
-J = TypeVar("J")
+T = TypeVar("T")
 R = TypeVar("R")
 
 
@@ -42,21 +42,23 @@ def report_of(encoder: Encoder) -> dict[str, Any]:
     return report()
 
 
-def run_ahead(jobs: Iterable[J], run: Callable[[J], R], calls: Callable[[], int]) -> Generator[tuple[J, R], None, None]:
-    """Yield each job with its result, in order, while later jobs run in threads."""
-    jobs = iter(jobs)
-    first = next(jobs, None)
+def run_ahead(
+    items: Iterable[T], run: Callable[[T], R], calls: Callable[[], int]
+) -> Generator[tuple[T, R], None, None]:
+    """Yield each item with its result, in order, while later items are run in threads."""
+    items = iter(items)
+    first = next(items, None)
     if first is None:
         return
     if (number := calls()) == 1:
-        yield from ((job, run(job)) for job in chain([first], jobs))
+        yield from ((item, run(item)) for item in chain([first], items))
         return
     pool = ThreadPoolExecutor(number, "encoder")
     try:
-        running: deque[tuple[J, Future[R]]] = deque([(first, pool.submit(run, first))])
-        for job in jobs:
-            running.append((job, pool.submit(run, job)))
-            # One slow call must not let the others run out of work.
+        running: deque[tuple[T, Future[R]]] = deque([(first, pool.submit(run, first))])
+        for item in items:
+            running.append((item, pool.submit(run, item)))
+            # One slow call must not let the others run out of items.
             while len(running) >= 2 * number or (running and running[0][1].done()):
                 done, future = running.popleft()
                 yield done, future.result()

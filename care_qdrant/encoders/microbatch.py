@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from care_qdrant.errors import CareError, EncodingError
+from care_qdrant.errors import CareError, EncodingError, counted
 from care_qdrant.forking import renew_in_child
 from care_qdrant.types import Vectors
 
@@ -188,7 +188,7 @@ def _encode_apart(encode: Callable[[list[str]], Vectors], texts: list[str]) -> l
     try:
         rows = list(encode(texts))
         if len(rows) != len(texts):
-            raise EncodingError(f"the encoder gave {len(rows)} rows for {len(texts)} texts")
+            raise EncodingError(f"the encoder gave {counted(len(rows), 'row')} for {counted(len(texts), 'text')}")
         return rows
     except BaseException as error:
         if len(texts) == 1:

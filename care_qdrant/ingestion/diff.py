@@ -31,7 +31,7 @@ class ChunkTask(Task):
 
     chunk: Chunk
     stored: Stored | None
-    """None for a point that is not there yet."""
+    """The point as it is stored; None for one that is not there yet."""
     hashes: dict[str, str]
     """Content hash of each vector that this run writes, by vector name."""
 
@@ -76,7 +76,7 @@ class Diff(Window[ChunkTask]):
     """Fraction of the corpus that was read when the window was compared, in [0, 1]."""
 
     @property
-    def is_work(self) -> bool:
+    def has_changes(self) -> bool:
         """Whether anything has to be written or deleted."""
         return bool(self.encode or self.update or self.surplus)
 

@@ -16,7 +16,7 @@ from care_qdrant.corpus.chunking import cut_documents
 from care_qdrant.corpus.files import CorpusPath
 from care_qdrant.corpus.rejects import RejectsFile
 from care_qdrant.encoders.ahead import Meter, meter_of, report_of
-from care_qdrant.errors import CareError, InputError, QdrantError, Unreachable
+from care_qdrant.errors import CareError, InputError, QdrantError, Unreachable, counted
 from care_qdrant.ingestion.diff import ChunkTask, Diff, has_other_writers, remove_orphaned_hashes
 from care_qdrant.ingestion.dry_run import estimate
 from care_qdrant.ingestion.pipeline import (
@@ -339,26 +339,26 @@ class _Run:
         return diff
 
     def _show(self, diff: Diff) -> None:
-        report, settings, work = self.report, self.settings, self.worker.meter
+        report, settings, meter = self.report, self.settings, self.worker.meter
         expected = report.documents / diff.share_read if diff.share_read else None
         limit = settings.limit and settings.limit / settings.shard.of
         expected = min(filter(None, (expected, limit)), default=None)
         total = left = None
         if expected and self.compared:
             total = max(self.compared, round(self.compared * expected / report.documents))
-            if work.tokens_per_second:
+            if meter.tokens_per_second:
                 tokens = self.compared_tokens * total / self.compared - report.tokens
-                left = max(0.0, tokens / work.tokens_per_second)
-        texts_per_second = work.texts / work.total_seconds if work.total_seconds else 0.0
+                left = max(0.0, tokens / meter.tokens_per_second)
+        texts_per_second = meter.texts / meter.total_seconds if meter.total_seconds else 0.0
         self.on_progress(
             Progress(
                 documents=report.documents,
                 stored=self.compared if settings.dry_run else self.worker.stored + report.unchanged,
                 encoded=report.encoded,
                 rejected=report.rejected,
-                tokens_per_second=work.tokens_per_second,
+                tokens_per_second=meter.tokens_per_second,
                 documents_per_second=texts_per_second * report.documents / max(self.compared, 1),
-                padding=work.padding,
+                padding=meter.padding,
                 idle_fraction=self.meter.idle_fraction,
                 total=total,
                 seconds_left=left,
@@ -379,7 +379,7 @@ class _Run:
         self.entry.check()
         if diff.encode and self.model is not None:
             require_encoder(self.model)
-        if diff.is_work:
+        if diff.has_changes:
             self.entry.begin()
         # Surplus chunks go before those that say how many there are: a run that is killed in between finds them again.
         gone = [*(diff.others if self.settings.replace_others else ()), *diff.surplus]
@@ -437,8 +437,8 @@ class _Run:
         lowest = before + self.inserted - self.report.deleted if self.settings.shard.of == 1 else 0
         if points < self._chunks or self.collection.count() < lowest:
             raise QdrantError(
-                f"collection {self.collection.name!r}: {self._chunks:,} points were acknowledged, and {points:,} "
-                f"carry vector {self.vectors.vector_name!r}: some were lost. Run the same command again"
+                f"collection {self.collection.name!r}: {counted(self._chunks, 'point', 'were')} acknowledged, and "
+                f"{points:,} carry vector {self.vectors.vector_name!r}: some were lost. Run the same command again"
             )
         return points
 

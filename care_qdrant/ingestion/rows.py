@@ -18,7 +18,7 @@ from care_qdrant.corpus.files import Corpus, CorpusPath, typed_fields
 from care_qdrant.corpus.rejects import RejectsFile, rejects_path
 from care_qdrant.corpus.rows import Fields, Reject, check_document
 from care_qdrant.corpus.streams import UTF_8
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, counted
 from care_qdrant.ingestion.diff import Diff, make_diff, points_of_other_writers
 from care_qdrant.ingestion.pipeline import WINDOW_TEXTS
 from care_qdrant.ingestion.seen import Seen
@@ -107,8 +107,8 @@ def _readable(rows: Iterator[Document | Reject]) -> Iterator[Document | Reject]:
     if first and reasons.total() == len(first):
         ((reason, count),) = reasons.most_common(1)
         raise InputError(
-            f"not one of the first {len(first):,} rows can be ingested; {count:,} of them: {reason}. Nothing was "
-            "written; where a field has another name, give --id-field, --text-field or --title-field; for "
+            f"not one of the first {counted(len(first), 'row')} can be ingested; {count:,} of them: {reason}. Nothing "
+            "was written; where a field has another name, give --id-field, --text-field or --title-field; for "
             "rows without an id, --id-field :hash"
         )
     return chain(first, rows)

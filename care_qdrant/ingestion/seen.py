@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import Literal, Self
 
 from care_qdrant.contracts.payload import payload_hash
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, counted
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.types import CARE_KEY, Chunk, Document, point_id
 
@@ -89,9 +89,10 @@ def delete_missing(
     if missing > max_fraction * stored:
         done = "this was a dry run" if dry_run else "the corpus is stored"
         raise InputError(
-            f"collection {collection.name!r}: {missing:,} of {stored:,} points ({missing / stored:.0%}), as those of "
-            f"{', '.join(examples)}, are not in the corpus, more than the {max_fraction:.0%} that --sync may delete; "
-            f"{done}, and nothing was deleted. If the corpus is complete, give a larger --max-delete-fraction"
+            f"collection {collection.name!r}: {counted(missing, 'point', of=stored)} ({missing / stored:.0%}), of "
+            f"documents such as {', '.join(examples)}, {'is' if missing == 1 else 'are'} not in the corpus, more than "
+            f"the {max_fraction:.0%} that --sync may delete; {done}, and nothing was deleted. If the corpus is "
+            "complete, give a larger --max-delete-fraction"
         )
     if missing and not dry_run:
         for points in _points(collection, in_shard):

@@ -180,4 +180,4 @@ class IngestReport:
     engine: Mapping[str, Any] = field(default_factory=dict)
     """Engine that encoded: its device and kernels, or the counts of each server; empty where nothing was encoded."""
     stopped: str | None = None
-    """Why the run did not finish: what was refused, or the interruption. None for a run that did."""
+    """Reason why the run did not finish: what was refused, or the interruption. None for a run that did."""

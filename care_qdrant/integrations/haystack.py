@@ -12,7 +12,7 @@ from care_qdrant.model.pair import CareModel, require_saved_model
 from care_qdrant.types import embedded_text
 
 
-class _Pair:
+class _Component:
     """Base of both components: settings that Haystack writes to YAML, and the model that they lead to."""
 
     def __init__(self, model: str = BUILT_IN, device: str | None = None, fingerprint: str | None = None) -> None:
@@ -20,16 +20,16 @@ class _Pair:
         self.model, self.device, self.fingerprint = model, device, fingerprint
 
     @cached_property
-    def pair(self) -> CareModel:
+    def care_model(self) -> CareModel:
         """The model."""
-        pair = CareModel.load(self.model, device=self.device)
-        require_saved_model(pair, self.fingerprint, f"{self.model}: this component")
-        return pair
+        model = CareModel.load(self.model, device=self.device)
+        require_saved_model(model, self.fingerprint, f"{self.model}: this component")
+        return model
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings, and the fingerprint of the model that they lead to now."""
         settings: dict[str, Any] = default_to_dict(
-            self, model=self.model, device=self.device, fingerprint=self.pair.fingerprint
+            self, model=self.model, device=self.device, fingerprint=self.care_model.fingerprint
         )
         return settings
 
@@ -40,7 +40,7 @@ class _Pair:
 
 
 @component
-class CareTextEmbedder(_Pair):
+class CareTextEmbedder(_Component):
     """Embeds a query with the small encoder.
 
     Example:
@@ -51,29 +51,29 @@ class CareTextEmbedder(_Pair):
 
     def warm_up(self) -> None:
         """Load the query encoder."""
-        self.pair.query_encoder  # noqa: B018  # loaded by being read
+        self.care_model.query_encoder  # noqa: B018  # loaded by being read
 
     @component.output_types(embedding=list[float])
     def run(self, text: str) -> dict[str, list[float]]:
         """Return the vector of a query under ``embedding``."""
-        [vector] = self.pair.encode_query([text]).tolist()
+        [vector] = self.care_model.encode_query([text]).tolist()
         return {"embedding": vector}
 
 
 @component
-class CareDocumentEmbedder(_Pair):
+class CareDocumentEmbedder(_Component):
     """Embeds documents with the large encoder: title and text, as ``care-ingest`` does, and no other metadata."""
 
     def warm_up(self) -> None:
         """Load the document encoder."""
-        self.pair.document_encoder  # noqa: B018  # loaded by being read
+        self.care_model.document_encoder  # noqa: B018  # loaded by being read
 
     @component.output_types(documents=list[Document])
     def run(self, documents: list[Document]) -> dict[str, list[Document]]:
         """Return the documents, each with its vector, under ``documents``."""
         texts = [embedded_text(str(each.meta.get("title") or ""), each.content or "") for each in documents]
         try:
-            vectors = self.pair.encode_document(texts).tolist() if texts else []
+            vectors = self.care_model.encode_document(texts).tolist() if texts else []
         except UnusableText as error:
             raise error.named([f"document {each.id!r}" for each in documents]) from error
         return {"documents": [replace(each, embedding=row) for each, row in zip(documents, vectors, strict=True)]}

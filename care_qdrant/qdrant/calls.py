@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.errors import Unreachable
+from care_qdrant.errors import Unreachable, counted
 from care_qdrant.qdrant.connection import client_lock, is_embedded
 from care_qdrant.qdrant.nodes import ClusterClient
 from care_qdrant.qdrant.retry import (
@@ -99,12 +99,12 @@ class Calls:
                 logger.debug("%s: attempt %d failed (%s)", where, attempts, describe_error(error))
                 if self.policy.is_over(attempts, now - since) or now >= (DEADLINE.get() or math.inf):
                     raise Unreachable(
-                        f"{where}: gave up after {attempts} attempts ({describe_error(error)})"
+                        f"{where}: gave up after {counted(attempts, 'attempt')} ({describe_error(error)})"
                     ) from error
                 if attempts > 1 or least_seconds >= 1:
                     self._outage.begin(f"{where}: waiting for Qdrant ({describe_error(error)})")
                 if self._stopped.wait(max(self.policy.delay(attempts - 1), least_seconds)):
-                    message = f"{what}: stopped after {attempts} attempts ({describe_error(error)})"
+                    message = f"{what}: stopped after {counted(attempts, 'attempt')} ({describe_error(error)})"
                     raise Unreachable(message) from error
             else:
                 if attempts:

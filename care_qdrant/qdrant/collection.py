@@ -11,9 +11,8 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.contracts.contract import Contract, contract_metadata
 from care_qdrant.contracts.learned import LearnedContract, learned_metadata
 from care_qdrant.contracts.stand_in import made_by
-from care_qdrant.errors import InputError, NoCollection, Rejected, next_command
-from care_qdrant.qdrant import grpc as bulk
-from care_qdrant.qdrant import rest
+from care_qdrant.errors import InputError, NoCollection, Rejected, counted, next_command
+from care_qdrant.qdrant import grpc, rest
 from care_qdrant.qdrant.calls import Calls, Written, in_requests, seconds_left
 from care_qdrant.qdrant.connection import as_version, require_server
 from care_qdrant.qdrant.embedded_search import search_arrays
@@ -401,7 +400,8 @@ class Collection(Calls):
             retrieve = partial(self.client.retrieve, with_payload=payload, with_vectors=vectors)
             key = self.shard_key
             return self.call(
-                what or f"reading {len(page)} points", lambda: retrieve(self.name, list(page), shard_key_selector=key)
+                what or f"reading {counted(len(page), 'point')}",
+                lambda: retrieve(self.name, list(page), shard_key_selector=key),
             )
 
         records = chain.from_iterable(in_requests(ids, self.limits.page, read))
@@ -493,13 +493,13 @@ class Collection(Calls):
             if self._asked_node not in (None, self._node):
                 self._ask_grpc()
             if self._grpc:
-                return bulk.upsert(self.client, self.name, points, self.shard_key)
+                return grpc.upsert(self.client, self.name, points, self.shard_key)
             if self.is_embedded:
-                plain = bulk.with_lists(points)
+                plain = grpc.with_lists(points)
                 return self.client.upsert(self.name, plain, wait=True, shard_key_selector=self.shard_key)
             return rest.upsert(self.client, self.name, points, self.shard_key)
 
-        self.write(f"writing {len(points)} points", write)
+        self.write(f"writing {counted(len(points), 'point')}", write)
 
     def upsert_over_grpc(self) -> bool:
         """Let `upsert` use gRPC from now on if its port reaches this very collection; return whether it does."""
@@ -509,7 +509,7 @@ class Collection(Calls):
 
     def _ask_grpc(self) -> None:
         self._asked_node = self._node
-        self._grpc = bulk.answers_over_grpc(self.client, self.name, self.schema.metadata.get(IDENTITY_KEY))
+        self._grpc = grpc.answers_over_grpc(self.client, self.name, self.schema.metadata.get(IDENTITY_KEY))
 
     def apply(self, what: str, operations: Sequence[models.UpdateOperation]) -> None:
         """Apply several operations in one request and in order.

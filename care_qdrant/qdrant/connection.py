@@ -36,7 +36,7 @@ _START_PAUSE_SECONDS = 0.2
 
 OpenClient = Callable[[], AbstractContextManager[QdrantClient]]
 _OPENERS: WeakKeyDictionary[QdrantClient, OpenClient] = WeakKeyDictionary()
-"""How the server of a client is opened once more, for the clients that `open_client` made."""
+"""Functions that open the server of a client once more, for the clients that `open_client` made."""
 
 
 @contextmanager

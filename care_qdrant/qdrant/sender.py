@@ -18,7 +18,7 @@ from typing import Literal, Self
 from qdrant_client import models
 from qdrant_client.local.payload_filters import check_filter
 
-from care_qdrant.errors import QdrantError, Rejected
+from care_qdrant.errors import QdrantError, Rejected, counted
 from care_qdrant.qdrant.calls import in_requests
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.grpc import with_lists
@@ -70,9 +70,9 @@ class Write:
         refused = 0
         while points:
             write = replace(self, points=points)
-            operations = write._guarded() if collection.compares_writes else _operations(points, self.kind)
+            operations = write._claiming() if collection.compares_writes else _operations(points, self.kind)
             try:
-                collection.apply(f"writing {len(points)} points", operations)
+                collection.apply(f"writing {counted(len(points), 'point')}", operations)
                 return
             except Rejected as error:
                 if not self._may_miss:
@@ -101,7 +101,7 @@ class Write:
             )
         ]
 
-    def _guarded(self) -> list[models.UpdateOperation]:
+    def _claiming(self) -> list[models.UpdateOperation]:
         """Claim the points, write the vectors of those that are claimed, and then their payloads."""
         vectors = _vectors(self.points)
         names = self.names or tuple(sorted(_names(vectors)))
@@ -247,7 +247,7 @@ class Sender:
         self._is_told = True
         if isinstance(self._failure, QdrantError):
             kind = type(self._failure)
-            advice = f"{self.stored:,} points of this run are stored; run the same command again to go on"
+            advice = f"this run stored {counted(self.stored, 'point')}; run the same command again to go on"
             if is_collection_gone(self._failure):
                 advice = (
                     "It was deleted while this run wrote to it, with all that was stored; run the same command again"

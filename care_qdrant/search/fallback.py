@@ -16,7 +16,7 @@ from qdrant_client import models
 
 from care_qdrant.contracts.learned import probe_ids, probe_texts, probe_vectors
 from care_qdrant.encoders.agreement import LEAST_OLD_MODEL, cosines
-from care_qdrant.errors import InputError, ModelError
+from care_qdrant.errors import InputError, ModelError, counted
 from care_qdrant.forking import ForkLock
 from care_qdrant.search.query import Query
 from care_qdrant.search.resolve import ResolvedCollection
@@ -167,7 +167,7 @@ class Fallback:
         if not cosine >= LEAST_OLD_MODEL:
             raise ModelError(
                 f"the model to fall back to did not make vector {name!r} of collection {resolved.name!r}: its vectors "
-                f"of {len(both)} stored texts have a median cosine of {cosine:.2f} to the stored ones"
+                f"of {counted(len(both), 'stored text')} have a median cosine of {cosine:.2f} to the stored ones"
             )
         self._checked.add(resolved.name)
 

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 QUESTIONS = 64
 """Questions that are asked. Draws of so many differ by 0.04 in half of the cases that 32 differ by 0.07."""
 MIN_QUESTIONS = 16
-"""Fewer say nothing about the lowest of their scores."""
+"""Fewest questions of a measurement; fewer say nothing about the lowest of their scores."""
 QUANTILE = 0.2
 """Chosen on the sample corpus, tried on another one: benchmarks/results/good-match.json."""
 MARKED_CHANGE = 1.25
@@ -43,7 +43,7 @@ class GoodMatch:
     """The lowest score of a good match in one collection, by one model and mode."""
 
     score: float | None
-    """None for a collection that is too small to tell."""
+    """The good-match score; None for a collection that is too small to tell."""
     points: int
     """About how many points the collection had."""
 
@@ -58,7 +58,7 @@ class Match:
     """The verdict on whether the best hit of a query answers it, as far as a score tells."""
 
     is_good: bool | None
-    """None where nothing tells."""
+    """Whether the best hit is a good match; None where nothing tells."""
     good_match_score: float | None
     """The score that it is compared with."""
     unread: tuple[str, ...] = ()

@@ -34,9 +34,9 @@ class Query:
     """Query of a search: its vector, its terms, its filter and its fusion."""
 
     vector: list[float] | None
-    """None searches by the terms alone; without terms either, points come in the order of their ids."""
+    """Vector of the query; None searches by the terms alone. Without both, points come in the order of their ids."""
     terms: SparseQuery | None
-    """None where the sparse vector is not searched; a text may also have no terms at all."""
+    """Terms of the query; None where the sparse vector is not searched. A text may also have no terms at all."""
     top_k: int
     filter: models.Filter | None = None
     params: models.SearchParams | None = None

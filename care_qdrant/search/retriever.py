@@ -12,7 +12,7 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.encoders.terms.sparse import SparseQueryEncoder
 from care_qdrant.encoders.usable import require_texts
-from care_qdrant.errors import InputError, UnusableText
+from care_qdrant.errors import InputError, UnusableText, counted
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.qdrant.schema import CollectionSchema
@@ -259,7 +259,7 @@ class Retriever:
             except UnusableText as error:
                 raise UnusableText({start + place: problem for place, problem in error.problems.items()}) from error
             self._tell_fewer_candidates(resolved, asked_as.top_k)
-            what = f"searching for {len(asked)} queries"
+            what = f"searching for {counted(len(asked), 'query')}"
             if grouping is None:
                 answers += [lists[0] if lists else [] for lists in find(resolved, asked, what)]
             else:

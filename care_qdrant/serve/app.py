@@ -18,8 +18,8 @@ from care_qdrant.serve.endpoint import Get, Post
 from care_qdrant.serve.gateway import METRICS_PATH, Exchange, Gateway, unknown_key, unknown_path
 from care_qdrant.serve.keys import Keys, KeyScope, Quotas
 from care_qdrant.serve.metrics import CONTENT_TYPE, Metrics
+from care_qdrant.serve.models import ServedModel, ServedModels, check_answers
 from care_qdrant.serve.pages import PATHS, PageFile
-from care_qdrant.serve.pairs import Pairs, ServedPair, check_answers
 from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.searching import Searching
 from care_qdrant.serve.settings import ServeSettings
@@ -42,15 +42,15 @@ class Service:
         """Load the query encoders; `load` makes the service ready."""
         self._limits, self._metrics = settings.limits, Metrics()
         self._keys, self._quotas, self._tracing = Keys(settings.keys_file), Quotas(), Tracing()
-        self.pairs = Pairs(
+        self.models = ServedModels(
             [
-                ServedPair(model, documents=settings.documents, limits=settings.limits, metrics=self._metrics)
+                ServedModel(model, documents=settings.documents, limits=settings.limits, metrics=self._metrics)
                 for model in models
             ]
         )
-        for pair in self.pairs:
-            self._metrics.build_info.labels(__version__, pair.name, pair.fingerprint).set(1)
-        self._searching = Searching(settings, self.pairs, self._metrics)
+        for served in self.models:
+            self._metrics.build_info.labels(__version__, served.name, served.fingerprint).set(1)
+        self._searching = Searching(settings, self.models, self._metrics)
         self.mcp = self._make_mcp() if settings.mcp else None
         self.app = Gateway(
             self._routes(),
@@ -63,14 +63,14 @@ class Service:
 
     async def load(self) -> None:
         """Check the query encoders, then load and check the document encoders; queries are answered meanwhile."""
-        for pair in self.pairs:
-            await check_answers(pair, "query")
-        for pair in self.pairs:
-            if pair.document is not None:
-                await pair.document.load()
-                await check_answers(pair, "document")
-                pair.document.ready = True
-                logger.info("the document encoder of %s is loaded", pair.name)
+        for served in self.models:
+            await check_answers(served, "query")
+        for served in self.models:
+            if served.document is not None:
+                await served.document.load()
+                await check_answers(served, "document")
+                served.document.ready = True
+                logger.info("the document encoder of %s is loaded", served.name)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -82,8 +82,8 @@ class Service:
         """Answer what was accepted, then let everything go."""
         self._searching.close()
         self._quotas.close()
-        for pair in self.pairs:
-            pair.close()
+        for served in self.models:
+            served.close()
         self._tracing.close()
 
     def _routes(self) -> Router:
@@ -120,7 +120,7 @@ class Service:
                 "/v1/models",
                 "The models in the shape of OpenAI.",
                 schemas.OpenAIModels,
-                lambda _: openai_models(self.pairs),
+                lambda _: openai_models(self.models),
             ),
             Post(
                 "/embed",
@@ -170,7 +170,7 @@ class Service:
                 "/info",
                 "The default model in the shape of text-embeddings-inference.",
                 schemas.TEIInfo,
-                lambda _: tei_info(self.pairs.default, limits),
+                lambda _: tei_info(self.models.default, limits),
             ),
             Get(METRICS_PATH, "Counters for Prometheus.", None, self._render_metrics, (401, 403)),
         ]
@@ -183,18 +183,18 @@ class Service:
         models = sorted({item.model for item in request.inputs})
         side = SIDES[request.inference]
         self._enter(exchange, "inference", len(request.inputs), side=side, model=",".join(models)[:200])
-        return await infer(self.pairs, self._limits, request)
+        return await infer(self.models, self._limits, request)
 
     async def _openai(self, request: schemas.OpenAIRequest, exchange: Exchange) -> dict[str, Any]:
         texts = 1 if isinstance(request.input, str) else len(request.input)
         self._enter(exchange, "inference", texts, side=request.input_type, model=request.model[:200])
-        return await openai_embeddings(self.pairs, request)
+        return await openai_embeddings(self.models, request)
 
     async def _embed(self, request: schemas.EmbedRequest, exchange: Exchange) -> list[list[float]]:
         texts = 1 if isinstance(request.inputs, str) else len(request.inputs)
         side = request.prompt_name or "query"
-        self._enter(exchange, "inference", texts, side=side, model=self.pairs.default.name)
-        return await tei_embed(self.pairs, request)
+        self._enter(exchange, "inference", texts, side=side, model=self.models.default.name)
+        return await tei_embed(self.models, request)
 
     async def _search(self, request: schemas.SearchRequest, exchange: Exchange) -> schemas.SearchAnswer:
         collection = await self._searching.served(request.collection)
@@ -245,14 +245,14 @@ class Service:
 
     def _state(self, exchange: Exchange) -> schemas.State:
         models = [
-            schemas.PairState(
-                name=pair.name,
-                fingerprint=pair.fingerprint,
-                dim=pair.dim,
-                documents=pair.document is not None,
-                ready=pair.ready,
+            schemas.ModelState(
+                name=served.name,
+                fingerprint=served.fingerprint,
+                dim=served.dim,
+                documents=served.document is not None,
+                ready=served.ready,
             )
-            for pair in self.pairs
+            for served in self.models
         ]
         status: Literal["ok", "loading", "draining"] = "ok" if all(model.ready for model in models) else "loading"
         if self.app.draining:

@@ -21,7 +21,7 @@ import numpy as np
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.model.pair import CareModel
 from care_qdrant.serve.lines import SLICE_TEXTS, Side
-from care_qdrant.serve.pairs import BM25_SUFFIX, Pairs, ServedPair, check_texts
+from care_qdrant.serve.models import BM25_SUFFIX, ServedModel, ServedModels, check_texts
 from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.schemas import (
     EmbedRequest,
@@ -40,20 +40,20 @@ _BM25_OPTIONS = ("average_length", "k1", "b", "lead")
 """Constants of a contract; the last one may be absent."""
 
 
-async def openai_embeddings(pairs: Pairs, request: OpenAIRequest) -> dict[str, Any]:
+async def openai_embeddings(models: ServedModels, request: OpenAIRequest) -> dict[str, Any]:
     """Return OpenAI's answer: vectors in the order of the texts, as numbers or as base64 of little-endian float32."""
     texts = _texts(request)
-    pair = pairs.find(request.model)
-    if request.dimensions not in (None, pair.dim):
+    served = models.find(request.model)
+    if request.dimensions not in (None, served.dim):
         raise Refusal(
             400,
             "invalid_dimensions",
-            f"dimensions is {request.dimensions}; vectors of {pair.name} have {pair.dim}, as those in the collections "
-            "that they search. Leave it out",
+            f"dimensions is {request.dimensions}; vectors of {served.name} have {served.dim}, as those in the "
+            "collections that they search. Leave it out",
             param="dimensions",
         )
-    vectors = await pair.encode(texts, request.input_type)
-    counts = await pair.count_tokens(texts, request.input_type)
+    vectors = await served.encode(texts, request.input_type)
+    counts = await served.count_tokens(texts, request.input_type)
     tokens = sum(counts)
     if request.encoding_format == "base64":
         rows = [base64.b64encode(row).decode() for row in np.ascontiguousarray(vectors, dtype="<f4")]
@@ -64,43 +64,43 @@ async def openai_embeddings(pairs: Pairs, request: OpenAIRequest) -> dict[str, A
         "data": [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)],
         "model": request.model,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        "truncated": pair.cut_texts(counts, request.input_type),
+        "truncated": served.cut_texts(counts, request.input_type),
     }
 
 
-def openai_models(pairs: Pairs) -> OpenAIModels:
+def openai_models(models: ServedModels) -> OpenAIModels:
     """Return the names that ``/v1/embeddings`` and ``/inference`` take, with their fingerprints."""
-    return OpenAIModels(data=[OpenAIModel(id=f"{pair.name}@{pair.fingerprint[:12]}") for pair in pairs])
+    return OpenAIModels(data=[OpenAIModel(id=f"{served.name}@{served.fingerprint[:12]}") for served in models])
 
 
-async def tei_embed(pairs: Pairs, request: EmbedRequest) -> list[list[float]]:
+async def tei_embed(models: ServedModels, request: EmbedRequest) -> list[list[float]]:
     """Return the vectors of the default model, in the order of the texts."""
     if not request.normalize:
         raise Refusal(400, "invalid_request", "normalize is false; the vectors of a model always have unit length")
     texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
-    pair, side = pairs.default, request.prompt_name or "query"
-    vectors = await pair.encode(texts, side)
-    counts = await pair.count_tokens(texts, side)
+    served, side = models.default, request.prompt_name or "query"
+    vectors = await served.encode(texts, side)
+    counts = await served.count_tokens(texts, side)
     if request.truncate:
-        pair.cut_texts(counts, side)
-    elif long := [index for index, count in enumerate(counts) if count > pair.max_tokens(side)]:
+        served.cut_texts(counts, side)
+    elif long := [index for index, count in enumerate(counts) if count > served.max_tokens(side)]:
         reason = (
-            f"text {long[0]} has {counts[long[0]]} tokens; {pair.max_tokens(side)} are read: cut it, or pass truncate"
+            f"text {long[0]} has {counts[long[0]]} tokens; {served.max_tokens(side)} are read: cut it, or pass truncate"
         )
         raise Refusal(413, "too_many_tokens", reason)
     rows: list[list[float]] = vectors.tolist()
     return rows
 
 
-def tei_info(pair: ServedPair, limits: Limits) -> TEIInfo:
+def tei_info(served: ServedModel, limits: Limits) -> TEIInfo:
     """Return what clients of text-embeddings-inference ask a server about itself."""
     return TEIInfo(
-        model_id=pair.name,
-        model_sha=pair.fingerprint,
-        model_type={"embedding": {"pooling": pair.model.card.query.pooling if pair.model.card is not None else ""}},
+        model_id=served.name,
+        model_sha=served.fingerprint,
+        model_type={"embedding": {"pooling": served.model.card.query.pooling if served.model.card is not None else ""}},
         max_concurrent_requests=limits.waiting_texts,
-        max_input_length=pair.max_tokens("query"),
-        max_batch_tokens=pair.max_tokens("query") * SLICE_TEXTS,
+        max_input_length=served.max_tokens("query"),
+        max_batch_tokens=served.max_tokens("query") * SLICE_TEXTS,
         max_batch_requests=SLICE_TEXTS,
         max_client_batch_size=limits.batch_texts,
         version=__version__,
@@ -122,7 +122,7 @@ def _texts(request: OpenAIRequest) -> list[str]:
     return texts
 
 
-async def infer(pairs: Pairs, limits: Limits, request: InferenceRequest) -> dict[str, Any]:
+async def infer(models: ServedModels, limits: Limits, request: InferenceRequest) -> dict[str, Any]:
     """Return one vector for each input, in order: a list of numbers, or indices and values for BM25."""
     side = SIDES[request.inference]
     texts = [_text(number, item) for number, item in enumerate(request.inputs)]
@@ -132,7 +132,7 @@ async def infer(pairs: Pairs, limits: Limits, request: InferenceRequest) -> dict
         by_model[item.model].append(number)
     answers = await asyncio.gather(
         *(
-            _encode(pairs, model, side, [request.inputs[number] for number in numbers], [texts[n] for n in numbers])
+            _encode(models, model, side, [request.inputs[number] for number in numbers], [texts[n] for n in numbers])
             for model, numbers in by_model.items()
         )
     )
@@ -144,15 +144,15 @@ async def infer(pairs: Pairs, limits: Limits, request: InferenceRequest) -> dict
 
 
 async def _encode(
-    pairs: Pairs, model: str, side: Side, items: Sequence[InferenceInput], texts: Sequence[str]
+    models: ServedModels, model: str, side: Side, items: Sequence[InferenceInput], texts: Sequence[str]
 ) -> Sequence[Any]:
     if model.endswith(BM25_SUFFIX):
-        weighing = pairs.find(model.removesuffix(BM25_SUFFIX)).model
+        weighing = models.find(model.removesuffix(BM25_SUFFIX)).model
         return await asyncio.to_thread(_terms, weighing, side, items, texts)
-    pair = pairs.find(model)
+    served = models.find(model)
     if unread := next((item.options for item in items if item.options), None):
         raise Refusal(400, "unknown_option", f"model {model!r} reads no options, and was given {', '.join(unread)}")
-    vectors: list[list[float]] = (await pair.encode(texts, side)).tolist()
+    vectors: list[list[float]] = (await served.encode(texts, side)).tolist()
     return vectors
 
 
@@ -162,9 +162,9 @@ def _text(number: int, item: InferenceInput) -> str:
     return item.data
 
 
-def _terms(pair: CareModel, side: Side, items: Sequence[InferenceInput], texts: Sequence[str]) -> list[dict[str, Any]]:
+def _terms(model: CareModel, side: Side, items: Sequence[InferenceInput], texts: Sequence[str]) -> list[dict[str, Any]]:
     vectors = (
-        pair.query_terms(text) if side == "query" else bm25.document_vector(text, **_constants(item))
+        model.query_terms(text) if side == "query" else bm25.document_vector(text, **_constants(item))
         for item, text in zip(items, texts, strict=True)
     )
     return [{"indices": vector.indices, "values": vector.values} for vector in vectors]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, counted
 from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.settings import DIRECTORY_VARIABLE
 
@@ -196,7 +196,7 @@ class Quotas:
         raise Refusal(
             429,
             "quota_exceeded",
-            f"the quota of this API key, {most} texts in {seconds} s, is used up; ask again in {wait} s",
+            f"the quota of this API key, {counted(most, 'text')} in {seconds} s, is used up; ask again in {wait} s",
             retry_seconds=wait,
         )
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from care_qdrant.encoders import Encoder
 from care_qdrant.encoders.microbatch import MicroBatcher
-from care_qdrant.errors import EncodingError
+from care_qdrant.errors import EncodingError, counted
 from care_qdrant.serve import tracing
 from care_qdrant.serve.metrics import Metrics
 from care_qdrant.serve.refusal import Refusal
@@ -46,8 +46,8 @@ class Line:
             raise Refusal(
                 429,
                 "queue_full",
-                f"{self._waiting} texts wait for the {self._side} encoder, and {len(texts)} more would pass the limit "
-                f"of {self._capacity}; ask again later, or start more workers",
+                f"{counted(self._waiting, 'text', 'wait')} for the {self._side} encoder, and {len(texts)} more would "
+                f"pass the limit of {self._capacity}; ask again later, or start more workers",
             )
         self._count(len(texts))
         try:

@@ -334,7 +334,7 @@ class Collections(BaseModel):
     labels: bool = Field(default=False, description="Whether the service keeps judgements (`POST /labels`).")
 
 
-class PairState(BaseModel):
+class ModelState(BaseModel):
     """A model that is served."""
 
     name: str
@@ -349,7 +349,7 @@ class State(BaseModel):
 
     status: Literal["ok", "loading", "draining"]
     version: str
-    models: list[PairState] = Field(description="Empty for a client without a key where the service has keys.")
+    models: list[ModelState] = Field(description="Empty for a client without a key where the service has keys.")
 
 
 class ErrorAnswer(BaseModel):

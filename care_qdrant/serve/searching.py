@@ -23,7 +23,7 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.contracts.layouts import guess_layout, read_hit
 from care_qdrant.encoders.terms import bm25
-from care_qdrant.errors import CareError, ContractError, InputError, Rejected
+from care_qdrant.errors import CareError, ContractError, InputError, Rejected, counted
 from care_qdrant.qdrant.calls import DEADLINE
 from care_qdrant.qdrant.collection import Collection, only_collection
 from care_qdrant.search.conditions import Keys, notice, parse_filter
@@ -35,7 +35,7 @@ from care_qdrant.search.script import script_note
 from care_qdrant.serve import tracing
 from care_qdrant.serve.labels import keep_label
 from care_qdrant.serve.metrics import Metrics
-from care_qdrant.serve.pairs import Pairs, ServedPair, check_texts
+from care_qdrant.serve.models import ServedModel, ServedModels, check_texts
 from care_qdrant.serve.refusal import Refusal, invalid_body
 from care_qdrant.serve.schemas import (
     Collections,
@@ -125,7 +125,7 @@ class _Found:
     unfinished: str | None
     """A run that writes to the searched vectors, or was interrupted; None where there is none."""
     note: str | None
-    """Why a condition lets nothing pass or rules nothing out, or that the texts are in another script."""
+    """Reason why a condition lets nothing pass or rules nothing out, or that the texts are in another script."""
     unread: list[str]
     started: float
     ended: float
@@ -134,9 +134,9 @@ class _Found:
 class Searching:
     """Searches in threads, at most so many at a time; Qdrant is opened by the first one."""
 
-    def __init__(self, settings: ServeSettings, pairs: Pairs, metrics: Metrics) -> None:
+    def __init__(self, settings: ServeSettings, served: ServedModels, metrics: Metrics) -> None:
         """Set up; nothing is opened, since the Qdrant may start after a service that it asks itself."""
-        self._settings, self._pairs, self._metrics = settings, pairs, metrics
+        self._settings, self._models, self._metrics = settings, served, metrics
         self._limits = settings.limits
         self._threads = ThreadPoolExecutor(settings.limits.search_threads, thread_name_prefix="care-search")
         self._room = threading.BoundedSemaphore(settings.limits.searches)
@@ -159,28 +159,28 @@ class Searching:
         if request.top_k * request.group_size > self._limits.top_k:
             groups = "" if request.group_size == 1 else f" of {request.group_size} hits each (group_size)"
             raise Refusal(400, "invalid_request", f"top_k is {request.top_k}{groups}; at most {self._limits.top_k}")
-        pair = None if request.mode == "sparse" else self._pair(request.model)
+        served = None if request.mode == "sparse" else self._model(request.model)
         accepted = time.perf_counter()
         _filter(request)  # refused before anything is encoded
         with self._place():
             # Here, and not in a thread of the search: a request that is given up leaves the queue of the encoder.
-            vectors = None if pair is None else await pair.encode([request.query], "query")
+            vectors = None if served is None else await served.encode([request.query], "query")
             encoded = time.perf_counter()
-            run = partial(self._search, request, collection, pair, vectors)
+            run = partial(self._search, request, collection, served, vectors)
             found = await self._in_thread(run)
         match = Match(None if found.hits else False, None)
-        if pair is not None:
+        if served is not None:
             good_match = found.good_match
             if good_match is None and _has_scale(request):
-                good_match = await self._wait_for_good_match(collection, pair, request.mode, good_match_seconds)
+                good_match = await self._wait_for_good_match(collection, served, request.mode, good_match_seconds)
             match = judge(found.hits, good_match, found.unread)
         self._metrics.searched(collection, found.mode, is_good=match.is_good)
         waited, took = found.started - encoded, found.ended - found.started
         seconds = {"wait": waited, "encode": encoded - accepted, "search": took}
         return SearchAnswer(
             collection=collection,
-            model=None if pair is None else pair.name,
-            fingerprint=None if pair is None else pair.fingerprint,
+            model=None if served is None else served.name,
+            fingerprint=None if served is None else served.fingerprint,
             mode=found.mode,
             hits=_marked(request.query, found.hits, request.marks),
             good_match=match.is_good,
@@ -200,41 +200,41 @@ class Searching:
         Where the collection does not keep it, it is measured: once for all requests that wait, with the deadline of
         none of them and at the cost of none of their quotas, since the whole service asks the collection once.
         """
-        collection, pair = await self.served(request.collection), self._pair(request.model)
-        retriever = await self._in_thread(lambda: self._retriever(collection, pair, request.mode))
-        good_match = await self._in_thread(lambda: self._known_good_match(retriever, collection, pair, request.mode))
+        collection, served = await self.served(request.collection), self._model(request.model)
+        retriever = await self._in_thread(lambda: self._retriever(collection, served, request.mode))
+        good_match = await self._in_thread(lambda: self._known_good_match(retriever, collection, served, request.mode))
         if good_match is None:
-            good_match = await asyncio.shield(self._measuring(collection, pair, request.mode))
+            good_match = await asyncio.shield(self._measuring(collection, served, request.mode))
         return None if good_match is None else good_match.score
 
     async def _wait_for_good_match(
-        self, collection: str, pair: ServedPair, mode: Mode, seconds: float
+        self, collection: str, served: ServedModel, mode: Mode, seconds: float
     ) -> GoodMatch | None:
         """Let a good-match score be measured, and return it if that is done in time: a search does not depend on it."""
-        task, deadline = self._measuring(collection, pair, mode), DEADLINE.get()
+        task, deadline = self._measuring(collection, served, mode), DEADLINE.get()
         left = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
         await asyncio.wait((task,), timeout=min(seconds, left / 2))
         return task.result() if task.done() and not task.cancelled() and task.exception() is None else None
 
     def _known_good_match(
-        self, retriever: Retriever, collection: str, pair: ServedPair, mode: Mode
+        self, retriever: Retriever, collection: str, served: ServedModel, mode: Mode
     ) -> GoodMatch | None:
         """Return the good-match score that the collection keeps, or the one that this worker has measured."""
         if (kept := known_good_match(retriever)) is not None:
             return kept
-        _, task = self._good_matches.get((collection, pair.fingerprint, mode), (0.0, None))
+        _, task = self._good_matches.get((collection, served.fingerprint, mode), (0.0, None))
         if task is None or not task.done() or task.cancelled() or task.exception() is not None:
             return None
         measured = task.result()
         return measured if measured is not None and measured.holds(retriever.schema.points) else None
 
-    def _measuring(self, collection: str, pair: ServedPair, mode: Mode) -> "asyncio.Task[GoodMatch | None]":
+    def _measuring(self, collection: str, served: ServedModel, mode: Mode) -> "asyncio.Task[GoodMatch | None]":
         """Return the task that measures good matches: the one that runs, or that failed a moment ago, or a new one."""
-        key = (collection, pair.fingerprint, mode)
+        key = (collection, served.fingerprint, mode)
         made, task = self._good_matches.get(key, (0.0, None))
         if task is None or (task.done() and time.monotonic() - made > _GOOD_MATCH_PAUSE_SECONDS):
             # In a context of its own: that of the request that comes first holds its deadline and its trace.
-            task = asyncio.create_task(self._measure(collection, pair, mode), context=Context())
+            task = asyncio.create_task(self._measure(collection, served, mode), context=Context())
             self._good_matches[key] = (time.monotonic(), task)
             task.add_done_callback(_note_failure)
         return task
@@ -288,9 +288,9 @@ class Searching:
     def _why_not(self, name: str) -> str | None:
         """Return why no model can search a collection; None where one can."""
         reasons = []
-        for pair in self._pairs:
+        for served in self._models:
             try:
-                self._retriever(name, pair, "auto").resolved  # noqa: B018  # the check is what is asked for
+                self._retriever(name, served, "auto").resolved  # noqa: B018  # the check is what is asked for
             except (InputError, ContractError) as error:
                 reasons.append(str(error))
             else:
@@ -313,11 +313,11 @@ class Searching:
         self,
         request: SearchRequest,
         collection: str,
-        pair: ServedPair | None,
+        served: ServedModel | None,
         vectors: Vectors | None,
     ) -> _Found:
         started = time.perf_counter()
-        retriever = self._retriever(collection, pair, request.mode).fused_by(request.fusion, request.alpha)
+        retriever = self._retriever(collection, served, request.mode).fused_by(request.fusion, request.alpha)
         encode = None if vectors is None else lambda _: vectors
         keys = retriever.keys if request.conditions else None
         filter_ = _filter(request, keys)
@@ -334,14 +334,14 @@ class Searching:
                 encode=encode,
             )
         good_match = None
-        if pair is not None and _has_scale(request):
-            good_match = self._known_good_match(retriever, collection, pair, request.mode)
+        if served is not None and _has_scale(request):
+            good_match = self._known_good_match(retriever, collection, served, request.mode)
         notes = [script_note(request.query, hits)]
         if keys is not None:
             there = Collection(self._qdrant(), collection).resolve()
             notes.append(notice(there, request.conditions, keys, found=bool(hits)))
         note = "; ".join(filter(None, notes)) or None
-        unread = [] if pair is None else pair.model.unread(request.query)
+        unread = [] if served is None else served.model.unread(request.query)
         return _Found(
             retriever.mode, hits, good_match, retriever.unfinished, note, unread, started, time.perf_counter()
         )
@@ -356,11 +356,11 @@ class Searching:
             return CollectionState(name=name, models=[], sparse=False, problem=str(error))
         examples = self._settings.examples
         made_by = {contract.fingerprint for contract in contracts}
-        pairs = [f"{pair.name}@{pair.fingerprint[:12]}" for pair in self._pairs if pair.fingerprint in made_by]
+        names = [f"{served.name}@{served.fingerprint[:12]}" for served in self._models if served.fingerprint in made_by]
         sparse = any(isinstance(each, SparseContract) and each.fingerprint == bm25.ANALYSER for each in contracts)
         return CollectionState(
             name=name,
-            models=pairs,
+            models=names,
             sparse=sparse,
             unfinished=collection.schema.unfinished,
             points=holds.points,
@@ -369,14 +369,14 @@ class Searching:
             keys={key: list(values) for key, values in holds.keys.items()},
         )
 
-    async def _measure(self, name: str, pair: ServedPair, mode: Mode) -> GoodMatch | None:
+    async def _measure(self, name: str, served: ServedModel, mode: Mode) -> GoodMatch | None:
         def draw() -> tuple[Retriever, list[Question]]:
-            retriever = self._retriever(name, pair, mode)
+            retriever = self._retriever(name, served, mode)
             return retriever, fixed_questions(retriever)
 
         retriever, questions = await self._in_thread(draw)
         texts = [question.text for question in questions]
-        vectors = dict(zip(texts, await pair.encode(texts, "query"), strict=True)) if texts else {}
+        vectors = dict(zip(texts, await served.encode(texts, "query"), strict=True)) if texts else {}
 
         def encode(asked: Sequence[str]) -> Vectors:
             return np.stack([vectors[text] for text in asked])
@@ -409,8 +409,8 @@ class Searching:
             metadata=dict(chunks[0].metadata),
         )
 
-    def _make_retriever(self, collection: str, pair: ServedPair | None, mode: Mode) -> Retriever:
-        model = None if pair is None else pair.model
+    def _make_retriever(self, collection: str, served: ServedModel | None, mode: Mode) -> Retriever:
+        model = None if served is None else served.model
         fallback = None if model is None else self._fallback()
         return Retriever(self._qdrant(), collection, model, mode=mode, fallback=fallback)
 
@@ -446,14 +446,18 @@ class Searching:
         there = ", ".join(names) or reasons or "none; start the service with --collection"
         raise Refusal(404, "unknown_collection", f"collection {wanted!r} is not served here (there: {there})")
 
-    def _pair(self, wanted: str | None) -> ServedPair:
-        return self._pairs.default if wanted is None else self._pairs.find(wanted)
+    def _model(self, wanted: str | None) -> ServedModel:
+        return self._models.default if wanted is None else self._models.find(wanted)
 
     @contextmanager
     def _place(self) -> Iterator[None]:
         """Count one more search, or refuse it."""
         if not self._room.acquire(blocking=False):
-            raise Refusal(429, "queue_full", f"{self._limits.searches} searches are under way already; ask again later")
+            raise Refusal(
+                429,
+                "queue_full",
+                f"{counted(self._limits.searches, 'search', 'are')} under way already; ask again later",
+            )
         try:
             yield
         finally:

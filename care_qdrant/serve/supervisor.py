@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from care_qdrant.errors import CareError, InputError, needs_extra
+from care_qdrant.errors import CareError, InputError, counted, needs_extra
 from care_qdrant.serve.settings import DIRECTORY_VARIABLE, READY, ServeSettings
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class _Supervisor:
             self._end(set(workers))  # half a generation must not serve on beside the old one
             if isinstance(error, OSError):  # a process or a file descriptor that cannot be had
                 raise CareError(
-                    f"{len(workers)} of {self._settings.workers} workers could be started ({error})"
+                    f"{counted(len(workers), 'worker', of=self._settings.workers)} could be started ({error})"
                 ) from error
             raise
         finally:
@@ -234,7 +234,8 @@ class _Supervisor:
                 successor = self._fork(self._models)
                 self._workers[successor.pid] = successor
         except OSError as error:
-            logger.error("%d workers have no successor yet (%s); trying again", self._missing, error)
+            lacking = counted(self._missing, "worker", "have")
+            logger.error("%s no successor yet (%s); trying again", lacking, error)
 
     def _end(self, pids: Iterable[int]) -> None:
         """Tell processes to end and wait for them; a second signal ends them at once."""

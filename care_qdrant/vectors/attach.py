@@ -15,7 +15,7 @@ from qdrant_client import models
 
 from care_qdrant.contracts.contract import SparseContract, VectorContract, contract_metadata
 from care_qdrant.contracts.layouts import Layout
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, counted
 from care_qdrant.ingestion.diff import remove_orphaned_hashes
 from care_qdrant.ingestion.pipeline import (
     Maker,
@@ -369,10 +369,10 @@ class _Run:
             covered, largest = self.collection.count_with_vector(name), self.settings.max_delete_fraction
             if removed > largest * covered:
                 raise InputError(
-                    f"{removed:,} of {covered:,} points with vector {name!r} of collection {self.collection.name!r} "
-                    f"have no text under {self.reader.layout.text_field!r} any more, more than the fraction {largest} "
-                    "that may lose it. All others are done, and nothing was removed. Check the texts, or give "
-                    "--max-delete-fraction"
+                    f"{counted(removed, 'point', of=covered)} with vector {name!r} of collection "
+                    f"{self.collection.name!r} {'has' if removed == 1 else 'have'} no text under "
+                    f"{self.reader.layout.text_field!r} any more, more than the fraction {largest} that may lose it. "
+                    "All others are done, and nothing was removed. Check the texts, or give --max-delete-fraction"
                 )
             for part, ids in text_gone:
                 part.delete_vector_of(ids, name)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from care_qdrant.contracts.contract import VectorContract
-from care_qdrant.errors import InputError, next_command
+from care_qdrant.errors import InputError, counted, next_command
 from care_qdrant.qdrant.aliases import read_versions
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.vectors.preflight import bytes_per_point
@@ -21,7 +21,7 @@ class CopyPlan:
     replaces: str
     """The collection behind the alias until the switch; the source where there is no such alias yet."""
     is_new_alias: bool
-    """Nobody searches the alias yet."""
+    """Whether the alias is made by the copy: nobody searches it yet."""
     vector_name: str
     points: int
     copied_bytes: int
@@ -32,8 +32,8 @@ class CopyPlan:
     def lines(self) -> Iterator[str]:
         """Describe the plan in sentences."""
         yield (
-            f"collection {self.version!r} gets the {self.points:,} points of {self.source!r}, with all they hold "
-            f"({self.copied_bytes / 1e6:,.1f} MB of vectors and the payloads a second time), and vector "
+            f"collection {self.version!r} gets the {counted(self.points, 'point')} of {self.source!r}, with all they "
+            f"hold ({self.copied_bytes / 1e6:,.1f} MB of vectors and the payloads a second time), and vector "
             f"{self.vector_name!r} ({self.new_bytes / 1e6:,.1f} MB)"
         )
         yield f"it is compared, counted and searched, and then alias {self.alias!r} is switched to it in one step"

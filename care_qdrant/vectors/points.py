@@ -10,7 +10,7 @@ from care_qdrant.contracts.layouts import NODE_TEXTS, Layout, guess_layout, look
 from care_qdrant.contracts.payload import content_hash, node_embedded_texts, stored_hash
 from care_qdrant.contracts.stand_in import STAND_INS
 from care_qdrant.encoders import TokenCounter
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, counted
 from care_qdrant.ingestion.pipeline import WINDOW_TEXTS, Task, Window
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.types import CARE_KEY, embedded_text, half_character
@@ -183,9 +183,9 @@ def other_field_warning(points: int, in_other_field: int, text_field: str) -> st
     if in_other_field < max(1, NOTICEABLE_FRACTION * points):
         return None
     return (
-        f"{in_other_field:,} of {points:,} points have no text under {text_field!r} and one in another field: they get "
-        "no vector, and no search finds them. Put all texts under one field, or attach another vector for them: "
-        "--vector-name NAME --text-field FIELD"
+        f"{counted(in_other_field, 'point', 'have', of=points)} no text under {text_field!r} and one in another field: "
+        "they get no vector, and no search finds them. Put all texts under one field, or attach another vector for "
+        "them: --vector-name NAME --text-field FIELD"
     )
 
 

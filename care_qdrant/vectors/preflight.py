@@ -10,7 +10,15 @@ from qdrant_client import models
 from care_qdrant.contracts.contract import SparseContract, VectorContract
 from care_qdrant.contracts.layouts import Layout, guess_layout
 from care_qdrant.contracts.payload import stored_hash
-from care_qdrant.errors import CareError, FingerprintMismatch, InputError, SchemaMismatch, ServerTooOld, next_command
+from care_qdrant.errors import (
+    CareError,
+    FingerprintMismatch,
+    InputError,
+    SchemaMismatch,
+    ServerTooOld,
+    counted,
+    next_command,
+)
 from care_qdrant.qdrant.checks import check_contract, check_sparse_contract
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.schema import BYTES_PER_NUMBER, CollectionSchema
@@ -27,7 +35,7 @@ class Preflight:
 
     points: int
     layout: Layout | None
-    """None where no text was found."""
+    """Layout of the payloads; None where no text was found."""
     sampled: int
     sampled_without_text: int
     has_vector: bool
@@ -215,8 +223,8 @@ def _require_room(
     where = f"strict mode of collection {schema.name!r} allows"
     if limits.max_points_count is not None and points >= limits.max_points_count:
         raise InputError(
-            f"{where} {limits.max_points_count:,} points, and there are {points:,}: the server takes no vectors any "
-            "more. Have its operator raise max_points_count"
+            f"{where} {counted(limits.max_points_count, 'point')}, and it has {points:,}: the server takes no vectors "
+            "any more. Have its operator raise max_points_count"
         )
     if not isinstance(contract, VectorContract):
         return
@@ -252,8 +260,8 @@ def _text_notices(layout: Layout | None, payloads: Sequence[Mapping[str, Any]]) 
     if found and len(found) >= NOTICEABLE_FRACTION * len(payloads):
         fields = ", ".join(f"{field!r} ({count})" for field, count in Counter(found).most_common(3))
         yield (
-            f"{len(found)} of {len(payloads)} sampled points have no text under {layout.text_field!r} and one under "
-            f"{fields}: they would get no vector. Put all texts under one field; for a vector that is not there yet, "
-            "name the field of most texts with --text-field; or attach another vector for the others: "
+            f"{counted(len(found), 'sampled point', 'have', of=len(payloads))} no text under {layout.text_field!r} and "
+            f"one under {fields}: they would get no vector. Put all texts under one field; for a vector that is not "
+            "there yet, name the field of most texts with --text-field; or attach another vector for the others: "
             "--vector-name NAME --text-field FIELD"
         )

@@ -23,7 +23,7 @@ class VectorSummary:
     """Summary of a vector of a collection."""
 
     name: str
-    """Empty for the unnamed vector."""
+    """Name of the vector; empty for the unnamed one."""
     kind: str
     """``dense``, ``multi`` or ``sparse``."""
     points: int
@@ -64,7 +64,7 @@ class CollectionDetail:
     """Tool that wrote the payloads, as guessed; None where no text was found."""
     text_field: str | None
     evidence: str | None
-    """Why that tool is guessed, or why no text was found."""
+    """Reason for the guess of the tool, or why no text was found."""
     texts: list[str]
     """Beginnings of a few texts."""
     sampled: int

@@ -20,7 +20,7 @@ from care_qdrant.contracts.stand_in import stand_ins
 from care_qdrant.encoders import Encoder
 from care_qdrant.encoders.agreement import LEAST_HALF_PRECISION
 from care_qdrant.encoders.terms import bm25
-from care_qdrant.errors import ContractError, InputError, next_command
+from care_qdrant.errors import ContractError, InputError, counted, next_command
 from care_qdrant.ingestion.settings import DocumentModel
 from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.checks import check_contract, check_sparse_contract
@@ -56,7 +56,7 @@ OPENING_CHARACTERS = 40
 _SEED = 20260413
 
 
-class PairModel(DocumentModel, Protocol):
+class TwoSidedModel(DocumentModel, Protocol):
     """The part of `CareModel` that verification uses."""
 
     @property
@@ -115,7 +115,7 @@ class VerifyReport:
     """Quality of searches of a quantised vector by the query encoder, with the recorded oversampling, or with the
     least one that is enough."""
     problems: list[str] = field(default_factory=list)
-    """Empty where all is right, also with `others`."""
+    """Faults that were found; empty where all is right, also with `others`."""
     others: "list[VerifyReport]" = field(default_factory=list)
     """Reports of the other vectors that this package made; empty where one vector was asked for."""
 
@@ -130,7 +130,7 @@ _Drawn = tuple[bytes, PointId, Mapping[str, Any]]
 @accepts_client
 def verify_collection(
     collection: Collection,
-    model: PairModel | None,
+    model: TwoSidedModel | None,
     *,
     vector_name: str | None = None,
     text_field: str | None = None,
@@ -181,7 +181,7 @@ def _others(schema: CollectionSchema, name: str) -> list[str]:
     return [other for other in schema.contracts if other != name and schema.has_vector(other)]
 
 
-def _verify_other(collection: Collection, name: str, model: PairModel, settings: VerifySettings) -> VerifyReport:
+def _verify_other(collection: Collection, name: str, model: TwoSidedModel, settings: VerifySettings) -> VerifyReport:
     """Verify a vector beside that of the model as far as that goes: nothing of it stops the report."""
     contract = collection.schema.contracts[name]
     report = VerifyReport(collection.name, name, contract.fingerprint, name in collection.schema.attached)
@@ -200,7 +200,7 @@ def _verify(
     target: Collection,
     name: str,
     contract: VectorContract | SparseContract,
-    model: PairModel | None,
+    model: TwoSidedModel | None,
     text_field: str | None,
     settings: VerifySettings,
 ) -> VerifyReport:
@@ -222,13 +222,13 @@ def _verify(
     report.problems += _problems(report, settings)
     if report.stand_ins and model is not None and not _is_learned(model):
         report.problems.append(
-            f"{report.stand_ins} points have a vector of a learned query encoder that stood in for this model: ingest "
-            "their documents again, without --stand-in"
+            f"{counted(report.stand_ins, 'point', 'have')} a vector of a learned query encoder that stood in for this "
+            "model: ingest their documents again, without --stand-in"
         )
     return report
 
 
-def _is_learned(model: PairModel) -> TypeGuard[CareModel]:
+def _is_learned(model: TwoSidedModel) -> TypeGuard[CareModel]:
     """Return whether a model was learned from stored vectors and encodes queries only."""
     return isinstance(model, CareModel) and not model.encodes_documents
 
@@ -336,7 +336,7 @@ def _count(collection: Collection, report: VerifyReport, layout: Layout, makers:
 def _check_sample(
     collection: Collection,
     report: VerifyReport,
-    model: PairModel | None,
+    model: TwoSidedModel | None,
     contract: VectorContract | SparseContract,
     layout: Layout,
     sample: _Sample,
@@ -347,7 +347,7 @@ def _check_sample(
     stored = {point_id: vectors_of(record) for point_id, record in records.items()}
     pairs = [(point_id, payload) for point_id, payload in sample if name in stored.get(point_id, {})]
     if lost := len(sample) - len(pairs):
-        report.problems.append(f"{lost} of {len(sample)} sampled points name a vector that they do not have")
+        report.problems.append(f"{counted(lost, 'sampled point', 'name', of=len(sample))} a vector without having it")
     if not pairs:
         return
     possible = [possible_texts(layout, payload) for _, payload in pairs]
@@ -423,18 +423,19 @@ def _problems(report: VerifyReport, settings: VerifySettings) -> list[str]:
     if report.without_vector or report.outdated or report.text_gone:
         nameless = f", {without_hash} one that does not say of which text it was made" if without_hash else ""
         problems.append(
-            f"{report.without_vector - without_hash} points have no vector{nameless}, {report.outdated} one of an "
-            f"earlier text and {report.text_gone} one of a text that is gone; finish, "
+            f"{counted(report.without_vector - without_hash, 'point', 'have')} no vector{nameless}, {report.outdated} "
+            f"one of an earlier text and {report.text_gone} one of a text that is gone; finish, "
             + next_command(f"care attach {report.collection} --vector-name {report.vector_name}")
         )
     if report.written_by_others:
         problems.append(
-            f"{report.written_by_others} points without a text have the vector, and searches find them: a program "
-            "that is not of this package wrote it. Delete their vector there, or give them a text"
+            f"{counted(report.written_by_others, 'point', 'have')} the vector and no text, and searches find such "
+            "points: a program that is not of this package wrote it. Delete the vector there, or write the text"
         )
     if report.covered < report.with_text - report.without_vector:
         problems.append(
-            f"{report.covered} points have the vector, and {report.with_text - report.without_vector} say so"
+            f"{counted(report.covered, 'point', 'have')} the vector, and {report.with_text - report.without_vector} "
+            "say so"
         )
     if report.lowest_cosine is not None and report.lowest_cosine < settings.least_cosine:
         problems.append(

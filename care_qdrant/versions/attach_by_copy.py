@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from care_qdrant.contracts.contract import VectorContract, contract_metadata
-from care_qdrant.errors import NotVerified, ServerTooOld
+from care_qdrant.errors import NotVerified, ServerTooOld, counted
 from care_qdrant.ingestion.pipeline import require_encoder
 from care_qdrant.ingestion.settings import DocumentModel, name_of_vector
 from care_qdrant.progress import OnProgress
@@ -164,8 +164,8 @@ def _verify(
     """Count, compare and search; nobody reads the copy before this."""
     if attached.covered + attached.without_text < attached.points:
         raise NotVerified(
-            f"{attached.covered:,} of {attached.points:,} points of collection {target.name!r} have vector "
-            f"{name!r}, and {attached.without_text:,} have no text; run the same command again"
+            f"{counted(attached.covered, 'point', of=attached.points)} of collection {target.name!r} got vector "
+            f"{name!r}, and {counted(attached.without_text, 'point', 'have')} no text; run the same command again"
         )
     wait_until_indexed(target)
     verify_copy(origin, target, schema.dense, sample, beside=name)

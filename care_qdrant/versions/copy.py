@@ -13,7 +13,7 @@ from typing import Any
 
 from qdrant_client import models
 
-from care_qdrant.errors import InputError, NotVerified
+from care_qdrant.errors import InputError, NotVerified, counted
 from care_qdrant.ingestion.reservoir import Reservoir
 from care_qdrant.progress import OnProgress
 from care_qdrant.qdrant.calls import in_pages
@@ -84,8 +84,8 @@ def check_known_items(
             answers.append(any(hit.id == point_id for hit in hits) or all_alike)
         if sum(answers) < LEAST_FRACTION * len(answers):
             raise NotVerified(
-                f"only {sum(answers)} of {len(answers)} points of collection {target.name!r} were found by their "
-                f"own vector {name!r} among the first {TOP_K} hits"
+                f"only {counted(sum(answers), 'point', of=len(answers))} of collection {target.name!r} could be found "
+                f"by their own vector {name!r} among the first {TOP_K} hits"
             )
         asked, found = asked + len(answers), found + sum(answers)
     return KnownItems(asked, found)
@@ -186,7 +186,7 @@ def verify_copy(
     expected, found = source.count(), target.count()
     if expected != found:
         raise NotVerified(
-            f"collection {target.name!r} holds {found:,} points, {source.name!r} {expected:,}: points were "
+            f"collection {target.name!r} holds {counted(found, 'point')}, {source.name!r} {expected:,}: points were "
             "written or deleted during the copy; stop their writers and run the same command again"
         )
     dense = measures(vectors)

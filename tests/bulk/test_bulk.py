@@ -325,13 +325,13 @@ def test_parts_that_are_not_those_of_their_receipts_are_refused(
     part = sorted((tmp_path / "job" / "parts").iterdir())[1]
     whole = part.read_bytes()
     part.write_bytes(whole[:-100])  # a half upload: its unit is not done
-    with pytest.raises(InputError, match=r"1 of \d+ units have no part yet"):
+    with pytest.raises(InputError, match=r"1 of \d+ units has no part yet"):
         load(encoded, Collection(client, "bulk"))
     part.write_bytes(whole[:-100] + bytes(100))
     with pytest.raises(NotVerified, match="not the file of its receipt"):
         load(encoded, Collection(client, "bulk"))
     part.unlink()
-    with pytest.raises(InputError, match=r"1 of \d+ units have no part yet"):
+    with pytest.raises(InputError, match=r"1 of \d+ units has no part yet"):
         load(encoded, Collection(client, "bulk"))
 
 

@@ -110,7 +110,7 @@ def test_a_failure_in_the_callers_thread_leaves_the_line_open() -> None:
 
 def test_too_few_rows_are_an_error_and_not_a_shift() -> None:
     batcher = MicroBatcher(lambda texts: HashEncoder().encode(texts[1:]))
-    with pytest.raises(EncodingError, match="0 rows for 1 texts"):
+    with pytest.raises(EncodingError, match="0 rows for 1 text"):
         batcher.submit("lonely").result()
 
 

@@ -3,7 +3,7 @@
 from weakref import WeakValueDictionary
 
 import pytest
-from llama_index.embeddings.care import CareEmbedding, pair
+from llama_index.embeddings.care import CareEmbedding, shared_model
 
 from care_qdrant.model.pair import CareModel
 from tests.tiny import HashModel
@@ -14,8 +14,8 @@ def hash_model(monkeypatch: pytest.MonkeyPatch) -> HashModel:
     """A pair that needs no weights; every model that is loaded during the test is this one."""
     model = HashModel()
     monkeypatch.setattr(CareModel, "load", lambda *args, **kwargs: model)
-    for opened in ("_models", "_pairs"):  # one of an earlier test may still be referred to by what was not collected
-        monkeypatch.setattr(pair, opened, WeakValueDictionary())
+    for opened in ("_models", "_shared"):  # one of an earlier test may still be referred to by what was not collected
+        monkeypatch.setattr(shared_model, opened, WeakValueDictionary())
     return model
 
 

@@ -34,7 +34,7 @@ async def entered(encoder: GatedEncoder) -> None:
 
 async def test_requests_of_many_clients_share_runs_and_none_is_crossed(make_service) -> None:
     gated = GatedEncoder()
-    [served] = make_service(pair(query=gated)).pairs
+    [served] = make_service(pair(query=gated)).models
     first = asyncio.create_task(served.encode(["第一"], "query"))
     await entered(gated)
     texts = medical_texts(20)
@@ -62,7 +62,7 @@ async def test_what_passes_the_limit_is_refused_and_what_was_accepted_is_answere
 
 async def test_a_large_request_lets_a_small_one_in_between(make_service) -> None:
     gated = GatedEncoder()
-    [served] = make_service(pair(query=gated)).pairs
+    [served] = make_service(pair(query=gated)).models
     large = asyncio.create_task(served.encode(medical_texts(320), "query"))
     await entered(gated)
     small = asyncio.create_task(served.encode(["小"], "query"))
@@ -75,7 +75,7 @@ async def test_a_large_request_lets_a_small_one_in_between(make_service) -> None
 
 async def test_a_cancelled_request_gives_its_room_back_and_costs_no_run(make_service) -> None:
     gated = GatedEncoder()
-    [served] = make_service(pair(query=gated), limits={"batch_texts": 8, "waiting_texts": 8}).pairs
+    [served] = make_service(pair(query=gated), limits={"batch_texts": 8, "waiting_texts": 8}).models
     running = asyncio.create_task(served.encode(["一"], "query"))
     await entered(gated)
     waiting = asyncio.create_task(served.encode(["二", "三"], "query"))
@@ -127,14 +127,14 @@ async def test_documents_are_stripped_as_the_ingestion_does_it(make_service) -> 
     model = pair()
     service = make_service(model, documents=True)
     await service.load()
-    [served] = service.pairs
+    [served] = service.models
     assert np.array_equal(await served.encode([" 发烧\n"], "document"), model.encode_document(["发烧"]))
 
 
 async def test_closing_answers_what_was_accepted(make_service) -> None:
     gated = GatedEncoder()
     service = make_service(pair(query=gated))
-    [served] = service.pairs
+    [served] = service.models
     accepted = asyncio.create_task(served.encode(medical_texts(10), "query"))
     await entered(gated)
     gated.gate.set()
@@ -196,7 +196,7 @@ async def test_a_request_whose_client_leaves_leaves_the_queue(
 ) -> None:
     gated = GatedEncoder()
     service = make_service(pair(query=gated), collections=("corpus",), over=client)
-    [served] = service.pairs
+    [served] = service.models
     running = asyncio.create_task(served.encode(["一"], "query"))
     await entered(gated)
     await leave(service, path, json.dumps({field: "二"}).encode())

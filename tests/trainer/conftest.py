@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from care_trainer import pipeline
+from care_trainer import recipe
 from care_trainer.config import Run
 
 from tests.trainer.tiny_run import tiny_run
@@ -11,7 +11,7 @@ from tests.trainer.tiny_run import tiny_run
 def base(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run whose base models are written: ``out/base/query`` and ``out/base/document``, last-token pooling."""
     run = tiny_run(tmp_path_factory.mktemp("base"))
-    pipeline.run_stages(run)
+    recipe.run_stages(run)
     return run
 
 

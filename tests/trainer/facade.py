@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from care_trainer import pipeline
+from care_trainer import recipe
 from care_trainer.data.table import Rows
 from care_trainer.stages import context, contrastive, joint, retromae, static
-from care_trainer.training.job import Job
+from care_trainer.training.context import TrainingContext
 from sentence_transformers import SentenceTransformerTrainer
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -118,7 +118,9 @@ def moved(*modules: nn.Module) -> Iterator[None]:
         own[name] = value
 
 
-def one_step(job: Job, model: nn.Module, loss: nn.Module, rows: Rows, collator: Any, **_: Any) -> dict[str, float]:
+def one_step(
+    context: TrainingContext, model: nn.Module, loss: nn.Module, rows: Rows, collator: Any, **_: Any
+) -> dict[str, float]:
     """Take the place of the training loop: forward and backward of one batch on the GPU."""
     batch = {
         name: OnGpu(value) if isinstance(value, Tensor) else value
@@ -126,7 +128,7 @@ def one_step(job: Job, model: nn.Module, loss: nn.Module, rows: Rows, collator: 
     }
     features, labels = SentenceTransformerTrainer.collect_features(None, batch)  # type: ignore[arg-type]
     module: Any = loss
-    if job.stage.gradient_checkpointing:
+    if context.stage.gradient_checkpointing:
         module.model[0].sub_modules.document[0].model.gradient_checkpointing_enable({"use_reentrant": False})
     with Gpu(), moved(model if "stays" in sys.argv else loss):
         found = loss(features, labels)
@@ -134,7 +136,7 @@ def one_step(job: Job, model: nn.Module, loss: nn.Module, rows: Rows, collator: 
         trained = [weight for weight in loss.parameters() if weight.requires_grad]
         assert trained and all(weight.grad.device.type == "gpu" for weight in trained if weight.grad is not None)
         assert any(weight.grad is not None for weight in trained)
-    print(job.stage.kind)
+    print(context.stage.kind)
     return {"steps": 1.0}
 
 
@@ -156,4 +158,4 @@ if __name__ == "__main__":
     ]
     with tempfile.TemporaryDirectory() as folder:
         chosen = stages[: 1 if "stays" in sys.argv else None]
-        pipeline.run_stages(tiny_run(Path(folder), *chosen, document_pooling="mean"))
+        recipe.run_stages(tiny_run(Path(folder), *chosen, document_pooling="mean"))

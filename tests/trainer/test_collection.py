@@ -11,7 +11,7 @@ import torch
 from care_trainer.config import Run, load_run
 from care_trainer.data.report import describe
 from care_trainer.export.checkpoint import export
-from care_trainer.pipeline import run_stages
+from care_trainer.recipe import run_stages
 from care_trainer.training.loop import Interrupted
 from llama_index.embeddings.care import CareEmbedding
 from qdrant_client import QdrantClient

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import numpy as np
 import pytest
-from care_trainer import pipeline
+from care_trainer import recipe
 from care_trainer.config import Run
 from care_trainer.distributed import free_memory
 from safetensors.numpy import load_file
@@ -28,11 +28,11 @@ WITHOUT_DROPOUT = "query.scratch.dropout=0.0"
 SCRIPT = """
 import gc, sys
 from pathlib import Path
-from care_trainer import pipeline
+from care_trainer import recipe
 from care_trainer.config import load_run
 
 gc.freeze()  # training asks for collections, and each would walk through all that is imported
-pipeline.run_stages(load_run(Path(sys.argv[1]), sys.argv[2:]), resume=True)
+recipe.run_stages(load_run(Path(sys.argv[1]), sys.argv[2:]), resume=True)
 """
 
 
@@ -89,12 +89,12 @@ def double(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks for it
 def test_two_processes_train_what_one_does(double: Run, tmp_path: Path) -> None:
     single = _run(tmp_path, 16, ADAPTER)
-    pipeline.run_stages(single)
+    recipe.run_stages(single)
     ours, theirs = _weights(double, "query", "document"), _weights(single, "query", "document")
     assert ours.keys() == theirs.keys() and any("lora_B" in name for name in ours)
     for name, value in theirs.items():
         np.testing.assert_allclose(ours[name], value, atol=3e-4, err_msg=name)
-    temperatures = [pipeline.read_record(Path(run.output) / "unsupervised")["temperature"] for run in (single, double)]
+    temperatures = [recipe.read_record(Path(run.output) / "unsupervised")["temperature"] for run in (single, double)]
     assert temperatures[0] == pytest.approx(temperatures[1], rel=1e-3)
 
 
@@ -125,7 +125,7 @@ def test_two_processes_train_a_static_query_encoder_as_one_does(tmp_path: Path) 
         if processes == 2:
             assert _two_processes(root, static) == 0
         else:
-            pipeline.run_stages(runs[-1])
+            recipe.run_stages(runs[-1])
     ours, theirs = (_weights(run, "query", "document") for run in runs)
     assert ours.keys() == theirs.keys() and "joint/query/model.safetensors: embedding.weight" in ours
     for name, value in theirs.items():
@@ -179,7 +179,7 @@ def test_the_teachers_vectors_are_shared_out_and_whole(
 BEST = """
 import gc, os, sys
 from pathlib import Path
-from care_trainer import pipeline
+from care_trainer import recipe
 from care_trainer.config import load_run
 from care_trainer.stages import contrastive
 from care_trainer.stages.context import Context
@@ -199,8 +199,8 @@ def scoring(self, model):
         return value
     return score
 
-def fit(job, model, *rest, **options):
-    metrics = trained(job, model, *rest, **options)
+def fit(context, model, *rest, **options):
+    metrics = trained(context, model, *rest, **options)
     save(model, f"process-{os.environ['RANK']}")
     return metrics
 
@@ -208,7 +208,7 @@ Context.scoring = scoring
 
 contrastive.fit = fit
 gc.freeze()
-pipeline.run_stages(load_run(Path(sys.argv[1]), sys.argv[2:]), resume=True)
+recipe.run_stages(load_run(Path(sys.argv[1]), sys.argv[2:]), resume=True)
 """
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from care_trainer import pipeline
+from care_trainer import recipe
 from care_trainer.cli import care_train
 from care_trainer.config import Run
 from click.testing import CliRunner
@@ -26,7 +26,7 @@ CHECKPOINTS = "checkpoint_minutes=0"
 KILLED_AGAIN_AND_AGAIN = """
 import gc, os, signal, sys, threading
 from pathlib import Path
-from care_trainer import pipeline
+from care_trainer import recipe
 from care_trainer.config import load_run
 
 run = load_run(Path(sys.argv[1]), [sys.argv[2]])
@@ -38,7 +38,7 @@ for delay in map(float, sys.argv[3:]):
         timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL))
         timer.daemon = True
         timer.start()
-        pipeline.run_stages(run, resume=True)
+        recipe.run_stages(run, resume=True)
         os._exit(0)
     _, status = os.waitpid(child, 0)
     if status == 0:
@@ -66,7 +66,7 @@ def _weights(run: Run) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     run = tiny_run(tmp_path_factory.mktemp("whole"), *STAGES)
-    pipeline.run_stages(run)
+    recipe.run_stages(run)
     return _weights(run)
 
 
@@ -107,8 +107,8 @@ def test_a_disk_that_is_full_is_one_line_and_the_run_goes_on_when_there_is_room(
     uninterrupted: dict[str, str], tmp_path: Path, checkpoints: str, problem: str
 ) -> None:
     run = tiny_run(tmp_path, *STAGES)
-    pipeline.run_stages(run, only="unsupervised")
-    pipeline.run_stages(run, only="align", resume=True)
+    recipe.run_stages(run, only="unsupervised")
+    recipe.run_stages(run, only="align", resume=True)
     before = _weights(run)
     command = ["run", str(tmp_path / "run.toml"), "--stage", "joint", "--resume", "--set", checkpoints]
     full = _python(WITH_A_SMALL_DISK, *command)

@@ -18,7 +18,7 @@ NAME, HIDDEN, PROCESSES = "care-0.3b-4b", 2560, 2
 ATTEMPTS = """
 import gc, json, os, sys
 from pathlib import Path
-from care_trainer import pipeline
+from care_trainer import recipe
 from care_trainer.config import find_config, load_run
 
 run = load_run(find_config(sys.argv[1]), json.loads(sys.argv[2]))
@@ -30,7 +30,7 @@ def attempt(kill_in, port):
     def report(what, step, steps, loss, tokens):
         if what == kill_in and step == 2:
             os._exit(3)
-    pipeline.run_stages(run, resume=True, report=report)
+    recipe.run_stages(run, resume=True, report=report)
     os._exit(0)
 
 gc.freeze()  # training asks for collections, and each would walk through all that is imported

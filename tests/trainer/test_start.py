@@ -21,7 +21,7 @@ from care_trainer.start import (
     prepare,
     split,
 )
-from care_trainer.training.job import Report
+from care_trainer.training.context import Report
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -87,7 +87,7 @@ def test_licenses_are_counted_and_english_starts_from_scratch(tmp_path: Path) ->
     ("rows", "problem"),
     [
         ([{"query": f"q{n}", "positive": "the only answer"} for n in range(40)], "only 0 of 40 pairs can be held out"),
-        ([{"sentence1": "a", "sentence2": "b", "score": 1.0}], "1 pairs of texts with a score"),
+        ([{"sentence1": "a", "sentence2": "b", "score": 1.0}], "1 pair of texts with a score"),
     ],
 )
 def test_pairs_that_cannot_be_split_are_refused(tmp_path: Path, rows: list[dict[str, object]], problem: str) -> None:
@@ -152,7 +152,7 @@ def test_a_long_stage_says_early_what_it_takes_and_how_to_do_less(
             report("joint", step, steps, 0.5, 100)
         raise InputError("the training would go on here")
 
-    monkeypatch.setattr("care_trainer.pipeline.run_stages", begin)
+    monkeypatch.setattr("care_trainer.recipe.run_stages", begin)
     rows = [{"query": f"问题 {n}", "positive": f"答案 {n}" * 60} for n in range(60)]
     file = write_jsonl(tmp_path / "faq.jsonl", rows)
     begun = CliRunner().invoke(care_train, ["start", str(file), "--output", str(tmp_path / "faq")])

@@ -58,7 +58,7 @@ def test_every_refusal_at_once(model: HashModel) -> None:
         found, detail = plan_attach(client, NAME, model), inspect_collection(client, NAME)
         client.close()
     assert (detail.server_version, detail.tool, detail.texts) == ("1.16.0", None, [])
-    assert detail.evidence is not None and "none of 1 sampled payloads has a text" in detail.evidence
+    assert detail.evidence is not None and "none of 1 sampled payload has a text" in detail.evidence
     assert len(found.refusals) == 3
     for refusal, word in zip(found.refusals, ("1.18", "_care", "--text-field"), strict=True):
         assert word in refusal

@@ -43,7 +43,7 @@ def test_new_and_edited_texts(attached: QdrantClient) -> None:
     assert (report.without_vector, report.outdated, report.covered, report.with_text) == (1, 2, 40, 41)
     (problem,) = report.problems
     assert problem.startswith(
-        "1 points have no vector, 2 one of an earlier text and 0 one of a text that is gone; finish"
+        "1 point has no vector, 2 one of an earlier text and 0 one of a text that is gone; finish"
     )
     assert problem.endswith(f"with the same --model and --path/--url: care attach {NAME} --vector-name care")
 
@@ -108,7 +108,7 @@ def test_altered_vectors(attached: QdrantClient) -> None:
 def test_vectors_that_are_gone(attached: QdrantClient) -> None:
     attached.delete_vectors(NAME, ["care"], [1, 3], wait=True)
     report = _verify(attached, sample=40)
-    assert any("2 of 40 sampled points name a vector that they do not have" in problem for problem in report.problems)
+    assert any("2 of 40 sampled points name a vector without having it" in problem for problem in report.problems)
     assert any("38 points have the vector, and 40 say so" in problem for problem in report.problems)
 
 

@@ -22,7 +22,7 @@ from care_qdrant.encoders.local.architecture import native_folder
 from care_qdrant.encoders.local.weights import readable_model
 from care_qdrant.errors import InputError, TrainingError
 from care_qdrant.model.pair import CareModel
-from care_trainer import pipeline
+from care_trainer import recipe
 from care_trainer.config import Run, Side, Stage, Tower, stage_name
 from care_trainer.config.stages import Prune
 from care_trainer.data.report import describe
@@ -99,7 +99,7 @@ def rehearse(run: Run, *, layers: int | None = None, rows: int | None = None) ->
     """Run every stage, the export and the import of a run in small, and forecast the whole."""
     if layers is not None and layers < 2:
         raise InputError("--layers: expected at least 2; what a layer takes is measured by leaving one out")
-    pipeline.require_files(run)
+    recipe.require_files(run)
     figures = describe(run)
     count = processes().num_processes
     full: dict[Side, int] = {"query": _layers(run, "query"), "document": _layers(run, "document")}
@@ -162,18 +162,18 @@ def _run(run: Run, name: str, depths: Depths, full: Depths, rows: int | None) ->
         work.mkdir()
         rows_folder(small).symlink_to(rows_folder(run).resolve(), target_is_directory=True)
     processes().wait_for_everyone()
-    pipeline.run_stages(replace(small, stage=()), resume=True)
+    recipe.run_stages(replace(small, stage=()), resume=True)
     for stage in small.stage:
         stage_label, clock = stage_name(stage), Clock()
         held_bytes = _fresh_peak()
         with suppress(Interrupted):  # the deadline has come, so the stage stops after its first step
-            pipeline.run_stages(small, only=stage_label, resume=True, deadline=time.monotonic(), report=clock.report)
+            recipe.run_stages(small, only=stage_label, resume=True, deadline=time.monotonic(), report=clock.report)
         folder = work / stage_label
         teacher, held = _size(folder / "teacher"), _size(folder)
-        if (folder / pipeline.STAGE_FILE).exists() and stage.data:
+        if (folder / recipe.STAGE_FILE).exists() and stage.data:
             raise TrainingError(f"{stage_label}: was not stopped after its first step")
         clock.steps.clear()
-        pipeline.run_stages(small, only=stage_label, resume=True, report=clock.report)
+        recipe.run_stages(small, only=stage_label, resume=True, report=clock.report)
         # The last step alone: the one before it includes the start of the loader.
         seconds = clock.steps[-1] - clock.steps[-2] if len(clock.steps) > 1 else 0.0
         taught = clock.teacher[-1] - clock.teacher[0] if clock.teacher else 0.0

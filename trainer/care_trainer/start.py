@@ -1,4 +1,4 @@
-"""From question–answer pairs to a scored model: a held-out part, a configuration, the training, one table."""
+"""Makes a scored model of question–answer pairs: a held-out part, a configuration, the training, one table."""
 
 import hashlib
 import json
@@ -16,9 +16,10 @@ import numpy as np
 import torch
 
 from care_qdrant.console.outputs import require_own
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, counted
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
+from care_qdrant.measures import ndcg_at_10, recall_at_10
 from care_qdrant.model.hub import BUILT_IN
 from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.connection import open_client
@@ -29,9 +30,9 @@ from care_trainer.data.read import Pair, iter_pairs, license_of, plain_text, wri
 from care_trainer.data.report import leaks
 from care_trainer.disk import write_json
 from care_trainer.evaluation import read_retrieval
-from care_trainer.learn.labelled import Estimate, estimate, ndcg_at_10, recall_at_10
+from care_trainer.learn.labelled import Estimate, estimate
 from care_trainer.learn.start import is_chinese
-from care_trainer.training.job import Report
+from care_trainer.training.context import Report
 
 CONFIG, DATA, HELD_OUT, RESULT = "start.toml", "data", "held-out", "result.json"
 TRAIN = "train.jsonl"
@@ -116,7 +117,7 @@ class Result:
     """Scores of the model on the held-out questions; each figure is a mean from 0 to 1 with its 95 % interval."""
 
     model: str
-    """Folder of the trained pair."""
+    """Folder of the trained model."""
     ndcg_at_10: dict[str, Estimate]
     recall_at_10: dict[str, Estimate]
     differences: list[Difference]
@@ -146,15 +147,15 @@ def prepare(
     read = list(iter_pairs(Data(files=(pairs.name,)), pairs.parent))
     if scored := [pair for pair in read if pair.score is not None]:
         raise InputError(
-            f"{pairs}: holds {len(scored)} pairs of texts with a score; expected rows with 'query' and 'positive' "
-            "(a configuration of your own may have both: care-train configs show nano > my.toml)"
+            f"{pairs}: holds {counted(len(scored), 'pair')} of texts with a score; expected rows with 'query' and "
+            "'positive' (a configuration of your own may have both: care-train configs show nano > my.toml)"
         )
     wanted = held_out or min(MOST_HELD_OUT, max(FEWEST_HELD_OUT, len(read) // 10))
     train, kept = split(read, wanted)
     if len(kept) < min(wanted, FEWEST_HELD_OUT):
         raise InputError(
-            f"{pairs}: only {len(kept)} of {len(read)} pairs can be held out, since the others share a question or a "
-            f"document with each other; expected at least {min(wanted, FEWEST_HELD_OUT)}: give more pairs"
+            f"{pairs}: only {counted(len(kept), 'pair', of=len(read))} can be held out, since the others share a "
+            f"question or a document with each other; expected at least {min(wanted, FEWEST_HELD_OUT)}: give more pairs"
         )
     trained = {plain_text(text) for pair in train for text in (pair.query, pair.positive, *pair.negatives)}
     chosen = base or (BUILT_IN if is_chinese([pair.query for pair in read]) else SCRATCH)
@@ -167,7 +168,9 @@ def prepare(
     write_rows(folder / DATA / TRAIN, [pair.row() for pair in train])
     run = load_run(config)
     if found := leaks(run):
-        raise InputError(f"{folder}: {len(found)} held-out texts are in the training part, as {found[0]!r}")
+        raise InputError(
+            f"{folder}: {counted(len(found), 'held-out text', 'are')} in the training part, as {found[0]!r}"
+        )
     licenses = dict(Counter(license_of(pair.other) for pair in read).most_common())
     prepared = Prepared(config, len(train), len({pair.query for pair in kept}), documents, licenses, chosen)
     shown = {"sha256": digest, **vars(prepared)}
@@ -272,7 +275,7 @@ def measure(run: Run, model: Path, before: str | None) -> Result:
 def advice(result: Result, base: str) -> str:
     """Return the command for what was best on the held-out questions, and why it is that one."""
     scores = {name: score.mean for name, score in result.ndcg_at_10.items()}
-    # Of equals the simpler one; a pair is of use beside BM25 only where both find more than either.
+    # Of equals the simpler one; a model is of use beside BM25 only where both find more than either.
     simpler_first = ("before", "after", "BM25", "before and BM25", "after and BM25")
     best = max(simpler_first, key=lambda name: scores.get(name, -1.0))
     others = ", ".join(f"{name} {score:.3f}" for name, score in scores.items() if name != best)

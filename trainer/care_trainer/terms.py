@@ -18,15 +18,16 @@ from scipy import sparse
 
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.encoders.terms.weights import TermWeights
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, counted
+from care_qdrant.measures import ndcg_at_10
 from care_qdrant.model.card import Card, read_card
 from care_qdrant.model.folder import add_term_weights
 from care_trainer.config import Data
 from care_trainer.data.table import pair_rows, scored
-from care_trainer.learn.labelled import Estimate, estimate, ndcg_at_10
+from care_trainer.learn.labelled import Estimate, estimate
 
 FEWEST_PAIRS = 200
-"""Fewer leave too few to hold out."""
+"""Fewest pairs that weights are learned from: fewer leave too few to hold out."""
 MOST_PAIRS = 200_000
 MOST_HELD_OUT = 2_000
 SEEN_PAIRS = 6
@@ -86,7 +87,7 @@ def learn_terms(data: Data, root: Path, cache: Path, *, seed: int) -> tuple[Term
     if len(chosen) > MOST_PAIRS:
         chosen = np.sort(random.choice(chosen, MOST_PAIRS, replace=False))
     if len(chosen) < FEWEST_PAIRS:
-        raise InputError(f"{', '.join(data.files)}: {len(chosen)} pairs; expected at least {FEWEST_PAIRS}")
+        raise InputError(f"{', '.join(data.files)}: {counted(len(chosen), 'pair')}; expected at least {FEWEST_PAIRS}")
     columns = rows.columns.select(chosen)
     pairs = _Pairs.of(columns["query"], columns["positive"], rows.weights[chosen])
     held_out = _held_out(pairs, random)

@@ -45,7 +45,8 @@ CPU_BATCH_TOKENS = 2_048
 COMPILE_AFTER = 20.0
 """Seconds of a GPU's work after which the layers are compiled; that takes ten, and saves a third of what follows."""
 _LOCKS: "WeakKeyDictionary[SentenceTransformer, ForkLock]" = WeakKeyDictionary()
-"""One for each model: the encoders of both sides may share it, and a batch without padding changes it while it runs."""
+"""A lock for each model: the encoders of both sides may share it, and a batch without padding changes it while it
+runs."""
 _LOCKS_LOCK = ForkLock()
 _TOLERANCE = 1e-2
 """Largest accepted distance of a vector's length from 1: bfloat16 has eight bits of precision."""

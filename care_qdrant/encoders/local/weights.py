@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from care_qdrant.encoders.local.architecture import native_folder
-from care_qdrant.errors import AlteredModel, IncompleteModel, ModelError, needs_extra
+from care_qdrant.errors import AlteredModel, IncompleteModel, ModelError, counted, needs_extra
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -348,8 +348,8 @@ def _check_transformer(native: Path, folder: Path) -> str | None:
     more = sorted(name for name in found["unexpected_keys"] if name.removeprefix(own).split(".")[0] in parts)
     if more:
         raise ModelError(
-            f"{folder}: holds {more[0]!r} and {len(more) - 1} other tensors that {kind.__name__} does not read with "
-            "this config.json; it is of another model, an adapter that was not merged, or quantised"
+            f"{folder}: holds {more[0]!r} and {counted(len(more) - 1, 'other tensor')} that {kind.__name__} does not "
+            "read with this config.json; it is of another model, an adapter that was not merged, or quantised"
         )
     for name, entry in tensors.items():
         if entry.dtype not in _FLOATS and name.endswith(".weight"):

@@ -16,7 +16,7 @@ from care_qdrant.forking import ForkLock
 from care_qdrant.types import Vectors
 
 TIMEOUT_SECONDS = 10.0
-"""Somebody waits for the answer, and without this one there is another."""
+"""Longest wait for the service: somebody waits for the hits, and without this model there is another."""
 
 
 class OldModel(Protocol):

@@ -32,7 +32,7 @@ from care_qdrant.encoders.references import Reference
 from care_qdrant.encoders.remote.wire import PERHAPS_TOO_MUCH, embeddings_client, read_vectors, request_body
 from care_qdrant.encoders.side import Geometry, Side
 from care_qdrant.encoders.usable import require_texts
-from care_qdrant.errors import EncodingError, ModelError, Unreachable, redact
+from care_qdrant.errors import EncodingError, ModelError, Unreachable, counted, redact
 from care_qdrant.types import Vectors
 
 logger = logging.getLogger(__name__)
@@ -262,7 +262,7 @@ class _Endpoint:
     shortest: float = float("inf")
     """Seconds per token."""
     refused: str = ""
-    """Why it is not used for a while."""
+    """Reason why it is not used for a while; empty where it is."""
     usage: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     @property
@@ -324,7 +324,7 @@ class _Endpoints:
             self._condition.notify_all()
             if all(other.refused for other in self.all):
                 raise ModelError(reason + _ADVICE)
-        logger.warning("%s; its %d texts are sent to another endpoint", reason, texts)
+        logger.warning("%s; its %s sent to another endpoint", reason, counted(texts, "text", "are"))
 
     def trust(self, endpoint: _Endpoint) -> None:
         """Note that a server gave the right vectors."""

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from care_qdrant.errors import EncodingError, redact, remember_secret
+from care_qdrant.errors import EncodingError, counted, redact, remember_secret
 from care_qdrant.types import Vectors
 
 PERHAPS_TOO_MUCH = frozenset(
@@ -60,13 +60,13 @@ def read_vectors(answer: httpx.Response, count: int) -> Vectors:
         places = [row.get("index") for row in data]
         if len(data) == count and len(set(places)) > 1 and sorted(places) != list(range(count)):
             # Nobody can say whose vectors these are.
-            raise EncodingError(f"{where}: gave vectors of index {str(places)[:80]} for {count} texts")
+            raise EncodingError(f"{where}: gave vectors of index {str(places)[:80]} for {counted(count, 'text')}")
         rows = sorted(data, key=lambda row: row.get("index") or 0)
         vectors = np.asarray([_numbers(row["embedding"]) for row in rows], dtype=np.float32)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise EncodingError(f"{where}: the answer is no list of embeddings ({error})") from error
     if vectors.ndim != 2 or len(vectors) != count:
-        raise EncodingError(f"{where}: gave vectors of shape {vectors.shape} for {count} texts")
+        raise EncodingError(f"{where}: gave vectors of shape {vectors.shape} for {counted(count, 'text')}")
     return vectors
 
 

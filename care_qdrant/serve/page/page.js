@@ -18,7 +18,7 @@ const TEXTS = {
     encode: "encode", qdrant: "Qdrant", wait: "wait", milliseconds: "ms",
     up: (n) => `up ${n}`, down: (n) => `down ${n}`, same: "same rank", fresh: "not in the first column", unreachable: "The service does not answer.",
     more: "Conditions and number of hits", tryOne: "Try:", any: "any", moreKeys: (keys) => `Also: ${keys}`, refused: "The request was refused", away: "Qdrant does not answer", unsearchable: "The collection cannot be searched now", busy: "The service is busy; try again in a moment",
-    about: (points, pair) => `${points.toLocaleString("en")} texts${pair ? `, searched with the model ${pair}` : ""}.`,
+    about: (points, model) => `${points.toLocaleString("en")} texts${model ? `, searched with the model ${model}` : ""}.`,
     meansDense: "Score: cosine of the query and the text, from −1 to 1.",
     meansSparse: "Score: BM25, a sum over shared terms; it compares texts of one query only.",
     meansHybrid: "Score: weighted sum of cosine and scaled BM25; it may pass 1.",
@@ -43,7 +43,7 @@ const TEXTS = {
     encode: "编码", qdrant: "Qdrant", wait: "等待", milliseconds: "毫秒",
     up: (n) => `上升 ${n}`, down: (n) => `下降 ${n}`, same: "名次相同", fresh: "第一列中没有", unreachable: "服务没有回应。",
     more: "条件与条数", tryOne: "试试：", any: "不限", moreKeys: (keys) => `还可用：${keys}`, refused: "请求被拒绝", away: "Qdrant 没有回应", unsearchable: "这个集合现在不能搜索", busy: "服务繁忙，请稍后再试",
-    about: (points, pair) => `在 ${points.toLocaleString("zh")} 段文本中搜索${pair ? `，使用模型 ${pair}` : ""}。`,
+    about: (points, model) => `在 ${points.toLocaleString("zh")} 段文本中搜索${model ? `，使用模型 ${model}` : ""}。`,
     meansDense: "得分：问题与文本的余弦相似度，从 −1 到 1。",
     meansSparse: "得分：BM25，即共有词的权重之和；只能在同一个问题内比较。",
     meansHybrid: "得分：余弦与缩放后的 BM25 的加权和，可以超过 1。",
@@ -95,11 +95,11 @@ function reasonOf({ error, code }) {
 // Asked once for each way to search, where the collection does not keep it yet: it costs some sixty searches.
 function fetchGoodMatches() {
   for (const { column, answer } of state.last) {
-    const [mode, pair] = split(column);
+    const [mode, model] = split(column);
     const key = `${$("collection").value} ${column}`;
-    if (!pair || !answer || answer.good_match_score !== null || state.goodMatches.has(key)) continue;
+    if (!model || !answer || answer.good_match_score !== null || state.goodMatches.has(key)) continue;
     state.goodMatches.set(key, null);
-    ask("good-match", { collection: $("collection").value, model: pair, mode }).then(
+    ask("good-match", { collection: $("collection").value, model, mode }).then(
       ({ good_match_score: score }) => { state.goodMatches.set(key, score); if (score !== null) render(); },
       () => state.goodMatches.delete(key),
     );
@@ -117,8 +117,8 @@ const goodMatchOf = (column, answer) => answer.good_match_score ?? state.goodMat
 
 function showCollection() {
   const here = current();
-  const pairs = (here?.models ?? []).map((pair) => pair.slice(0, pair.lastIndexOf("@"))).join(", ");
-  $("about").textContent = here && !here.problem ? t("about", here.points, pairs) : "";
+  const models = (here?.models ?? []).map((model) => model.slice(0, model.lastIndexOf("@"))).join(", ");
+  $("about").textContent = here && !here.problem ? t("about", here.points, models) : "";
   $("title").textContent = here?.name ?? "care search";
   document.title = here ? `${here.name} – care search` : "care search";
   $("wrong-model").hidden = !here?.models.length;
@@ -152,24 +152,24 @@ function showCollection() {
   $("collection").parentElement.hidden = state.collections.length < 2;
 }
 
-// A column is "dense:pair", "hybrid:pair" or "sparse:"; the last one is shown where nothing is compared.
+// A column is "dense:model", "hybrid:model" or "sparse:"; the last one is shown where nothing is compared.
 function columnsOf(collection) {
-  const pairs = collection?.models ?? [];
+  const models = collection?.models ?? [];
   const lexical = collection?.sparse ? ["sparse:"] : [];
-  const mixed = collection?.sparse ? pairs.map((pair) => `hybrid:${pair}`) : [];
-  const all = [...pairs.map((pair) => `dense:${pair}`), ...lexical, ...mixed];
+  const mixed = collection?.sparse ? models.map((model) => `hybrid:${model}`) : [];
+  const all = [...models.map((model) => `dense:${model}`), ...lexical, ...mixed];
   const best = [mixed, all].find((columns) => columns.length)?.[0];
   return best ? [...all.filter((column) => column !== best), best] : [];
 }
 
-// A pair is shown with its fingerprint only where another one has the same name.
+// A model is shown with its fingerprint only where another one has the same name.
 function columnName(column) {
-  const [mode, pair] = split(column);
-  const pairs = current()?.models ?? [];
-  if (!pair || pairs.length < 2) return t(mode);
-  const name = pair.slice(0, pair.lastIndexOf("@"));
-  const namesakes = pairs.filter((other) => other.startsWith(`${name}@`)).length;
-  return `${t(mode)} · ${namesakes > 1 ? pair : name}`;
+  const [mode, model] = split(column);
+  const models = current()?.models ?? [];
+  if (!model || models.length < 2) return t(mode);
+  const name = model.slice(0, model.lastIndexOf("@"));
+  const namesakes = models.filter((other) => other.startsWith(`${name}@`)).length;
+  return `${t(mode)} · ${namesakes > 1 ? model : name}`;
 }
 
 const split = (column) => [column.slice(0, column.indexOf(":")), column.slice(column.indexOf(":") + 1)];
@@ -180,8 +180,8 @@ const conditions = () => ($("conditions").value.match(/(?:"(?:[^"\\]|\\.)*"|[^;�
 
 function showColumns(wanted) {
   const there = columnsOf(current());
-  const pairs = current()?.models ?? [];
-  const byDefault = there.filter((column) => !split(column)[1] || split(column)[1] === pairs[0]);
+  const models = current()?.models ?? [];
+  const byDefault = there.filter((column) => !split(column)[1] || split(column)[1] === models[0]);
   const picked = new Set((wanted ?? []).filter((column) => there.includes(column)));
   const initial = picked.size ? picked : new Set(byDefault.slice(-MAX_COLUMNS));
   $("columns").replaceChildren(...there.map((column) => {
@@ -229,9 +229,9 @@ function searchNow() {
 }
 
 function bodyOf(column) {
-  const [mode, pair] = split(column);
+  const [mode, model] = split(column);
   const body = { query: $("query").value, collection: $("collection").value, mode, top_k: Number($("top-k").value) || 10 };
-  if (pair) body.model = pair;
+  if (model) body.model = model;
   if (conditions().length) body.conditions = conditions();
   return body;
 }
@@ -296,9 +296,9 @@ async function search(isNew = true) {
 async function askWrongly() {
   if (!$("query").value.trim()) $("query").value = current().questions[0] ?? "?";
   clear();
-  const [pair] = current().models;
-  const name = pair.slice(0, pair.lastIndexOf("@"));
-  const wrong = `${name}@${[...pair.slice(name.length + 1)].reverse().join("")}`;
+  const [model] = current().models;
+  const name = model.slice(0, model.lastIndexOf("@"));
+  const wrong = `${name}@${[...model.slice(name.length + 1)].reverse().join("")}`;
   const [response, answer] = await send("search", { query: $("query").value, collection: $("collection").value, model: wrong });
   const title = response.ok ? t("notRefused") : t("refusedTitle", response.status, answer.code);
   $("results").replaceChildren(element("section", { class: "column refusal", "aria-label": title },

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from care_trainer import pipeline
+from care_trainer import recipe
 from care_trainer.config import Align, Contrastive, Distill, Diversify, Joint, Run
 from care_trainer.config.presets import PRESETS, apply_preset
 from care_trainer.export.checkpoint import export
@@ -22,7 +22,7 @@ RECIPE = ("retromae", "unsupervised", "supervised", "document", "align", "joint"
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> Run:
+def whole(tmp_path: Path) -> Run:
     return tiny_run(tmp_path, *(stage(kind, epochs=2 if kind == "align" else 1) for kind in RECIPE))
 
 
@@ -31,13 +31,13 @@ def _kinds(run: Run) -> list[str]:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_changes_the_run_and_gives_it_its_own_place(recipe: Run, name: str) -> None:
-    changed = apply_preset(recipe, name)
-    assert (changed.name, changed.output) == (f"tiny-{name}", f"{recipe.output}-{name}")
+def test_every_preset_changes_the_run_and_gives_it_its_own_place(whole: Run, name: str) -> None:
+    changed = apply_preset(whole, name)
+    assert (changed.name, changed.output) == (f"tiny-{name}", f"{whole.output}-{name}")
     same = ("stage", "query", "symmetric", "dim")
-    assert any(getattr(changed, field) != getattr(recipe, field) for field in same)
+    assert any(getattr(changed, field) != getattr(whole, field) for field in same)
     plain = {key: replace(data, diversify=None) for key, data in changed.data.items()}
-    assert plain == recipe.data and changed.seed == recipe.seed
+    assert plain == whole.data and changed.seed == whole.seed
 
 
 @pytest.mark.parametrize(
@@ -57,23 +57,23 @@ def test_every_preset_changes_the_run_and_gives_it_its_own_place(recipe: Run, na
         ("distill", ["retromae", "unsupervised", "supervised", "document", "distill"]),
     ],
 )
-def test_the_stages_that_are_left(recipe: Run, name: str, left: list[str]) -> None:
-    assert _kinds(apply_preset(recipe, name)) == left
+def test_the_stages_that_are_left(whole: Run, name: str, left: list[str]) -> None:
+    assert _kinds(apply_preset(whole, name)) == left
 
 
-def test_what_changes_inside_a_stage(recipe: Run) -> None:
+def test_what_changes_inside_a_stage(whole: Run) -> None:
     def find(name: str, kind: str) -> object:
-        return next(item for item in apply_preset(recipe, name).stage if item.kind == kind)
+        return next(item for item in apply_preset(whole, name).stage if item.kind == kind)
 
     align = find("without-mse", "align")
     assert isinstance(align, Align) and (align.contrastive_weight, align.mse_weight) == (1.0, 0.0)
     kale = find("kale", "align")
     assert isinstance(kale, Align) and (kale.contrastive_weight, kale.mse_weight, kale.kl_weight) == (0.0, 0.0, 1.0)
     pruned = find("pruned", "align")
-    assert isinstance(pruned, Align) and pruned == recipe.stage[4], "the student changes, not what it learns"
+    assert isinstance(pruned, Align) and pruned == whole.stage[4], "the student changes, not what it learns"
     first = find("fine-tuning-data", "align")
-    assert isinstance(recipe.stage[4], Align) and recipe.stage[4].data == "texts"
-    assert first == replace(recipe.stage[4], data="pairs", pairs=True), "table 20's batch and loss, other data"
+    assert isinstance(whole.stage[4], Align) and whole.stage[4].data == "texts"
+    assert first == replace(whole.stage[4], data="pairs", pairs=True), "table 20's batch and loss, other data"
     doubled = find("symmetric-query", "supervised")
     assert isinstance(doubled, Contrastive) and doubled.epochs == 2
     longer = find("longer-joint", "joint")
@@ -81,34 +81,32 @@ def test_what_changes_inside_a_stage(recipe: Run) -> None:
 
 
 @pytest.mark.parametrize("name", ["kale", "wang-lyu"])
-def test_baselines_from_layers_have_the_width_of_the_document_encoder(recipe: Run, tmp_path: Path, name: str) -> None:
+def test_baselines_from_layers_have_the_width_of_the_document_encoder(whole: Run, tmp_path: Path, name: str) -> None:
     """2,560 in the caption of table 7; the query's base is projected up to it."""
     Qwen3Config(hidden_size=2560).save_pretrained(tmp_path / "4b")
-    run = replace(recipe, dim=768, document=replace(recipe.document, base=str(tmp_path / "4b"), scratch=None))
+    run = replace(whole, dim=768, document=replace(whole.document, base=str(tmp_path / "4b"), scratch=None))
     changed = apply_preset(run, name)
     assert (changed.dim, changed.query.projection) == (2560, True)
 
 
-def test_the_settings_of_table_11_differ_in_what_is_left_out_alone(recipe: Run) -> None:
-    runs = {name: apply_preset(recipe, name) for name in ("diversified", "diversified-queries", "undiversified")}
+def test_the_settings_of_table_11_differ_in_what_is_left_out_alone(whole: Run) -> None:
+    runs = {name: apply_preset(whole, name) for name in ("diversified", "diversified-queries", "undiversified")}
     assert [run.data["pairs"].diversify for run in runs.values()] == [
         Diversify(sides="both"),
         Diversify(sides="query"),
         Diversify(sides="none"),
     ]
-    assert {run.stage for run in runs.values()} == {apply_preset(recipe, "symmetric-query").stage}
-    own = replace(
-        recipe, data={**recipe.data, "pairs": replace(recipe.data["pairs"], diversify=Diversify(encoder="e"))}
-    )
+    assert {run.stage for run in runs.values()} == {apply_preset(whole, "symmetric-query").stage}
+    own = replace(whole, data={**whole.data, "pairs": replace(whole.data["pairs"], diversify=Diversify(encoder="e"))})
     assert apply_preset(own, "undiversified").data["pairs"].diversify == Diversify(encoder="e", sides="none")
 
 
 @pytest.mark.parametrize("table", ["5", "6", "7", "11", "12"])
-def test_the_papers_tables_have_a_preset_for_each_row(recipe: Run, table: str) -> None:
+def test_the_papers_tables_have_a_preset_for_each_row(whole: Run, table: str) -> None:
     rows = {"5": 6, "6": 3, "7": 4, "11": 3, "12": 3}[table]
     own = [name for name, preset in PRESETS.items() if table in preset.table.split(", ")]
     assert len(own) >= rows
-    assert len({apply_preset(recipe, name).stage for name in own}) == (1 if table == "11" else len(own))
+    assert len({apply_preset(whole, name).stage for name in own}) == (1 if table == "11" else len(own))
 
 
 def test_a_preset_that_does_not_fit_is_refused(tmp_path: Path) -> None:
@@ -129,11 +127,11 @@ def test_a_preset_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 )
 def test_a_baseline_runs_to_its_exported_folder(tmp_path: Path, name: str) -> None:
     run = apply_preset(tiny_run(tmp_path, *(stage(kind) for kind in RECIPE[2:])), name)
-    records = pipeline.run_stages(run)
+    records = recipe.run_stages(run)
     card = export(run, "")
     folder = Path(run.output) / run.name
     stock = SentenceTransformer(str(folder))
-    sides = {side: pipeline.newest(run, run.symmetric or side) for side in pipeline.SIDES}
+    sides = {side: recipe.newest(run, run.symmetric or side) for side in recipe.SIDES}
     np.testing.assert_allclose(stock.encode_query(TEXTS), towers.load(sides["query"]).encode_query(TEXTS), atol=1e-4)
     assert card.dim == run.dim
     if name == "kale":
@@ -164,6 +162,6 @@ def test_three_layers_of_a_bert_become_the_query_encoder(tmp_path: Path) -> None
     base = query_tower(tmp_path / "bert", layers=4, pooling="mean")
     tower = f'{{ base = "{base}", pooling = "mean", max_tokens = 32 }}'
     run = apply_preset(tiny_run(tmp_path, stage("align"), overrides=[f"query={tower}", f"document={tower}"]), "kale")
-    pipeline.run_stages(run)
-    query, document = (towers.load(pipeline.newest(run, side)) for side in pipeline.SIDES)
+    recipe.run_stages(run)
+    query, document = (towers.load(recipe.newest(run, side)) for side in recipe.SIDES)
     assert [len(towers.transformer_of(model).model.encoder.layer) for model in (query, document)] == [3, 4]

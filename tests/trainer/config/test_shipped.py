@@ -11,7 +11,7 @@ from care_trainer.cli import care_train
 from care_trainer.config import Align, Contrastive, Joint, Run, Stage, find_config, load_run
 from care_trainer.data.collators import PairCollator
 from care_trainer.models import towers
-from care_trainer.training.job import Job
+from care_trainer.training.context import TrainingContext
 from care_trainer.training.loop import training_arguments
 from click.testing import CliRunner
 from sentence_transformers import SentenceTransformer
@@ -53,8 +53,8 @@ def test_the_papers_tables_19_and_20(
     assert (stage.learning_rate, stage.warmup, stage.epochs) == (rate, warmup, epochs)
     assert stage.rows_of_process(PROCESSES) * stage.accumulate * PROCESSES == batch == stage.global_batch_size
     assert stage.rows_of_process(1) * stage.accumulate == batch, "as on any other number of processes"
-    job = Job(run=run, stage=stage, folder=tmp_path)
-    arguments = training_arguments(job, table_of({"query": ["哮喘"]}), PairCollator(preprocess_fn=None), rates={})
+    context = TrainingContext(run=run, stage=stage, folder=tmp_path)
+    arguments = training_arguments(context, table_of({"query": ["哮喘"]}), PairCollator(preprocess_fn=None), rates={})
     assert arguments.optim.value.startswith("adamw") and arguments.lr_scheduler_type == "linear"
     assert arguments.learning_rate == rate and arguments.bf16
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from care_trainer import pipeline
+from care_trainer import recipe
 from sentence_transformers import SentenceTransformer
 
 from care_qdrant.model.folder import verify_checkpoint
@@ -19,7 +19,7 @@ EXPORT = """
 import sys
 from pathlib import Path
 import torch, transformers, sentence_transformers, peft
-from care_trainer import pipeline
+from care_trainer import recipe
 from care_trainer.config import load_run
 from care_trainer.export.checkpoint import export
 from care_trainer.models import towers
@@ -29,7 +29,7 @@ def memory(field):
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(field))
 
 run = load_run(Path(sys.argv[1]), sys.argv[2:])
-towers.load(pipeline.newest(run, "query")).encode("a")
+towers.load(recipe.newest(run, "query")).encode("a")
 before = memory("VmHWM")
 export(run, "test")
 print(memory("VmHWM") - before)
@@ -42,7 +42,7 @@ def test_training_leaves_no_encoder_behind(tmp_path: Path) -> None:
 
     gc.collect()
     before = encoders()
-    pipeline.run_stages(tiny_run(tmp_path, stage("supervised"), stage("joint", hard_negatives=1)))
+    recipe.run_stages(tiny_run(tmp_path, stage("supervised"), stage("joint", hard_negatives=1)))
     assert encoders() <= before
 
 
@@ -56,7 +56,7 @@ def test_an_export_holds_one_copy_of_a_side_and_runs_again_alone(tmp_path: Path)
     document = f'document={{ base = "{base}", pooling = "lasttoken", lora = {{ rank = 8, alpha = 16 }} }}'
     settings = stage("document", max_steps=1, batch_size=2, learning_rate=0.01)
     run = tiny_run(tmp_path, settings, overrides=[document])
-    pipeline.run_stages(run)
+    recipe.run_stages(run)
     command = [sys.executable, "-c", EXPORT, str(tmp_path / "run.toml"), document]
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}  # a freed tensor goes back to the system
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)

@@ -135,5 +135,5 @@ def test_the_command_names_labels_that_it_cannot_use(tmp_path: Path) -> None:
     file = write_jsonl(tmp_path / "queries.jsonl", [{"text": "心痛", "relevant": ["nothing"]}])
     arguments = ["learn", "articles", "--path", str(tmp_path / "qdrant"), "--output", str(tmp_path / "queries")]
     result = CliRunner().invoke(care, [*arguments, "--queries", str(file)])
-    assert result.exit_code != 0 and "none of the 1 ids" in str(result.output) + str(result.exception)
+    assert result.exit_code != 0 and "of 1 id under 'relevant'" in str(result.output) + str(result.exception)
     assert not (tmp_path / "queries").exists()

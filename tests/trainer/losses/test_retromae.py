@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from care_trainer import pipeline
+from care_trainer import recipe
 from care_trainer.losses.retromae import (
     IGNORED,
     RetroMaeLoss,
@@ -79,8 +79,8 @@ def test_the_head_shares_the_encoders_embeddings(query_folder: Path) -> None:
 def test_after_a_bag_the_first_loss_is_that_of_a_guess(tmp_path: Path) -> None:
     """A static table's token vectors are long: as output weights they would give logits as large as the hidden size."""
     run = tiny_run(tmp_path, stage("static", max_steps=20), document_pooling="mean")
-    pipeline.run_stages(run)
-    query, document = (_encoder(pipeline.newest(run, side)) for side in pipeline.SIDES)
+    recipe.run_stages(run)
+    query, document = (_encoder(recipe.newest(run, side)) for side in recipe.SIDES)
     assert output_scale(document) < 0.05
     guess = math.log(len(query.tokenizer))
     parts = RetroMaeLoss(query)([query.preprocess(_texts())])

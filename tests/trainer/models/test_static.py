@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from care_trainer import pipeline
+from care_trainer import recipe
 from care_trainer.config import Run, Scratch, Tower
 from care_trainer.export.checkpoint import export
 from care_trainer.losses.embedding import drop_tokens
@@ -23,7 +23,7 @@ TEXTS = [row["positive"] for row in pairs()[:12]] + [row["query"] for row in pai
 @pytest.fixture(scope="module")
 def mean_base(tmp_path_factory: pytest.TempPathFactory) -> Run:
     run = tiny_run(tmp_path_factory.mktemp("mean"), document_pooling="mean")
-    pipeline.run_stages(run)
+    recipe.run_stages(run)
     return run
 
 
@@ -124,11 +124,11 @@ def test_a_static_start_needs_mean_pooling(document_folder: Path) -> None:
 def test_the_stage_trains_both_sides_at_once(tmp_path: Path) -> None:
     static = stage("static", batch_size=16, max_steps=40, learning_rate=1e-2, temperature=0.05, evaluate=True, crop=0.2)
     run = tiny_run(tmp_path, static, document_pooling="mean")
-    (record,) = pipeline.run_stages(run)
+    (record,) = recipe.run_stages(run)
     assert record["evaluation"]["ndcg@10"] > 0.8
-    assert pipeline.newest(run, "query").parent.name == pipeline.newest(run, "document").parent.name == "static"
+    assert recipe.newest(run, "query").parent.name == recipe.newest(run, "document").parent.name == "static"
 
     export(run, "")
-    trained = towers.load(pipeline.newest(run, "query")).encode_query(TEXTS)
+    trained = towers.load(recipe.newest(run, "query")).encode_query(TEXTS)
     exported = CareModel.load(str(Path(run.output) / run.name), precision="fp32").encode_query(TEXTS)
     np.testing.assert_allclose(exported, trained, atol=1e-5)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from care_trainer import pipeline
+from care_trainer import recipe
 from care_trainer.config import Align, Lora, Run, Tower
 from care_trainer.models import towers
 from care_trainer.stages.context import Context
@@ -126,7 +126,7 @@ def test_an_adapter_over_another_base_of_the_same_shape_is_refused_or_said(
 ) -> None:
     document = towers.load(_lora_document(base, tmp_path / "source"))
     caplog.clear()
-    pipeline._save({"document": document}, tmp_path)
+    recipe._save({"document": document}, tmp_path)
     np.testing.assert_array_equal(towers.load(tmp_path / "document").encode(TEXTS), document.encode(TEXTS))
     [own, other] = [tmp_path / "document/adapter_config.json", shutil.copytree(_bases(base)[1], tmp_path / "other")]
     weights = load_file(other / "model.safetensors")

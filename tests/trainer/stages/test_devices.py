@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from care_trainer.pipeline import STAGES
+from care_trainer.recipe import STAGES
 
 
 def _on_gpu(*arguments: str) -> "subprocess.CompletedProcess[str]":

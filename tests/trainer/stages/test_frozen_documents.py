@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from care_trainer import pipeline
+from care_trainer import recipe
 from care_trainer.config import Data, Run
 from care_trainer.data.collators import TeacherCollator
 from care_trainer.data.read import text_key
@@ -62,23 +62,23 @@ def _ids(texts: list[str], **_: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("negatives", [0, 1])
 def test_stage_two_with_frozen_documents_trains_the_query_encoder_alone(tmp_path: Path, negatives: int) -> None:
     run = tiny_run(tmp_path, stage("joint", freeze_document=True, hard_negatives=negatives))
-    (record,) = pipeline.run_stages(run)
+    (record,) = recipe.run_stages(run)
     assert list(record["trainable"]) == ["query"]
-    before, after = Path(run.output) / "base/query", pipeline.newest(run, "query")
-    assert pipeline.newest(run, "document") == Path(run.output) / "base/document"
+    before, after = Path(run.output) / "base/query", recipe.newest(run, "query")
+    assert recipe.newest(run, "document") == Path(run.output) / "base/document"
     assert not np.allclose(towers.load(before).encode_query(TEXTS), towers.load(after).encode_query(TEXTS))
 
 
 def test_a_static_query_encoder_goes_through_the_recipe(tmp_path: Path, document_folder: Path) -> None:
     """Beside a pretrained document encoder: the static table, Stage I and Stage II, all by the same commands."""
     run = _static_run(tmp_path, document_folder, stage("static"), stage("align"), stage("joint", freeze_document=True))
-    records = pipeline.run_stages(run)
+    records = recipe.run_stages(run)
     assert [list(record["trainable"]) for record in records] == [["static"], ["query"], ["query"]]
     folders = [Path(run.output) / name / "query" for name in ("base", "static", "align", "joint")]
     found = [SentenceTransformer(str(folder)).encode_query(TEXTS) for folder in folders]
     np.testing.assert_allclose(np.linalg.norm(found[-1], axis=1), 1, atol=1e-5)
     assert not any(np.allclose(one, other) for one, other in pairwise(found))
-    assert pipeline.newest(run, "document") == Path(run.output) / "base/document"
+    assert recipe.newest(run, "document") == Path(run.output) / "base/document"
 
     card = export(run, "care-train run run.toml")
     assert card.onnx is not None and card.query.pooling == "static" and card.query.max_tokens == 32
@@ -92,7 +92,7 @@ def test_a_static_query_encoder_and_its_documents_train_together(
     tmp_path: Path, document_folder: Path, cached: bool
 ) -> None:
     run = _static_run(tmp_path, document_folder, stage("joint", cached=cached, hard_negatives=1))
-    (record,) = pipeline.run_stages(run)
+    (record,) = recipe.run_stages(run)
     assert list(record["trainable"]) == ["query", "document"]
     for side in ("query", "document"):
         before, after = (towers.load(Path(run.output) / name / side) for name in ("base", "joint"))
@@ -105,7 +105,7 @@ def test_documents_are_encoded_once_for_runs_that_share_a_cache(
     overrides = [f"teacher_cache={tmp_path / 'vectors'}"]
     stages = stage("align"), stage("joint", freeze_document=True)
     first = _static_run(tmp_path, document_folder, *stages, overrides=overrides)
-    pipeline.run_stages(first)
+    recipe.run_stages(first)
     second = _static_run(
         tmp_path, document_folder, *stages, overrides=[*overrides, "seed=1", f"output={tmp_path / 'second'}"]
     )
@@ -114,7 +114,7 @@ def test_documents_are_encoded_once_for_runs_that_share_a_cache(
         raise AssertionError("a text was encoded again")
 
     monkeypatch.setattr(SentenceTransformer, "encode_document", refuse)
-    pipeline.run_stages(second)
+    recipe.run_stages(second)
 
 
 def _static_run(root: Path, document: Path, *stages: dict[str, Any], overrides: Sequence[str] = ()) -> Run:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from care_trainer import pipeline
+from care_trainer import recipe
 from care_trainer.config import Run
 from care_trainer.export.checkpoint import export
 from care_trainer.models import towers
@@ -31,12 +31,12 @@ def test_sources_with_tasks_and_scores_train_and_their_prompts_are_exported(tmp_
     by_source = {"batch_by_source": True, "hard_negatives": 1, "max_steps": 6}
     stages = stage("supervised", **by_source), stage("joint", **by_source, cached=True)
     run = _with_scores(tiny_run(tmp_path, *stages, overrides=[*TASKS, *BY_TASK]))
-    records = pipeline.run_stages(run)
+    records = recipe.run_stages(run)
     assert [record["metrics"]["steps"] for record in records] == [6, 6]
     export(run, "")
     model = CareModel.load(Path(run.output) / run.name, precision="fp32")
     plain, instructed = model.encode_query(TEXTS), model.encode_query(TEXTS, prompt=model.query_prompt("rerank"))
-    trained = towers.load(pipeline.newest(run, "query"))
+    trained = towers.load(recipe.newest(run, "query"))
     np.testing.assert_allclose(instructed, trained.encode(TEXTS, prompt="排："), atol=1e-5)
     assert not np.allclose(plain, instructed)
 
@@ -47,10 +47,10 @@ def test_a_symmetric_encoder_reads_documents_with_their_own_prompt(tmp_path: Pat
     for number, prompt in enumerate(["", "答："]):
         prompts = ["symmetric='query'", "query.prompt='问：'", f"document.prompt='{prompt}'"]
         run = tiny_run(tmp_path / str(number), stage("supervised", hard_negatives=1, max_steps=3), overrides=prompts)
-        pipeline.run_stages(run)
+        recipe.run_stages(run)
         export(run, "")
         model = CareModel.load(Path(run.output) / run.name, precision="fp32")
-        encoder = towers.load(pipeline.newest(run, "query"))
+        encoder = towers.load(recipe.newest(run, "query"))
         np.testing.assert_allclose(model.encode_document(TEXTS), encoder.encode(TEXTS, prompt=prompt), atol=1e-5)
         np.testing.assert_allclose(model.encode_query(TEXTS), encoder.encode(TEXTS, prompt="问："), atol=1e-5)
         trained.append(encoder.encode(TEXTS))
@@ -61,10 +61,10 @@ def test_stored_documents_refuse_what_would_change_them(tmp_path: Path) -> None:
     frozen = stage("joint", freeze_document=True, batch_by_source=True)
     run = _with_scores(tiny_run(tmp_path, frozen, overrides=[*TASKS, *BY_TASK]))
     with pytest.raises(InputError, match=r"stage joint: stored documents have one prompt"):
-        pipeline.run_stages(run)
+        recipe.run_stages(run)
     again = _with_scores(tiny_run(tmp_path / "2", frozen, overrides=BY_TASK[1:]))
     with pytest.raises(InputError, match=r"stage joint: pairs with a score need a document encoder that trains"):
-        pipeline.run_stages(again)
+        recipe.run_stages(again)
 
 
 @pytest.mark.parametrize("kind", ["document", "align", "joint", "frozen", "distill"])
@@ -73,9 +73,9 @@ def test_a_stage_of_a_cut_pair_trains_and_keeps_its_geometry(tmp_path: Path, kin
     negatives = {} if kind == "align" else {"hard_negatives": 1}
     stages = [stage("joint" if kind == "frozen" else kind, **own, **negatives)]
     run = tiny_run(tmp_path, *stages, overrides=['geometry="cut"'])
-    (record,) = pipeline.run_stages(run)
+    (record,) = recipe.run_stages(run)
     assert np.isfinite(record["metrics"]["train_loss"])
-    document = towers.load(pipeline.newest(run, "document"))
+    document = towers.load(recipe.newest(run, "document"))
     vectors, whole = document.encode(TEXTS), _whole(document, TEXTS)
     np.testing.assert_allclose(vectors, whole[:, :32] / np.linalg.norm(whole, axis=1, keepdims=True), atol=1e-6)
     assert np.linalg.norm(vectors, axis=1).max() < 0.99
@@ -84,7 +84,7 @@ def test_a_stage_of_a_cut_pair_trains_and_keeps_its_geometry(tmp_path: Path, kin
 def test_a_cut_pair_is_scored_and_exported_by_dot_product(tmp_path: Path) -> None:
     scored = {"evaluate": True, "learning_rate": 1e-2, "max_steps": 12, "hard_negatives": 1}
     run = tiny_run(tmp_path, stage("align"), stage("joint", **scored), overrides=['geometry="cut"'])
-    *_, record = pipeline.run_stages(run)
+    *_, record = recipe.run_stages(run)
     card = export(run, "")
     assert card.geometry == "cut"
     model = CareModel.load(Path(run.output) / run.name, precision="fp32")

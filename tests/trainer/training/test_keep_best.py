@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from care_trainer import pipeline
+from care_trainer import recipe
 from care_trainer.config import Run
 from care_trainer.models import towers
 from care_trainer.stages.context import Context
@@ -32,22 +32,22 @@ def _run(root: Path, **own: Any) -> Run:
 
 
 def _vectors(run: Run) -> Any:
-    return towers.load(pipeline.newest(run, "query")).encode_query(TEXTS)
+    return towers.load(recipe.newest(run, "query")).encode_query(TEXTS)
 
 
 def test_a_stage_ends_with_its_best_weights_and_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _scored(monkeypatch, [0.1, 0.3, 0.2, 0.3, 0.9])
     run = _run(tmp_path / "early", patience=2)
-    pipeline.run_stages(run)
+    recipe.run_stages(run)
     lines = (Path(run.output) / "supervised/evaluations.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["score"] for line in lines] == [0.1, 0.3, 0.2, 0.3], "two were no better"
     _scored(monkeypatch, [0.1, 0.3] + 6 * [0.0])
     whole = _run(tmp_path / "whole")
-    pipeline.run_stages(whole)
+    recipe.run_stages(whole)
     np.testing.assert_array_equal(_vectors(run), _vectors(whole))
     _scored(monkeypatch, [float(at) for at in range(8)])
     last = _run(tmp_path / "last")
-    pipeline.run_stages(last)
+    recipe.run_stages(last)
     assert not np.allclose(_vectors(run), _vectors(last))
 
 
@@ -55,7 +55,7 @@ def test_killed_and_resumed_keeps_the_same_best(tmp_path: Path, monkeypatch: pyt
     scores = [0.1, 0.5, 0.4, 0.3, 0.2, 0.45, 0.1, 0.1]
     _scored(monkeypatch, scores)
     whole = _run(tmp_path / "whole")
-    pipeline.run_stages(whole)
+    recipe.run_stages(whole)
 
     def kill(what: str, step: int, steps: int, loss: float, tokens: int) -> None:
         if step == 5:
@@ -64,9 +64,9 @@ def test_killed_and_resumed_keeps_the_same_best(tmp_path: Path, monkeypatch: pyt
     run = _run(tmp_path / "killed")
     _scored(monkeypatch, scores)
     with pytest.raises(Killed):
-        pipeline.run_stages(run, report=kill)
+        recipe.run_stages(run, report=kill)
     _scored(monkeypatch, scores[4:])
-    pipeline.run_stages(run, resume=True)
+    recipe.run_stages(run, resume=True)
     files = [Path(one.output) / "supervised/evaluations.jsonl" for one in (whole, run)]
     assert files[0].read_text() == files[1].read_text()
     np.testing.assert_array_equal(_vectors(run), _vectors(whole))
@@ -75,7 +75,7 @@ def test_killed_and_resumed_keeps_the_same_best(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("kind", ["joint", "align"])
 def test_the_score_is_that_of_the_pair_on_held_out_data(tmp_path: Path, kind: str) -> None:
     run = tiny_run(tmp_path, stage(kind, evaluate_steps=3, evaluate=True))
-    (record,) = pipeline.run_stages(run)
+    (record,) = recipe.run_stages(run)
     (line,) = (Path(run.output) / kind / "evaluations.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(line) == {"step": 3, "score": record["evaluation"]["ndcg@10"]}
 

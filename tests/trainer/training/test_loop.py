@@ -16,7 +16,7 @@ from care_trainer.models import towers
 from care_trainer.training import loop
 from care_trainer.training.callbacks import OwnGradients
 from care_trainer.training.checkpoints import last_checkpoint, read_spent
-from care_trainer.training.job import Job, Spent, Timer
+from care_trainer.training.context import Spent, Timer, TrainingContext
 from care_trainer.training.loop import Interrupted, fit
 from transformers import set_seed
 
@@ -42,9 +42,11 @@ def _train(
         if step == kill_at:
             raise Killed
 
-    job = Job(run=replace(base, checkpoint_minutes=0.0), stage=STAGE, folder=folder, report=report or kill, **options)
+    context = TrainingContext(
+        run=replace(base, checkpoint_minutes=0.0), stage=STAGE, folder=folder, report=report or kill, **options
+    )
     rows = table_of(COLUMNS, [0.5 if row % 2 else 1.0 for row in range(len(COLUMNS["query"]))])
-    fit(job, model, loss, rows, PairCollator(0.3, preprocess_fn=model.preprocess))
+    fit(context, model, loss, rows, PairCollator(0.3, preprocess_fn=model.preprocess))
     return {name: parameter.detach().clone() for name, parameter in loss.named_parameters()}
 
 
@@ -153,7 +155,7 @@ def test_gradient_checkpointing_computes_each_layer_twice_and_changes_nothing(
         collator = PairCollator(preprocess_fn=model.preprocess)
         folder = tmp_path / f"{checkpointing}-{free_bytes}"
         loss = EmbeddingLoss(model, InfoNce(0.05), mini_batch_size=4, cached=cached)
-        fit(Job(run=base, stage=stage, folder=folder), model, loss, table_of(COLUMNS), collator)
+        fit(TrainingContext(run=base, stage=stage, folder=folder), model, loss, table_of(COLUMNS), collator)
         return {name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad}, passes
 
     (plain, once), (checkpointed, twice) = train(False), train(True)

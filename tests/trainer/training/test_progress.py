@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from care_trainer import pipeline
+from care_trainer import recipe
 from care_trainer.cli.run import progress_bars
 from care_trainer.data.collators import PairCollator
 from care_trainer.losses.embedding import EmbeddingLoss
 from care_trainer.losses.objectives import InfoNce
 from care_trainer.models import towers
-from care_trainer.training.job import Job
+from care_trainer.training.context import TrainingContext
 from care_trainer.training.loop import fit
 
 from tests.tiny import Killed
@@ -58,10 +58,10 @@ def _fit(
 
     settings = stage("supervised", batch_size=4, epochs=epochs, max_steps=None)
     run = tiny_run(folder, settings, overrides=["checkpoint_minutes=0", *overrides])
-    job = Job(run=run, stage=run.stage[0], folder=folder / "stage", resume=resume, report=note)
+    context = TrainingContext(run=run, stage=run.stage[0], folder=folder / "stage", resume=resume, report=note)
     loss = EmbeddingLoss(model, InfoNce(0.05), mini_batch_size=4)
     collator = PairCollator(crop, preprocess_fn=model.preprocess, negatives=negatives)
-    fit(job, model, loss, table_of(columns), collator)
+    fit(context, model, loss, table_of(columns), collator)
     return seen
 
 
@@ -81,7 +81,7 @@ def test_the_progress_line_has_loss_tokens_a_second_and_memory(tmp_path: Path, m
     with os.fdopen(theirs, "w", encoding="utf-8") as terminal:
         monkeypatch.setattr("sys.stderr", terminal)
         with progress_bars(visible=True) as report:
-            pipeline.run_stages(tiny_run(tmp_path, stage("unsupervised", max_steps=4)), report=report)
+            recipe.run_stages(tiny_run(tmp_path, stage("unsupervised", max_steps=4)), report=report)
         monkeypatch.undo()
     reader.join()
     os.close(ours)

@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from care_trainer import pipeline
+from care_trainer import recipe
 
 from care_qdrant.errors import MissingExtra
 from tests.trainer.tiny_run import stage, tiny_run
@@ -14,7 +14,7 @@ def test_tensorboard_has_the_losses_of_metrics_jsonl_after_the_stage(tmp_path: P
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run = tiny_run(tmp_path, stage("supervised", max_steps=4), overrides=[REPORT.format("tensorboard")])
-    pipeline.run_stages(run)
+    recipe.run_stages(run)
     folder = Path(run.output) / "supervised"
     events = EventAccumulator(str(folder / "tensorboard")).Reload()
     shown = [(event.step, event.value) for event in events.Scalars("train/loss")]
@@ -30,5 +30,5 @@ def test_a_tracker_that_is_not_installed_is_one_line_before_anything_is_trained(
     run = tiny_run(tmp_path, stage("supervised"), overrides=[REPORT.format("trackio")])
     monkeypatch.setattr("sys.path", [])  # a machine that has nothing installed
     with pytest.raises(MissingExtra, match="report_to: trackio is not installed: pip install trackio"):
-        pipeline.run_stages(run)
+        recipe.run_stages(run)
     assert not Path(run.output).exists()

@@ -13,7 +13,7 @@ from care_qdrant.console.options import Target, json_option, model_options, targ
 from care_qdrant.console.outputs import require_free
 from care_qdrant.console.reports import show_report
 from care_qdrant.destinations import require_writable
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, counted
 from care_trainer.cli.run import load, set_option
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ def check(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
     show_report(describe(loaded), as_json=as_json)
     if loaded.evaluation is not None and (found := leaks(loaded)):
         raise InputError(
-            f"{len(found)} training texts are in the evaluation set, among them:\n  " + "\n  ".join(found[:10])
+            f"{counted(len(found), 'training text', 'are')} in the evaluation set, among them:\n  "
+            + "\n  ".join(found[:10])
         )
 
 
@@ -109,7 +110,7 @@ def mine(
             show(number, len(read))
             found += bool(pair.negatives)
             stream.write(json.dumps(pair.row(), ensure_ascii=False) + "\n")
-    click.echo(f"{found} of {len(read)} pairs have negatives → {output}")
+    click.echo(f"{counted(found, 'pair', 'have', of=len(read))} negatives → {output}")
 
 
 @click.command(cls=Command)

@@ -14,11 +14,11 @@ import click
 from care_qdrant.console.groups import Command
 from care_qdrant.console.options import json_option
 from care_qdrant.destinations import require_writable
-from care_qdrant.errors import InputError, needs_extra
+from care_qdrant.errors import InputError, counted, needs_extra
 
 if TYPE_CHECKING:
     from care_trainer.config import Run
-    from care_trainer.training.job import Report
+    from care_trainer.training.context import Report
 
 
 set_option = click.option(
@@ -73,13 +73,13 @@ def run(
         from care_trainer.distributed import processes
         from care_trainer.export.checkpoint import export
         from care_trainer.export.curves import draw_curves
-        from care_trainer.pipeline import run_stages
+        from care_trainer.recipe import run_stages
     quiet()
     if loaded.evaluation is not None and processes().is_main_process and (found := leaks(loaded)):
         logging.getLogger("care_trainer").warning(
-            "%d training texts are in the evaluation set, as %r: its scores will be too good; leave them out "
+            "%s in the evaluation set, as %r: its scores will be too good; leave them out "
             "(all of them: care train data check %s)",
-            len(found),
+            counted(len(found), "training text", "are"),
             found[0],
             config,
         )

@@ -7,7 +7,7 @@ import click
 from care_qdrant.console.groups import Command
 from care_qdrant.console.options import json_option
 from care_qdrant.console.reports import show_report
-from care_qdrant.errors import InputError, needs_extra
+from care_qdrant.errors import InputError, counted, needs_extra
 
 
 @click.command(cls=Command)
@@ -44,7 +44,7 @@ def start(pairs: Path, output: Path | None, base: str | None, as_json: bool) -> 
         from care_trainer.distributed import processes
         from care_trainer.export.checkpoint import export
         from care_trainer.export.curves import draw_curves
-        from care_trainer.pipeline import run_stages
+        from care_trainer.recipe import run_stages
         from care_trainer.start import (
             RESULT,
             SCRATCH,
@@ -67,8 +67,8 @@ def start(pairs: Path, output: Path | None, base: str | None, as_json: bool) -> 
     prepared = prepare(pairs, folder, base=base)
     licenses = ", ".join(f"{name or 'no license'} {count:,}" for name, count in prepared.licenses.items())
     click.echo(
-        f"{prepared.pairs:,} pairs to train on; {prepared.held_out:,} questions held out over {prepared.documents:,} "
-        f"documents, no text on both sides\nlicenses: {licenses}\n"
+        f"{counted(prepared.pairs, 'pair')} to train on; {counted(prepared.held_out, 'question')} held out over "
+        f"{counted(prepared.documents, 'document')}, no text on both sides\nlicenses: {licenses}\n"
         f"base: {prepared.base}; configuration: {prepared.config}",
         err=True,
     )

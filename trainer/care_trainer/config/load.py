@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, counted
 from care_trainer.config.run import COLLECTION, Run, Tower
 from care_trainer.config.stages import STAGE_TYPES, Align, PairStage, Stage, Static, stage_name
 
@@ -65,7 +65,7 @@ def parse_run(values: Mapping[str, Any], where: str) -> Run:
 
 def refusal(where: str, problems: Sequence[str]) -> InputError:
     """Return the error that reports all problems of a file."""
-    return InputError(f"{where}: " + "\n  ".join([f"{len(problems)} problem(s)", *problems]))
+    return InputError(f"{where}: " + "\n  ".join([counted(len(problems), "problem"), *problems]))
 
 
 def problems_of(error: ValidationError, root: type = Run) -> list[str]:

@@ -20,7 +20,7 @@ from care_trainer.config.stages import (
 )
 
 MIN_DOCUMENTS = 200
-"""Fewer pairs of text and stored vector teach nothing that a held-out document could confirm."""
+"""Fewest texts with a stored vector: fewer teach nothing that a held-out document could confirm."""
 COLLECTION = "collection"
 """Name of the data set of a collection's texts, and of the folder in which they are kept."""
 COLLECTION_TEXTS = "texts.jsonl"

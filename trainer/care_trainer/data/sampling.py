@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from sentence_transformers.base.sampler import DefaultBatchSampler
 
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, counted
 
 WINDOW_BATCHES = 50
 """Batches of a window in which rows are grouped by length: enough for little padding, few enough to mix."""
@@ -75,8 +75,9 @@ class EpochSampler(DefaultBatchSampler):
         for name, part in zip(names, parts, strict=True):
             if self.drop_last and self._drawn(part) < self.step_rows:
                 raise InputError(
-                    f"source {name!r}: has {self._drawn(part)} rows an epoch, fewer than the {self.step_rows} of a "
-                    "step, and batch_by_source mixes none; use smaller batches, raise its weight, or set it to 0"
+                    f"source {name!r}: has {counted(self._drawn(part), 'row')} an epoch, fewer than the "
+                    f"{self.step_rows} of a step, and batch_by_source mixes none; use smaller batches, raise its "
+                    "weight, or set it to 0"
                 )
         return parts
 

@@ -21,7 +21,7 @@ from care_qdrant.model.folder import copy_term_weights, write_checkpoint
 from care_qdrant.model.hub import BUILT_IN, find_folder
 from care_qdrant.model.rewrite import rewrite_weights
 from care_qdrant.types import Vectors
-from care_trainer import pipeline
+from care_trainer import recipe
 from care_trainer.config import Data, Run, StoredDocuments, Tower, stage_name
 from care_trainer.data.read import Pair, is_kept, license_of, read_rows
 from care_trainer.data.table import pair_rows, scored
@@ -122,7 +122,7 @@ def _shape(tower: Tower) -> str:
 
 def _stages(records: Sequence[dict[str, Any]]) -> str:
     scores = [record.get("evaluation") or {} for record in records]
-    shown = {label: key for key, label in pipeline.SHOWN_SCORES.items() if any(key in found for found in scores)}
+    shown = {label: key for key, label in recipe.SHOWN_SCORES.items() if any(key in found for found in scores)}
     rows = [
         {
             "stage": record["stage"],
@@ -169,7 +169,7 @@ def export(run: Run, command: str) -> Card:
                 relevant=[[row] for row in range(len(queries))],
                 keep_fp32=run.export.fp32_onnx,
             )
-        records = [pipeline.read_record(output / stage_name(stage)) for stage in run.stage]
+        records = [recipe.read_record(output / stage_name(stage)) for stage in run.stage]
         data = _data_sources(run)
         card = write_checkpoint(
             output / run.name,
@@ -223,7 +223,7 @@ def _register(
     run: Run, stored: StoredDocuments, snapshot: Snapshot, card: Card, records: Sequence[dict[str, Any]]
 ) -> None:
     """Measure the exported query encoder, write its report, and register it in the collection that taught it."""
-    folder, model = Path(run.output) / run.name, towers.load(pipeline.newest(run, "query"))
+    folder, model = Path(run.output) / run.name, towers.load(recipe.newest(run, "query"))
     is_table = towers.is_static(model)
     steps = round(sum(record["metrics"].get("steps", 0) for record in records))
     student = Student(
@@ -269,7 +269,7 @@ def _write_side(run: Run, folder: Path, texts: list[str]) -> Vectors:
     At most one float32 copy of the weights is held at any time, beside the file that is being read or written.
     """
     side: Any = folder.name
-    source = pipeline.newest(run, run.symmetric or side)
+    source = recipe.newest(run, run.symmetric or side)
     dtype = torch.float16 if run.export.half_weights and not _is_static(source) else towers.base_dtype(source)
     model = towers.load(source).float()
     trained = _encode(model, side, texts)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from care_trainer.config import Run, stage_name
-from care_trainer.pipeline import STAGE_FILE, read_record
+from care_trainer.recipe import STAGE_FILE, read_record
 from care_trainer.training.callbacks import METRICS_FILE, read_log
 
 CURVES_FILE = "curves.png"

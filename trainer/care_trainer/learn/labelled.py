@@ -14,10 +14,8 @@ from qdrant_client import models
 
 from care_qdrant.contracts.layouts import CARE_LAYOUT, Layout, Payload
 from care_qdrant.encoders.terms import bm25
-from care_qdrant.errors import InputError
-from care_qdrant.measures import TOP, reciprocal_rank_at_10
-from care_qdrant.measures import ndcg_at_10 as ndcg_at_10  # also for callers of `estimate`
-from care_qdrant.measures import recall_at_10 as recall_at_10
+from care_qdrant.errors import InputError, counted
+from care_qdrant.measures import TOP, ndcg_at_10, recall_at_10, reciprocal_rank_at_10
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.search.query import Query, find
 from care_qdrant.search.resolve import ResolvedCollection, StoreConfig, resolve_vectors
@@ -105,8 +103,9 @@ def find_labels(collection: Collection, layout: Layout, labelled: Labelled) -> K
     known = found[unit]
     if not known:
         raise InputError(
-            f"none of the {len(wanted)} ids under 'relevant' ({', '.join(map(repr, sorted(wanted)[:_EXAMPLES]))} …) is "
-            f"the id of a point or a document of collection {collection.name!r} (it has, for example, {example})"
+            f"of {counted(len(wanted), 'id')} under 'relevant' "
+            f"({', '.join(map(repr, sorted(wanted)[:_EXAMPLES]))} …) none is the id of a point or a document of "
+            f"collection {collection.name!r} (it has, for example, {example})"
         )
     relevant = [sorted({*ids} & known) for ids in labelled.relevant]
     rows = [row for row, ids in enumerate(relevant) if ids]

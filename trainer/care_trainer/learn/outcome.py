@@ -100,7 +100,7 @@ class LearnReport:
     """CPU time of one query, in batches of 32."""
     onnx_bytes: int
     refused: str | None
-    """Why the encoder is not good enough to be registered; None where it is."""
+    """Reason why the encoder is not good enough to be registered; None where it is."""
     registered: bool
     history: list[dict[str, float]]
 

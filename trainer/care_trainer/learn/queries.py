@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, counted
 from care_qdrant.types import Vectors
 from care_trainer.data.read import read_rows
 
@@ -70,7 +70,7 @@ def read_queries(path: Path, dim: int) -> QueryFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class _Line:
     """One question of a file."""
 
     text: str
@@ -79,7 +79,7 @@ class Line:
     """Ids of relevant points or documents; empty where the line has none."""
 
 
-def _line(row: Mapping[str, Any], where: str, dim: int) -> Line:
+def _line(row: Mapping[str, Any], where: str, dim: int) -> _Line:
     """Return the question of a line."""
     if "text" not in row:
         raise InputError(
@@ -96,6 +96,6 @@ def _line(row: Mapping[str, Any], where: str, dim: int) -> Line:
     if vector is not None or relevant is None:
         values = vector if isinstance(vector, list) else []
         if len(values) != dim or not all(isinstance(value, int | float) for value in values):
-            found = f"{len(values)} values" if values else "none"
+            found = counted(len(values), "value") if values else "none"
             raise InputError(f"{where}: expected a vector of {dim} numbers, found {found}")
-    return Line(text, vector, [str(one) for one in relevant or []])
+    return _Line(text, vector, [str(one) for one in relevant or []])

@@ -14,7 +14,7 @@ from qdrant_client import models
 from care_qdrant.contracts.layouts import Layout, guess_layout
 from care_qdrant.contracts.learned import stored_vector
 from care_qdrant.contracts.stand_in import stand_ins
-from care_qdrant.errors import InputError, SchemaMismatch, TooFewDocuments
+from care_qdrant.errors import InputError, SchemaMismatch, TooFewDocuments, counted
 from care_qdrant.qdrant.calls import in_pages
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.schema import CollectionSchema
@@ -117,8 +117,8 @@ def require_documents(collection: Collection, points: int) -> None:
     """Refuse a collection with too few points to learn from."""
     if points < MIN_DOCUMENTS:
         raise TooFewDocuments(
-            f"collection {collection.name!r} has {points} points; learning needs at least {MIN_DOCUMENTS} with a text "
-            "and a vector"
+            f"collection {collection.name!r} has {counted(points, 'point')}; learning needs at least {MIN_DOCUMENTS} "
+            "with a text and a vector"
         )
 
 
@@ -147,10 +147,10 @@ def read_pairs(
     found = pairs.sample
     if len(pairs.ids) < MIN_DOCUMENTS:
         raise TooFewDocuments(
-            f"collection {collection.name!r} has {len(pairs.ids)} different texts with a vector {vector_name!r} in a "
-            f"sample of {len(ids)} points ({found.without_text} without text, {found.without_vector} without vector, "
-            f"{found.repeated} repeated, {found.stand_ins} by a learned encoder); learning needs at least "
-            f"{MIN_DOCUMENTS}"
+            f"collection {collection.name!r} has {counted(len(pairs.ids), 'different text')} with a vector "
+            f"{vector_name!r} in a sample of {counted(len(ids), 'point')} ({found.without_text} without text, "
+            f"{found.without_vector} without vector, {found.repeated} repeated, {found.stand_ins} by a learned "
+            f"encoder); learning needs at least {MIN_DOCUMENTS}"
         )
     if params.distance is models.Distance.EUCLID and reader.norm_spread > _MAX_NORM_SPREAD:
         raise SchemaMismatch(

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from care_qdrant.console.reports import printed
-from care_qdrant.errors import needs_extra
+from care_qdrant.errors import counted, needs_extra
 from care_trainer.disk import write_json
 from care_trainer.learn.graph import GraphSearch
 from care_trainer.learn.labelled import LabelledQuality, rankings
@@ -32,14 +32,14 @@ def _left_out(sample: Sample) -> str:
 def paragraphs(report: LearnReport) -> list[str]:
     """Return what a person has to know before using the query encoder."""
     found, sample, training = report.held_out, report.sample, report.training
-    what = f"transformer of {training.layers} layers" if training.layers else "table"
+    what = f"transformer of {counted(training.layers, 'layer')}" if training.layers else "table"
     lines = [
         f"# {report.contract.model}: a query encoder learned from collection {report.collection}",
         f"{sample.texts:,} texts of {sample.points:,} points (field {sample.text_field!r}) and their vectors "
-        f"{report.vector_name or '(unnamed)'!r} of {report.contract.dim} dimensions; {sample.without_text:,} points "
-        f"have no text, {sample.without_vector:,} no vector, {sample.repeated:,} a text that was read before"
-        f"{_left_out(sample)}. "
-        f"{training.steps:,} steps in {report.seconds:,.0f} s ({report.cpu_seconds:,.0f} CPU s); the "
+        f"{report.vector_name or '(unnamed)'!r} of {report.contract.dim} dimensions; "
+        f"{counted(sample.without_text, 'point', 'have')} no text, {sample.without_vector:,} no vector, "
+        f"{sample.repeated:,} a text that was read before{_left_out(sample)}. "
+        f"{counted(training.steps, 'step')} in {report.seconds:,.0f} s ({report.cpu_seconds:,.0f} CPU s); the "
         f"{what} of step {training.best_step:,} is "
         f"kept, with {training.vocabulary:,} tokens ({training.tokens})"
         + (", and trained once more with the held-out documents." if report.trained_again else "."),
@@ -122,8 +122,8 @@ def _graph(found: GraphSearch) -> str:
 
 def _labelled(found: LabelledQuality) -> list[str]:
     unknown = (
-        f" {found.unknown_ids:,} of the ids are not in the collection; they are left out, and {found.left_out:,} "
-        "questions that have no others."
+        f" {found.unknown_ids:,} of the ids are not in the collection; they are left out, and "
+        f"with them {counted(found.left_out, 'question')} without others."
         if found.unknown_ids
         else ""
     )

@@ -17,7 +17,7 @@ from sentence_transformers import SentenceTransformer
 
 from care_qdrant.encoders.agreement import LEAST_HALF_PRECISION, cosines
 from care_qdrant.encoders.local.torch import TorchEncoder
-from care_qdrant.errors import EncodingError, InputError, needs_extra
+from care_qdrant.errors import EncodingError, InputError, counted, needs_extra
 from care_qdrant.types import Vectors
 from care_trainer import distributed
 from care_trainer.disk import writing
@@ -58,7 +58,7 @@ def teacher_vectors(
             for job in jobs:
                 _read_job(job, store, encode, dim)
             folder.mkdir(parents=True, exist_ok=True)
-            with writing(f"{file}: {len(texts):,} vectors have no room"), file.open("wb") as stream:
+            with writing(f"{file}: {counted(len(texts), 'vector', 'have')} no room"), file.open("wb") as stream:
                 # A sparse file that meets a full disk later ends the process by a bus error, without a word.
                 os.posix_fallocate(stream.fileno(), 0, len(texts) * dim * 2)
     vectors = np.memmap(file, dtype=np.float16, mode="r+", shape=(len(texts), dim))

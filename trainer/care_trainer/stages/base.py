@@ -13,7 +13,7 @@ from care_trainer.learn.snapshot import take_snapshot
 from care_trainer.models import scratch, towers
 from care_trainer.models.static import random_static, static_module
 from care_trainer.stages.context import rows_folder
-from care_trainer.training.job import Report
+from care_trainer.training.context import Report
 
 
 def build(run: Run, folder: Path, report: Report) -> dict[str, SentenceTransformer]:

@@ -1,4 +1,4 @@
-"""The job of a stage with its data and encoders, its result, and the training of a student on stored vectors."""
+"""The context of a stage with its data and encoders, its result, and the training of a student on stored vectors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from care_trainer.losses.embedding import embedding_loss
 from care_trainer.models import towers
 from care_trainer.models.teacher import teacher_vectors
 from care_trainer.models.vector_cache import Half
-from care_trainer.training.job import Job
+from care_trainer.training.context import TrainingContext
 from care_trainer.training.loop import fit
 
 
@@ -33,8 +33,8 @@ def rows_folder(run: Run) -> Path:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Context(Job):
-    """The job of a stage with the encoders that it starts from; it reads the stage's data and loads these encoders."""
+class Context(TrainingContext):
+    """The context of a stage with the encoders that it starts from; it reads the stage's data and loads them."""
 
     query: Path
     """Folder of the newest query encoder."""

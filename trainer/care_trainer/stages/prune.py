@@ -3,7 +3,7 @@
 from sentence_transformers import SentenceTransformer
 from torch.nn import ModuleList
 
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, counted
 from care_trainer.config import Prune
 from care_trainer.models import towers
 from care_trainer.stages.context import Context, Trained
@@ -19,8 +19,8 @@ def prune_document(context: Context) -> Trained:
     parent, name = (model, "layers") if hasattr(model, "layers") else (getattr(model, "encoder", model), "layer")
     layers = getattr(parent, name, None)
     if not isinstance(layers, ModuleList) or len(layers) <= stage.layers:
-        found = len(layers) if isinstance(layers, ModuleList) else "no list of"
-        raise InputError(f"stage prune: the document encoder has {found} layers; expected more than {stage.layers}")
+        found = counted(len(layers), "layer") if isinstance(layers, ModuleList) else "no list of layers"
+        raise InputError(f"stage prune: the document encoder has {found}; expected more than {stage.layers}")
     setattr(parent, name, layers[: stage.layers])
     model.config.num_hidden_layers = stage.layers
     if getattr(model.config, "layer_types", None):

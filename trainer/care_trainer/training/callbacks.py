@@ -13,7 +13,7 @@ from care_trainer.data.read import read_rows, write_rows
 from care_trainer.distributed import agree, average_gradients, processes, share_parameters
 from care_trainer.training import checkpoints
 from care_trainer.training.checkpoints import Trainable
-from care_trainer.training.job import Job
+from care_trainer.training.context import TrainingContext
 
 METRICS_FILE = "metrics.jsonl"
 """Name of the file with the losses of a stage."""
@@ -29,9 +29,9 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 class Watch(TrainerCallback):
     """Decides when to save and when to stop, and marks a checkpoint as complete once all of it is on disk."""
 
-    def __init__(self, job: Job) -> None:
-        self.deadline, self.seconds = job.deadline, 60 * job.run.checkpoint_minutes
-        self.last, self.timer = time.monotonic(), job.timer
+    def __init__(self, context: TrainingContext) -> None:
+        self.deadline, self.seconds = context.deadline, 60 * context.run.checkpoint_minutes
+        self.last, self.timer = time.monotonic(), context.timer
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:  # noqa: ARG002
         """Request a checkpoint when one is due, and the end of training at the deadline."""
@@ -75,8 +75,8 @@ class KeepBest(TrainerCallback):
     The scores are in evaluations.jsonl; those after the checkpoint from which a stage is resumed are taken again.
     """
 
-    def __init__(self, job: Job, steps: int, score: Callable[[], float], trainable: Trainable) -> None:
-        self.folder, self.steps, self.patience = job.folder, steps, job.stage.patience
+    def __init__(self, context: TrainingContext, steps: int, score: Callable[[], float], trainable: Trainable) -> None:
+        self.folder, self.steps, self.patience = context.folder, steps, context.stage.patience
         self.score, self.trainable = score, trainable
         self.scores: list[tuple[int, float]] = []
 
@@ -126,8 +126,8 @@ class KeepBest(TrainerCallback):
 class Metrics(TrainerCallback):
     """Writes what the trainer logs to metrics.jsonl."""
 
-    def __init__(self, job: Job) -> None:
-        self.path = job.folder / METRICS_FILE
+    def __init__(self, context: TrainingContext) -> None:
+        self.path = context.folder / METRICS_FILE
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Drop what an interrupted run logged after its last checkpoint."""

@@ -16,7 +16,7 @@ from torch import nn
 
 from care_qdrant.errors import TrainingError
 from care_trainer.disk import write_json
-from care_trainer.training.job import Spent
+from care_trainer.training.context import Spent
 
 FOLDER = "checkpoints"
 TRAINABLE_FILE = "trainable.safetensors"

@@ -23,7 +23,7 @@ from transformers import PrinterCallback, ProgressCallback, set_seed
 from transformers.integrations.integration_utils import TensorBoardCallback
 
 from care_qdrant.encoders.onnx import usable_cores
-from care_qdrant.errors import InputError, TrainingError
+from care_qdrant.errors import InputError, TrainingError, counted
 from care_trainer.data.collators import PairCollator
 from care_trainer.data.sampling import EpochSampler
 from care_trainer.data.table import Rows
@@ -32,7 +32,7 @@ from care_trainer.distributed import agree, processes
 from care_trainer.losses.embedding import Features, is_flat, without_keys
 from care_trainer.training.callbacks import KeepBest, Metrics, OwnGradients, Watch
 from care_trainer.training.checkpoints import FOLDER, TRAINABLE_FILE, Trainable, last_checkpoint, read_spent
-from care_trainer.training.job import Job
+from care_trainer.training.context import TrainingContext
 from care_trainer.training.recompute import needs_checkpoints
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Interrupted(TrainingError):
 
 
 def fit(
-    job: Job,
+    context: TrainingContext,
     model: SentenceTransformer,
     loss: nn.Module,
     rows: Rows,
@@ -65,7 +65,7 @@ def fit(
     """Train a model until its stage is over, and return what the trainer measured.
 
     Args:
-        job: The stage, its run, and how far it goes.
+        context: The stage, its run, and how far it goes.
         model: The encoder, or both encoders.
         loss: The loss over the model; its own parameters train as well.
         rows: The rows, with the source and the weight of each.
@@ -77,40 +77,43 @@ def fit(
     Raises:
         Interrupted: The deadline came; a checkpoint is saved.
     """
-    set_seed(job.run.seed)
-    job.folder.mkdir(parents=True, exist_ok=True)
+    set_seed(context.run.seed)
+    context.folder.mkdir(parents=True, exist_ok=True)
     trainable = Trainable(loss)
-    steps = job.stage.evaluate_steps
-    best = None if score is None or steps is None else KeepBest(job, steps, score, trainable)
+    steps = context.stage.evaluate_steps
+    best = None if score is None or steps is None else KeepBest(context, steps, score, trainable)
     trainer = StageTrainer(
-        job=job,
+        context=context,
         trainable=trainable,
         model=model,
         loss=loss,
         train_dataset=rows.columns,
-        args=training_arguments(job, rows, collator, by_length=by_length, rates=rates or {}),
+        args=training_arguments(context, rows, collator, by_length=by_length, rates=rates or {}),
         data_collator=collator,
         callbacks=[
-            Metrics(job),
-            Watch(job),
+            Metrics(context),
+            Watch(context),
             OwnGradients(loss, model),
-            *_event_files(job),
+            *_event_files(context),
             *([] if best is None else [best]),
         ],
     )
-    for callback in (PrinterCallback, ProgressCallback):  # `Job.report` draws the bar; stdout is the result's
+    for callback in (
+        PrinterCallback,
+        ProgressCallback,
+    ):  # `TrainingContext.report` draws the bar; stdout is the result's
         trainer.remove_callback(callback)
-    if job.stage.gradient_checkpointing and job.stage.cached and (free := free_gpu_bytes()) is not None:
+    if context.stage.gradient_checkpointing and context.stage.cached and (free := free_gpu_bytes()) is not None:
         trainer.args.activation_checkpointing = trainer.needs_checkpoints(free)
-    checkpoint = last_checkpoint(job.folder) if job.resume else None
+    checkpoint = last_checkpoint(context.folder) if context.resume else None
     if checkpoint is not None:
-        job.timer.earlier = read_spent(checkpoint)
+        context.timer.earlier = read_spent(checkpoint)
     if checkpoint is not None and processes().is_main_process:
-        logger.info("stage %s: continues after step %s", job.folder.name, checkpoint.name.rsplit("-", 1)[-1])
-    _keep_batch_size(job, resumed=checkpoint is not None)
+        logger.info("stage %s: continues after step %s", context.folder.name, checkpoint.name.rsplit("-", 1)[-1])
+    _keep_batch_size(context, resumed=checkpoint is not None)
     with (
-        writing(lambda: _unwritten(job.folder)),
-        _matmul_precision("high" if job.run.tf32 else "highest"),
+        writing(lambda: _unwritten(context.folder)),
+        _matmul_precision("high" if context.run.tf32 else "highest"),
         sdpa_kernel(ATTENTION),
         _one_thread_tokenisers(),
     ):
@@ -118,24 +121,24 @@ def fit(
     is_over = best is not None and best.conclude()
     if trainer.state.global_step < trainer.state.max_steps and not is_over:
         raise Interrupted(
-            f"{job.folder.name}: stopped after step {trainer.state.global_step} of {trainer.state.max_steps}; "
+            f"{context.folder.name}: stopped after step {trainer.state.global_step} of {trainer.state.max_steps}; "
             "go on with --resume"
         )
     return {"steps": float(trainer.state.global_step)} | {key: float(value) for key, value in output.metrics.items()}
 
 
-def _keep_batch_size(job: Job, *, resumed: bool) -> None:
+def _keep_batch_size(context: TrainingContext, *, resumed: bool) -> None:
     """Refuse to go on with batches of another size, as another number of processes would make them."""
     count = processes().num_processes
-    rows = job.stage.rows_of_process(count) * count * job.stage.accumulate
-    file = job.folder / BATCH_FILE
+    rows = context.stage.rows_of_process(count) * count * context.stage.accumulate
+    file = context.folder / BATCH_FILE
     if resumed and file.is_file():
         before = json.loads(file.read_text(encoding="utf-8"))
         if before["rows"] != rows:
             raise InputError(
-                f"{job.folder}: was trained with {before['rows']} rows a step on {before['processes']} processes; "
-                f"{count} would make it {rows}. Resume with {before['processes']}, or begin again with "
-                "global_batch_size in place of batch_size"
+                f"{context.folder}: was trained with {counted(before['rows'], 'row')} a step on "
+                f"{counted(before['processes'], 'process')}; {count} would make it {rows}. Resume with "
+                f"{before['processes']}, or begin again with global_batch_size in place of batch_size"
             )
     processes().wait_for_everyone()  # all have read the file before it is written again
     if processes().is_main_process:
@@ -176,22 +179,22 @@ def _unwritten(folder: Path) -> str:
     return f"{folder}: a checkpoint could not be written; the last one that is whole is {last.name if last else 'none'}"
 
 
-def _event_files(job: Job) -> list[TensorBoardCallback]:
+def _event_files(context: TrainingContext) -> list[TensorBoardCallback]:
     """Return transformers' TensorBoard tracker with a folder that outlives the checkpoints."""
-    if "tensorboard" not in job.run.report_to or not processes().is_main_process:
+    if "tensorboard" not in context.run.report_to or not processes().is_main_process:
         return []
     from torch.utils.tensorboard import SummaryWriter
 
-    return [TensorBoardCallback(SummaryWriter(str(job.folder / "tensorboard")))]  # type: ignore[no-untyped-call]
+    return [TensorBoardCallback(SummaryWriter(str(context.folder / "tensorboard")))]  # type: ignore[no-untyped-call]
 
 
 def training_arguments(
-    job: Job, rows: Rows, collator: PairCollator, *, by_length: bool = False, rates: Mapping[str, float]
+    context: TrainingContext, rows: Rows, collator: PairCollator, *, by_length: bool = False, rates: Mapping[str, float]
 ) -> SentenceTransformerTrainingArguments:
     """Return the arguments of sentence-transformers' trainer: here alone, settings of a run get the trainer's names."""
-    run, stage, count = job.run, job.stage, processes().num_processes
+    run, stage, count = context.run, context.stage, processes().num_processes
     return SentenceTransformerTrainingArguments(
-        output_dir=str(job.folder / FOLDER),
+        output_dir=str(context.folder / FOLDER),
         seed=run.seed,
         data_seed=run.seed,
         num_train_epochs=stage.epochs,
@@ -227,7 +230,7 @@ def training_arguments(
         logging_nan_inf_filter=False,
         # TensorBoard's files would lie among the checkpoints, which are dropped: `_event_files` has a folder for them.
         report_to=[tracker for tracker in run.report_to if tracker != "tensorboard"] or "none",
-        run_name=f"{job.folder.parent.name}/{job.folder.name}",
+        run_name=f"{context.folder.parent.name}/{context.folder.name}",
         disable_tqdm=True,
         dataloader_num_workers=min(run.dataloader_workers, usable_cores()),
         dataloader_pin_memory=torch.cuda.is_available(),
@@ -237,23 +240,24 @@ def training_arguments(
 class StageTrainer(SentenceTransformerTrainer):
     """Sentence-transformers' trainer with our checkpoints, and a stop at the first loss that is not finite."""
 
-    def __init__(self, *, job: Job, trainable: Trainable, **options: Any) -> None:
-        self.job, self.trainable = job, trainable
+    def __init__(self, *, context: TrainingContext, trainable: Trainable, **options: Any) -> None:
+        self.context, self.trainable = context, trainable
         super().__init__(**options)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *rest: Any, **options: Any) -> Tensor:
         """Take a step, and stop at a loss that is not finite."""
         # A copy: the trainer takes entries out of its own, and a bad batch is to be saved whole.
         loss: Tensor = super().training_step(model, dict(inputs), *rest, **options)
+        stage, step = self.context.folder.name, self.state.global_step + 1
         if not torch.isfinite(loss):
-            path = self.job.folder / BAD_BATCH_FILE
+            path = self.context.folder / BAD_BATCH_FILE
             torch.save(dict(inputs), path)
             raise TrainingError(
-                f"{self.job.folder.name}: the loss is {loss.item()} in step {self.state.global_step + 1}; its batch is "
+                f"{stage}: the loss is {loss.item()} in step {step}; its batch is "
                 f"saved in {path}. Lower the learning rate, or train in bf16 rather than fp16."
             )
         tokens = tokens_of(inputs) * processes().num_processes  # those of the others are about as many
-        self.job.report(self.job.folder.name, self.state.global_step + 1, self.state.max_steps, loss.item(), tokens)
+        self.context.report(stage, step, self.state.max_steps, loss.item(), tokens)
         return loss
 
     def needs_checkpoints(self, free_bytes: int) -> bool:
@@ -266,8 +270,8 @@ class StageTrainer(SentenceTransformerTrainer):
             features, _ = self.collect_features(self._prepare_inputs(batch))
             return [without_keys(column) for column in features if not is_flat(column)]
 
-        longest = self.job.stage.max_tokens or model.max_seq_length
-        return agree([needs_checkpoints(model, self.job.stage, columns, longest, free_bytes)])[0]
+        longest = self.context.stage.max_tokens or model.max_seq_length
+        return agree([needs_checkpoints(model, self.context.stage, columns, longest, free_bytes)])[0]
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         """Leave out sentence-transformers' model card: the CARE folder has its own."""

@@ -10,7 +10,7 @@ from llama_index.core.base.embeddings.base import BaseEmbedding, Embedding
 from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_validator, model_validator
 from llama_index.core.schema import BaseNode, MetadataMode, Node, TextNode, TransformComponent
 from llama_index.embeddings.care.cache import RoleCache, embedding_queries
-from llama_index.embeddings.care.pair import OnTruncation, PairSettings, SharedPair, shared_pair
+from llama_index.embeddings.care.shared_model import ModelSettings, OnTruncation, SharedModel, shared_model
 from typing_extensions import override
 
 from care_qdrant.model.hub import BUILT_IN
@@ -135,7 +135,7 @@ class CareEmbedding(BaseEmbedding):
         description="A key-value store for vectors; queries and documents are kept apart in it.",
     )
 
-    _pair: SharedPair | None = PrivateAttr(default=None)
+    _shared_model: SharedModel | None = PrivateAttr(default=None)
 
     @field_validator("model", mode="before")
     @classmethod
@@ -177,7 +177,7 @@ class CareEmbedding(BaseEmbedding):
         """Return the settings with the fingerprint of their model: whoever unpickles them refuses another one."""
         state = super().__getstate__()
         settings = {**state["__dict__"], "fingerprint": self.contract().fingerprint}
-        private = {**(state["__pydantic_private__"] or {}), "_pair": None}
+        private = {**(state["__pydantic_private__"] or {}), "_shared_model": None}
         return {**state, "__dict__": settings, "__pydantic_private__": private}
 
     @override
@@ -215,7 +215,7 @@ class CareEmbedding(BaseEmbedding):
 
     def close(self) -> None:
         """Release the encoders; the last object of these settings ends the worker. The next call loads again."""
-        self._pair = None
+        self._shared_model = None
 
     @override
     def get_query_embedding(self, query: str) -> Embedding:
@@ -270,13 +270,13 @@ class CareEmbedding(BaseEmbedding):
         if not self.callback_manager.handlers:
             self.callback_manager.trace_map.clear()
 
-    def _shared(self) -> SharedPair:
-        if self._pair is None:
-            self._pair = shared_pair(self._settings())
-        return self._pair
+    def _shared(self) -> SharedModel:
+        if self._shared_model is None:
+            self._shared_model = shared_model(self._settings())
+        return self._shared_model
 
-    def _settings(self) -> PairSettings:
-        return PairSettings(**{name: getattr(self, name) for name in PairSettings.__dataclass_fields__})
+    def _settings(self) -> ModelSettings:
+        return ModelSettings(**{name: getattr(self, name) for name in ModelSettings.__dataclass_fields__})
 
 
 # Without their decorator: LlamaIndex decorates the overriding methods, and every call would be two spans in a trace.

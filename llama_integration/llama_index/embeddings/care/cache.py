@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from typing import Any, Literal
 
 from llama_index.core.storage.kvstore.types import BaseKVStore
-from llama_index.embeddings.care.pair import PairSettings, shared_pair
+from llama_index.embeddings.care.shared_model import ModelSettings, shared_model
 from typing_extensions import override
 
 Role = Literal["query", "document"]
@@ -34,7 +34,7 @@ class RoleCache(BaseKVStore):
     the same words would get the document's vector. Other collections pass through.
     """
 
-    def __init__(self, inner: BaseKVStore, settings: PairSettings) -> None:
+    def __init__(self, inner: BaseKVStore, settings: ModelSettings) -> None:
         """Wrap a store for the model of these settings."""
         self.inner, self.settings = inner, settings
 
@@ -73,7 +73,7 @@ class RoleCache(BaseKVStore):
     def _scoped(self, collection: str) -> str:
         if collection != _BASE_COLLECTION:
             return collection
-        fingerprint = shared_pair(self.settings).contract().fingerprint
+        fingerprint = shared_model(self.settings).contract().fingerprint
         settings, role = self.settings, _role.get()
         is_query = role == "query"
         parts = [_BASE_COLLECTION, fingerprint[:16], role]

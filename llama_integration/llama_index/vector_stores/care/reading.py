@@ -21,7 +21,7 @@ from llama_index.vector_stores.care.settings import StoreSettings, shard_keys
 from llama_index.vector_stores.care.sparse import StoreTerms
 from qdrant_client import models
 
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, counted
 from care_qdrant.search.conditions import Keys, no_such_key
 from care_qdrant.search.fallback import Fallback
 from care_qdrant.search.fusion import Fusion
@@ -187,6 +187,6 @@ def score_nodes(
         filter=models.Filter(must=[having_ids(node_ids)]),
         limit=len(node_ids),
     )
-    [found] = resolved.collection.search(f"scoring {len(node_ids)} nodes", [request])
+    [found] = resolved.collection.search(f"scoring {counted(len(node_ids), 'node')}", [request])
     scores: dict[Any, float] = {point.id: point.score for point in found}
     return {node_id: scores[point] for node_id in node_ids if (point := as_point_id(node_id)) in scores}

@@ -18,6 +18,7 @@ from llama_index.vector_stores.care.settings import StoreSettings
 from llama_index.vector_stores.care.sparse import StoreTerms
 from qdrant_client import models
 
+from care_qdrant.errors import counted
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.sender import send_all
 from care_qdrant.search.conditions import Keys
@@ -46,10 +47,10 @@ class Writer:
             outdated = sum(threads.map(write, iter_batch(nodes, settings.batch_size)))
         if outdated:
             logger.warning(
-                "%d points of collection %r have a new text; their vectors of other models were made of the old one: "
+                "collection %r: %s a new text, and vectors of other models that were made of the old one: "
                 "let the pipelines that made them run again (`care attach` for those that it made)",
-                outdated,
                 settings.collection_name,
+                counted(outdated, "point", "have"),
             )
         return [node.node_id for node in nodes]
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from care_trainer import pipeline
+from care_trainer import recipe
 from care_trainer.export.checkpoint import export
 from care_trainer.models import towers
 from safetensors.numpy import load_file
@@ -31,7 +31,7 @@ RECIPE = (
 
 def test_the_recipe_runs_from_base_models_to_a_folder_that_is_what_was_trained(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, *RECIPE)
-    records = pipeline.run_stages(run)
+    records = recipe.run_stages(run)
     assert [record["stage"] for record in records] == [values["kind"] for values in RECIPE]
     assert records[-1]["trainable"].keys() == {"query", "document"}
     assert 0 <= records[-1]["evaluation"]["ndcg@10"] <= 1
@@ -57,36 +57,36 @@ def test_the_recipe_runs_from_base_models_to_a_folder_that_is_what_was_trained(t
 
 def test_each_stage_starts_where_the_one_before_ended(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, stage("supervised"), stage("document"), stage("align"), stage("joint"))
-    pipeline.run_stages(run)
-    found = {side: pipeline.newest(run, side, run.stage[:3]).parent.name for side in pipeline.SIDES}
+    recipe.run_stages(run)
+    found = {side: recipe.newest(run, side, run.stage[:3]).parent.name for side in recipe.SIDES}
     assert found == {"query": "align", "document": "document"}
 
 
 def test_a_finished_run_resumes_to_itself_and_is_never_overwritten(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, stage("supervised"))
-    (first,) = pipeline.run_stages(run)
-    (again,) = pipeline.run_stages(run, resume=True)
+    (first,) = recipe.run_stages(run)
+    (again,) = recipe.run_stages(run, resume=True)
     assert json.loads(json.dumps(first)) == again
     with pytest.raises(InputError, match="is finished already; pass --resume"):
-        pipeline.run_stages(run)
+        recipe.run_stages(run)
 
 
 def test_other_settings_or_other_data_are_not_mixed_into_a_run(tmp_path: Path) -> None:
-    pipeline.run_stages(tiny_run(tmp_path, stage("supervised")))
+    recipe.run_stages(tiny_run(tmp_path, stage("supervised")))
     with pytest.raises(InputError, match=r"trained with other settings \(learning_rate\)"):
-        pipeline.run_stages(tiny_run(tmp_path, stage("supervised", learning_rate=2e-3)), resume=True)
+        recipe.run_stages(tiny_run(tmp_path, stage("supervised", learning_rate=2e-3)), resume=True)
     with pytest.raises(InputError, match=r"trained with other settings \(dim, seed\)|other settings \(seed\)"):
-        pipeline.run_stages(tiny_run(tmp_path, stage("supervised"), overrides=["seed=1"]), resume=True)
+        recipe.run_stages(tiny_run(tmp_path, stage("supervised"), overrides=["seed=1"]), resume=True)
     with pytest.raises(InputError, match=r"out/base: was trained with other settings \(geometry\)"):
-        pipeline.run_stages(tiny_run(tmp_path, stage("supervised"), overrides=['geometry="cut"']), resume=True)
+        recipe.run_stages(tiny_run(tmp_path, stage("supervised"), overrides=['geometry="cut"']), resume=True)
 
 
 def test_a_stage_is_not_kept_when_what_it_started_from_was_trained_again(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, stage("supervised"), stage("joint"))
-    pipeline.run_stages(run)
+    recipe.run_stages(run)
     shutil.rmtree(Path(run.output) / "supervised")
     with pytest.raises(InputError, match=r"joint: was trained with other settings \(starts_from.query\)"):
-        pipeline.run_stages(run, resume=True)
+        recipe.run_stages(run, resume=True)
 
 
 def test_a_static_table_follows_from_the_seed_and_not_from_what_ran_before(tmp_path: Path) -> None:
@@ -94,9 +94,9 @@ def test_a_static_table_follows_from_the_seed_and_not_from_what_ran_before(tmp_p
     for name in ("whole", "resumed"):
         run = tiny_run(tmp_path / name, stage("static", max_steps=1), document_pooling="mean")
         if name == "resumed":  # killed after the base models, and continued in a process of its own
-            pipeline.run_stages(replace(run, stage=()))
+            recipe.run_stages(replace(run, stage=()))
             torch.manual_seed(1)
-        pipeline.run_stages(run, resume=True)
+        recipe.run_stages(run, resume=True)
         found.append((Path(run.output) / "static/query/model.safetensors").read_bytes())
     assert found[0] == found[1]
 
@@ -104,20 +104,20 @@ def test_a_static_table_follows_from_the_seed_and_not_from_what_ran_before(tmp_p
 def test_a_single_stage_needs_those_before_it(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, stage("supervised"), stage("joint"))
     with pytest.raises(InputError, match="stage supervised: is not finished"):
-        pipeline.run_stages(run, only="joint")
-    pipeline.run_stages(run, only="supervised", resume=True)
-    (record,) = pipeline.run_stages(run, only="joint", resume=True)
+        recipe.run_stages(run, only="joint")
+    recipe.run_stages(run, only="supervised", resume=True)
+    (record,) = recipe.run_stages(run, only="joint", resume=True)
     assert record["stage"] == "joint"
     with pytest.raises(InputError, match="there is no such stage"):
-        pipeline.run_stages(run, only="none")
+        recipe.run_stages(run, only="none")
 
 
 def test_each_side_learns_at_its_own_rate(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, stage("joint", document_learning_rate=0.0))
-    (record,) = pipeline.run_stages(run)
+    (record,) = recipe.run_stages(run)
     assert record["trainable"]["document"] > 0
     moved = {}
-    for side in pipeline.SIDES:
+    for side in recipe.SIDES:
         files = [Path(run.output) / folder / side / "model.safetensors" for folder in ("base", "joint")]
         before, after = map(load_file, files)
         moved[side] = any(not np.array_equal(before[name], after[name]) for name in before)
@@ -137,7 +137,7 @@ def test_every_text_has_its_prompt_while_the_document_encoder_trains(
 
     monkeypatch.setattr(SentenceTransformer, "preprocess", listen)
     document = stage("document", hard_negatives=1, query_prompt="问题：")
-    pipeline.run_stages(tiny_run(tmp_path, document, document='prompt = "资料："'))
+    recipe.run_stages(tiny_run(tmp_path, document, document='prompt = "资料："'))
     queries = {row["query"] for row in pairs()}
     asked = [prompt for prompt, text in read if text in queries]
     answers = [prompt for prompt, text in read if text not in queries]
@@ -147,9 +147,9 @@ def test_every_text_has_its_prompt_while_the_document_encoder_trains(
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks for it
 def test_adapters_train_through_the_stages_and_are_merged_at_the_end(tmp_path: Path) -> None:
-    recipe = (stage("document", learning_rate=1e-2), stage("align"), stage("joint", learning_rate=1e-2))
-    run = tiny_run(tmp_path, *recipe, document="lora = { rank = 4, alpha = 8 }")
-    records = pipeline.run_stages(run)
+    stages = (stage("document", learning_rate=1e-2), stage("align"), stage("joint", learning_rate=1e-2))
+    run = tiny_run(tmp_path, *stages, document="lora = { rank = 4, alpha = 8 }")
+    records = recipe.run_stages(run)
     assert records[0]["trainable"]["document"] == records[2]["trainable"]["document"] > 0
     after = [
         towers.load(Path(run.output) / name / "document").encode_document(TEXTS)
@@ -167,7 +167,7 @@ def test_adapters_train_through_the_stages_and_are_merged_at_the_end(tmp_path: P
 
 def test_half_weights_load_as_float32_and_are_half_the_size(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, stage("joint"), overrides=["export.half_weights=true", "export.fp32_onnx=false"])
-    pipeline.run_stages(run)
+    recipe.run_stages(run)
     export(run, "care-train run run.toml")
     folder = Path(run.output) / run.name
     trained = Path(run.output) / "joint"
@@ -182,17 +182,17 @@ def test_half_weights_load_as_float32_and_are_half_the_size(tmp_path: Path) -> N
 
 def test_the_rows_are_read_once_for_all_stages_and_all_runs_with_one_cache(tmp_path: Path) -> None:
     cache = f"teacher_cache={tmp_path / 'cache'}"
-    pipeline.run_stages(tiny_run(tmp_path, stage("supervised"), overrides=[cache]))
+    recipe.run_stages(tiny_run(tmp_path, stage("supervised"), overrides=[cache]))
     written = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "cache/rows").iterdir()}
     again = tiny_run(tmp_path, stage("supervised"), stage("joint"), overrides=[cache, f"output={tmp_path / 'again'}"])
-    pipeline.run_stages(again)
+    recipe.run_stages(again)
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "cache/rows").iterdir()} == written != {}
     assert not list(Path(again.output).rglob("*.arrow"))
 
 
 def test_a_run_without_stages_has_nothing_to_export(tmp_path: Path) -> None:
     run = tiny_run(tmp_path)
-    pipeline.run_stages(run)
+    recipe.run_stages(run)
     with pytest.raises(InputError, match="has no stage"):
         export(run, "")
 
@@ -201,8 +201,8 @@ def test_what_a_later_stage_lacks_is_said_before_the_first(tmp_path: Path) -> No
     overrides = ["data.other={ files = ['other.jsonl'] }", "stage.joint.data=other"]
     run = tiny_run(tmp_path, stage("align"), stage("joint"), overrides=overrides)
     with pytest.raises(InputError, match=r"other.jsonl: no such file; set data_root"):
-        pipeline.run_stages(run)
+        recipe.run_stages(run)
     assert not Path(run.output).exists()
     wide = tiny_run(tmp_path, stage("align"), stage("document", matryoshka=[64, 32]))
     with pytest.raises(InputError, match=r"stage.document.matryoshka: 64 is more than the 48 dimensions"):
-        pipeline.run_stages(wide)
+        recipe.run_stages(wide)

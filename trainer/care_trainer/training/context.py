@@ -1,4 +1,4 @@
-"""The job of training one stage of a run: built once by the pipeline, read by the stage, the loop and its callbacks."""
+"""What a stage is trained with: built once for each, read by the stage, the training loop and its callbacks."""
 
 import time
 from collections.abc import Callable
@@ -41,7 +41,7 @@ class Timer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class TrainingContext:
     """One stage of a run: its settings, the folder that it writes, and how far it goes."""
 
     run: Run

@@ -30,7 +30,7 @@ BESIDE = ("高血压", "患者，男，68 岁，反复胸闷、气促三年，�
 """A short and a long text: what a batch pads, and what an int8 encoder scales, depend on its longest and largest."""
 
 
-class ServedPair:
+class ServedModel:
     """One model: its query encoder, and its document encoder where the service has it."""
 
     def __init__(self, model: CareModel, *, documents: bool, limits: Limits, metrics: Metrics) -> None:
@@ -93,34 +93,34 @@ class ServedPair:
             self.document.close()
 
 
-class Pairs:
+class ServedModels:
     """All models of a service, by the names that clients use."""
 
-    def __init__(self, pairs: Sequence[ServedPair]) -> None:
+    def __init__(self, models: Sequence[ServedModel]) -> None:
         """Take the models; the first is the default."""
-        self._pairs = pairs
-        for index, pair in enumerate(pairs):
-            if any(other.fingerprint == pair.fingerprint for other in pairs[:index]):
+        self._models = models
+        for index, served in enumerate(models):
+            if any(other.fingerprint == served.fingerprint for other in models[:index]):
                 raise InputError(
-                    f"the model {pair.name}@{pair.fingerprint[:12]} is given twice; give each --model once"
+                    f"the model {served.name}@{served.fingerprint[:12]} is given twice; give each --model once"
                 )
 
-    def __iter__(self) -> Iterator[ServedPair]:
-        return iter(self._pairs)
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._models)
 
     @property
-    def default(self) -> ServedPair:
+    def default(self) -> ServedModel:
         """The model of a request that cannot name one."""
-        return self._pairs[0]
+        return self._models[0]
 
-    def find(self, wanted: str) -> ServedPair:
+    def find(self, wanted: str) -> ServedModel:
         """Return the model that a client names."""
         name, at, prefix = wanted.rpartition("@")
         name, prefix = (name, prefix.lower()) if at else (wanted, "")
         if at and not _FINGERPRINT.fullmatch(prefix):
             raise Refusal(400, "invalid_model", f"{wanted!r}: after @ come 4 to 64 hexadecimal digits of a fingerprint")
-        named = [pair for pair in self._pairs if pair.name == name]
-        found = [pair for pair in named if pair.fingerprint.startswith(prefix)]
+        named = [served for served in self._models if served.name == name]
+        found = [served for served in named if served.fingerprint.startswith(prefix)]
         if len(found) == 1:
             return found[0]
         if len(found) > 1:
@@ -132,7 +132,7 @@ class Pairs:
                 f"{wanted!r} is not what is served under this name ({_listed(named)}): its vectors are of another "
                 "space. Ask for the model that made the vectors of the collection, or serve that one",
             )
-        raise Refusal(404, "unknown_model", f"model {wanted!r} is not served; there is: {_listed(self._pairs)}")
+        raise Refusal(404, "unknown_model", f"model {wanted!r} is not served; there is: {_listed(self._models)}")
 
 
 def check_texts(texts: Sequence[str], side: Side, limits: Limits) -> None:
@@ -156,19 +156,19 @@ def _has_content(text: str) -> bool:
     return any(unicodedata.category(character) not in _INVISIBLE for character in text)
 
 
-def _listed(pairs: Sequence[ServedPair]) -> str:
-    return ", ".join(f"{pair.name}@{pair.fingerprint[:12]}" for pair in pairs)
+def _listed(models: Sequence[ServedModel]) -> str:
+    return ", ".join(f"{served.name}@{served.fingerprint[:12]}" for served in models)
 
 
-async def check_answers(pair: ServedPair, side: Side) -> None:
+async def check_answers(served: ServedModel, side: Side) -> None:
     """Encode the references of the folder as requests do, alone and in a batch, and compare."""
-    card = pair.model.card
+    card = served.model.card
     files = None if card is None else card.onnx if side == "query" else card.document_onnx
     references = files.references if files is not None else ()
     texts = [reference.text for reference in references] or list(REFERENCE_TEXTS)
-    alone = np.concatenate([await pair.encode([text], side) for text in texts])
-    batch = (await pair.encode([*texts, *BESIDE], side))[: len(texts)]
-    where = Path(f"{pair.name}@{pair.fingerprint[:12]}/{side}")
+    alone = np.concatenate([await served.encode([text], side) for text in texts])
+    batch = (await served.encode([*texts, *BESIDE], side))[: len(texts)]
+    where = Path(f"{served.name}@{served.fingerprint[:12]}/{side}")
     if files is not None:
         least = min(files.least_cosine(file) for file in (files.fp32, files.int8) if file is not None)
         for found in (alone, batch):

@@ -33,7 +33,7 @@ from care_trainer.models.towers import ADAPTER_FILE
 from care_trainer.stages import align, base, contrastive, joint, prune, retromae, static
 from care_trainer.stages.context import Context, Trained
 from care_trainer.training.checkpoints import drop_checkpoints
-from care_trainer.training.job import Report, silent
+from care_trainer.training.context import Report, silent
 
 logger = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class PairSettings:
+class ModelSettings:
     """The fields of a `CareEmbedding` that decide what a text is embedded to, and how queries are served."""
 
     model: str
@@ -49,15 +49,15 @@ class PairSettings:
     query_cache_size: int
 
 
-class SharedPair:
+class SharedModel:
     """Embeds queries and documents for every `CareEmbedding` of these settings; each encoder loads on first use.
 
     It pickles as its settings, so an embedding that is copied, pickled or sent to a worker process carries no weights
     and finds them again where it arrives.
     """
 
-    def __init__(self, settings: PairSettings) -> None:
-        """Keep the settings; nothing is read yet. `shared_pair` is the usual way."""
+    def __init__(self, settings: ModelSettings) -> None:
+        """Keep the settings; nothing is read yet. `shared_model` is the usual way."""
         self.settings = settings
         self._has_cut = False
         self._recent, self._recent_documents = (_RecentVectors(settings.query_cache_size) for _ in range(2))
@@ -70,7 +70,7 @@ class SharedPair:
         )
 
     def __reduce__(self) -> tuple[object, ...]:
-        return shared_pair, (self.settings,)
+        return shared_model, (self.settings,)
 
     def contract(self) -> "VectorContract":
         """Return what a collection must say of its vectors for this model to search it."""
@@ -145,21 +145,21 @@ _INGEST_INSTEAD = (
 )
 
 _models: "weakref.WeakValueDictionary[tuple[object, ...], CareModel]" = weakref.WeakValueDictionary()
-_pairs: "weakref.WeakValueDictionary[tuple[object, ...], SharedPair]" = weakref.WeakValueDictionary()
+_shared: "weakref.WeakValueDictionary[tuple[object, ...], SharedModel]" = weakref.WeakValueDictionary()
 _lock = ForkLock()
 
 
-def shared_pair(settings: PairSettings) -> SharedPair:
+def shared_model(settings: ModelSettings) -> SharedModel:
     """Return the one model of these settings in this process; it lives as long as somebody refers to it."""
     key = (settings, _saved_at(settings.model))
     with _lock:
-        pair = _pairs.get(key)
-        if pair is None:
-            pair = _pairs[key] = SharedPair(settings)
-        return pair
+        shared = _shared.get(key)
+        if shared is None:
+            shared = _shared[key] = SharedModel(settings)
+        return shared
 
 
-def open_model(settings: PairSettings) -> CareModel:
+def open_model(settings: ModelSettings) -> CareModel:
     """Open the model, or return the one that is open: different prompts share one set of weights."""
     where = (settings.model, settings.revision, settings.device, settings.precision)
     with _lock:
@@ -184,7 +184,7 @@ def _saved_at(source: str) -> int | None:
     return card.stat().st_mtime_ns if card.is_file() else None
 
 
-def _encode_queries(model: CareModel, texts: Sequence[str], settings: PairSettings) -> Vectors:
+def _encode_queries(model: CareModel, texts: Sequence[str], settings: ModelSettings) -> Vectors:
     encoder = model.query_encoder
     prompt = settings.query_prompt if settings.query_prompt is not None else model.query_prompt(settings.query_task)
     _check_lengths(encoder, texts, "query", prompt, settings.on_truncation)
@@ -249,11 +249,10 @@ def _is_short(text: str, max_tokens: int) -> bool:
 
 
 class _RecentVectors:
-    """The vectors of the last ``size`` different texts of one side; least recently used leave first.
+    """The vectors of the last ``size`` different texts of one side; least recently used leave first."""
 
-    No lock, which a fork could copy in its locked state: a dictionary keeps its order, each single operation on it is
-    atomic, and the worst that a race can do is to compute a vector once more.
-    """
+    # No lock, which a fork could copy in its locked state: a dictionary keeps its order, each single operation on it is
+    # atomic, and the worst that a race can do is to compute a vector once more.
 
     def __init__(self, size: int) -> None:
         self._size = size
