@@ -1,7 +1,6 @@
 """Processes, of one host or of two, see each other's candidates and end with the weights of one with all the batch."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,8 @@ from care_trainer.distributed import free_memory
 from safetensors.numpy import load_file
 
 from tests.reliability.network import Network, may_build
+from tests.reliability.processes import free_port
+from tests.trainer.forked import Forks
 from tests.trainer.tiny_run import environment, stage, tiny_run
 
 STAGES = (
@@ -41,15 +42,11 @@ def _run(root: Path, batch_size: int, document: str) -> Run:
     return tiny_run(root, *stages, overrides=[WITHOUT_DROPOUT], document=document)
 
 
-def _two_processes(root: Path, *overrides: str, script: str = SCRIPT) -> int:
-    return _launch(root, script, str(root / "run.toml"), *overrides).returncode
-
-
-def _launch(root: Path, script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    (root / "train.py").write_text(script, encoding="utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += [str(root / "train.py"), *arguments]
-    return subprocess.run(command, env=environment(), timeout=550, stdout=subprocess.PIPE, text=True)
+def _two_processes(forks: Forks, script: str, *arguments: str) -> list[str]:
+    """Run a program on two processes, and return what each printed."""
+    done = forks.run_ranks(2, free_port(), script, *arguments)
+    assert [process.returncode for process in done] == [0, 0], "".join(process.stderr for process in done)
+    return [process.stdout for process in done]
 
 
 def _weights(run: Run, *sides: str) -> dict[str, np.ndarray]:
@@ -77,10 +74,13 @@ def _two_hosts(root: Path, *overrides: str) -> list[int]:
 
 @pytest.fixture(scope="module")
 def double(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Two processes, with adapters on the document side, uninterrupted."""
+    """Two processes that torchrun starts, with adapters on the document side, uninterrupted."""
     root = tmp_path_factory.mktemp("two")
     run = _run(root, 8, ADAPTER)
-    assert _two_processes(root, WITHOUT_DROPOUT) == 0
+    (root / "train.py").write_text(SCRIPT, encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += [str(root / "train.py"), str(root / "run.toml"), WITHOUT_DROPOUT]
+    subprocess.run(command, env=environment(), timeout=550, check=True)
     return run
 
 
@@ -113,7 +113,7 @@ def test_four_processes_on_two_hosts_train_what_two_do(double: Run, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_processes_train_a_static_query_encoder_as_one_does(tmp_path: Path) -> None:
+def test_two_processes_train_a_static_query_encoder_as_one_does(forks: Forks, tmp_path: Path) -> None:
     """Its columns are flat: nothing is padded, and all that a process has is embedded at once."""
     static = "query={static=32,max_tokens=32}"
     runs = []
@@ -123,7 +123,7 @@ def test_two_processes_train_a_static_query_encoder_as_one_does(tmp_path: Path) 
         root = tmp_path / str(processes)
         runs.append(tiny_run(root, table, joint, overrides=[static], document_pooling="mean"))
         if processes == 2:
-            assert _two_processes(root, static) == 0
+            _two_processes(forks, SCRIPT, str(root / "run.toml"), static)
         else:
             pipeline.run_stages(runs[-1])
     ours, theirs = (_weights(run, "query", "document") for run in runs)
@@ -158,14 +158,12 @@ print(f"encoded {encoded} of {len(vectors)}", flush=True)
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_teachers_vectors_are_shared_out_and_whole(
-    document_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    document_folder: Path, forks: Forks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from care_trainer.models import teacher, towers
 
-    done = _launch(tmp_path, TEACHER, str(document_folder), str(tmp_path / "vectors"))
-    assert done.returncode == 0
-    # Not by lines: two processes write to one stream, and a line may hold what both say.
-    assert sorted(map(int, re.findall(r"encoded (\d+) of 18", done.stdout))) == [8, 10]
+    printed = _two_processes(forks, TEACHER, str(document_folder), str(tmp_path / "vectors"))
+    assert sorted(printed) == ["encoded 10 of 18\n", "encoded 8 of 18\n"]
     texts = [f"第{at}个问题" for at in range(18)]
     monkeypatch.setattr(teacher, "PIECE_ROWS", 4)
 
@@ -177,7 +175,7 @@ def test_the_teachers_vectors_are_shared_out_and_whole(
 
 
 BEST = """
-import gc, os, sys
+import os, sys
 from pathlib import Path
 from care_trainer import pipeline
 from care_trainer.config import load_run
@@ -207,19 +205,18 @@ def fit(job, model, *rest, **options):
 Context.scoring = scoring
 
 contrastive.fit = fit
-gc.freeze()
 pipeline.run_stages(load_run(Path(sys.argv[1]), sys.argv[2:]), resume=True)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_processes_end_early_with_the_same_best_weights(tmp_path: Path) -> None:
+def test_two_processes_end_early_with_the_same_best_weights(forks: Forks, tmp_path: Path) -> None:
     """Only the main process scores; the other one has to follow it to its best weights, and to its early end."""
     settings = {"learning_rate": 1e-2, "batch_size": 8, "schedule": "constant_with_warmup", "warmup": 0.0}
     stops = {"max_steps": 5, "evaluate_steps": 1, "patience": 2}
     tiny_run(tmp_path, stage("supervised", **settings, **stops), overrides=[WITHOUT_DROPOUT])
-    assert _two_processes(tmp_path, WITHOUT_DROPOUT, script=BEST) == 0
+    _two_processes(forks, BEST, str(tmp_path / "run.toml"), WITHOUT_DROPOUT)
     assert len(list(tmp_path.glob("evaluation-*"))) == 4, "two were no better than the second"
     best, last = (load_file(tmp_path / f"evaluation-{number}.safetensors") for number in (1, 3))
     for rank in range(2):
