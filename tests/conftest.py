@@ -23,6 +23,7 @@ from qdrant_client.local.persistence import CollectionPersistence
 from care_qdrant.errors import ServerTooOld
 from tests import tiny
 from tests.databases import REAL, WIRES, open_database, open_wire
+from tests.forks import FORKS
 from tests.reliability.processes import BINARY, QdrantServer
 from tests.standin import StandIn
 
@@ -100,6 +101,10 @@ def pytest_collection_finish() -> None:
     """Keep what is imported by now out of garbage collections, which took half of the time of the training tests."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    FORKS.end()
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

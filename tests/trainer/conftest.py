@@ -1,11 +1,9 @@
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from care_trainer import pipeline
 from care_trainer.config import Run
 
-from tests.trainer.forked import Forks
 from tests.trainer.tiny_run import tiny_run
 
 
@@ -25,9 +23,3 @@ def query_folder(base: Run) -> Path:
 @pytest.fixture(scope="session")
 def document_folder(base: Run) -> Path:
     return Path(base.output) / "base" / "document"
-
-
-@pytest.fixture(scope="session")
-def forks() -> Iterator[Forks]:
-    with Forks() as forks:
-        yield forks

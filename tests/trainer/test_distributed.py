@@ -14,9 +14,7 @@ from care_trainer.distributed import free_memory
 from safetensors.numpy import load_file
 
 from tests.reliability.network import Network, may_build
-from tests.reliability.processes import free_port
-from tests.trainer.forked import Forks
-from tests.trainer.tiny_run import environment, stage, tiny_run
+from tests.trainer.tiny_run import environment, run_ranks, stage, tiny_run
 
 STAGES = (
     stage("unsupervised", learn_temperature=True, max_steps=2, weight_decay=0.0),
@@ -42,10 +40,10 @@ def _run(root: Path, batch_size: int, document: str) -> Run:
     return tiny_run(root, *stages, overrides=[WITHOUT_DROPOUT], document=document)
 
 
-def _two_processes(forks: Forks, script: str, *arguments: str) -> list[str]:
+def _two_processes(script: str, *arguments: str) -> list[str]:
     """Run a program on two processes, and return what each printed."""
-    done = forks.run_ranks(2, free_port(), script, *arguments)
-    assert [process.returncode for process in done] == [0, 0], "".join(process.stderr for process in done)
+    done = run_ranks(script, *arguments)
+    assert [process.returncode for process in done] == [0, 0]
     return [process.stdout for process in done]
 
 
@@ -113,7 +111,7 @@ def test_four_processes_on_two_hosts_train_what_two_do(double: Run, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_processes_train_a_static_query_encoder_as_one_does(forks: Forks, tmp_path: Path) -> None:
+def test_two_processes_train_a_static_query_encoder_as_one_does(tmp_path: Path) -> None:
     """Its columns are flat: nothing is padded, and all that a process has is embedded at once."""
     static = "query={static=32,max_tokens=32}"
     runs = []
@@ -123,7 +121,7 @@ def test_two_processes_train_a_static_query_encoder_as_one_does(forks: Forks, tm
         root = tmp_path / str(processes)
         runs.append(tiny_run(root, table, joint, overrides=[static], document_pooling="mean"))
         if processes == 2:
-            _two_processes(forks, SCRIPT, str(root / "run.toml"), static)
+            _two_processes(SCRIPT, str(root / "run.toml"), static)
         else:
             pipeline.run_stages(runs[-1])
     ours, theirs = (_weights(run, "query", "document") for run in runs)
@@ -158,11 +156,11 @@ print(f"encoded {encoded} of {len(vectors)}", flush=True)
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_teachers_vectors_are_shared_out_and_whole(
-    document_folder: Path, forks: Forks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    document_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from care_trainer.models import teacher, towers
 
-    printed = _two_processes(forks, TEACHER, str(document_folder), str(tmp_path / "vectors"))
+    printed = _two_processes(TEACHER, str(document_folder), str(tmp_path / "vectors"))
     assert sorted(printed) == ["encoded 10 of 18\n", "encoded 8 of 18\n"]
     texts = [f"第{at}个问题" for at in range(18)]
     monkeypatch.setattr(teacher, "PIECE_ROWS", 4)
@@ -211,12 +209,12 @@ pipeline.run_stages(load_run(Path(sys.argv[1]), sys.argv[2:]), resume=True)
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_processes_end_early_with_the_same_best_weights(forks: Forks, tmp_path: Path) -> None:
+def test_two_processes_end_early_with_the_same_best_weights(tmp_path: Path) -> None:
     """Only the main process scores; the other one has to follow it to its best weights, and to its early end."""
     settings = {"learning_rate": 1e-2, "batch_size": 8, "schedule": "constant_with_warmup", "warmup": 0.0}
     stops = {"max_steps": 5, "evaluate_steps": 1, "patience": 2}
     tiny_run(tmp_path, stage("supervised", **settings, **stops), overrides=[WITHOUT_DROPOUT])
-    _two_processes(forks, BEST, str(tmp_path / "run.toml"), WITHOUT_DROPOUT)
+    _two_processes(BEST, str(tmp_path / "run.toml"), WITHOUT_DROPOUT)
     assert len(list(tmp_path.glob("evaluation-*"))) == 4, "two were no better than the second"
     best, last = (load_file(tmp_path / f"evaluation-{number}.safetensors") for number in (1, 3))
     for rank in range(2):

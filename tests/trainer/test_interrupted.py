@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from care_trainer.config import Run
 from click.testing import CliRunner
 
 from care_qdrant.errors import CareError
-from tests.trainer.forked import Forks
-from tests.trainer.tiny_run import stage, tiny_run
+from tests.forks import FORKS
+from tests.trainer.tiny_run import environment, stage, tiny_run
 
 STAGES = (
     stage("unsupervised", max_steps=8, learn_temperature=True, cached=True),
@@ -56,6 +57,11 @@ def _weights(run: Run) -> dict[str, str]:
     }
 
 
+def _python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [FORKS.python, "-c", program, *arguments]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=500)
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     run = tiny_run(tmp_path_factory.mktemp("whole"), *STAGES)
@@ -67,12 +73,12 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_killed_at_random_moments_and_resumed_is_uninterrupted(
-    uninterrupted: dict[str, str], forks: Forks, tmp_path: Path, seed: int
+    uninterrupted: dict[str, str], tmp_path: Path, seed: int
 ) -> None:
     run = tiny_run(tmp_path, *STAGES, overrides=[CHECKPOINTS])
     draw = random.Random(seed)
     delays = [draw.uniform(0.05, 0.5 * (1 + attempt)) for attempt in range(25)]  # longer ones: any machine finishes
-    result = forks.run(KILLED_AGAIN_AND_AGAIN, str(tmp_path / "run.toml"), CHECKPOINTS, *map(str, [*delays, 1e6]))
+    result = _python(KILLED_AGAIN_AND_AGAIN, str(tmp_path / "run.toml"), CHECKPOINTS, *map(str, [*delays, 1e6]))
     assert result.returncode == 0, result.stderr
     assert int(result.stdout.splitlines()[-1]) >= 1
     assert _weights(run) == uninterrupted
@@ -97,14 +103,14 @@ run(care_train)
     ],
 )
 def test_a_disk_that_is_full_is_one_line_and_the_run_goes_on_when_there_is_room(
-    uninterrupted: dict[str, str], forks: Forks, tmp_path: Path, checkpoints: str, problem: str
+    uninterrupted: dict[str, str], tmp_path: Path, checkpoints: str, problem: str
 ) -> None:
     run = tiny_run(tmp_path, *STAGES)
     pipeline.run_stages(run, only="unsupervised")
     pipeline.run_stages(run, only="align", resume=True)
     before = _weights(run)
     command = ["run", str(tmp_path / "run.toml"), "--stage", "joint", "--resume", "--set", checkpoints]
-    full = forks.run(WITH_A_SMALL_DISK, *command)
+    full = _python(WITH_A_SMALL_DISK, *command)
     assert full.returncode == 9, full.stderr
     last = full.stderr.strip().splitlines()[-1]
     assert problem in last and last.endswith("Make room, then go on with --resume.")

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from care_trainer.config import find_config, load_run
 
-from tests.reliability.processes import free_port
 from tests.trainer.bases import gte_mlm_base, qwen3_base, write_paper_data
-from tests.trainer.forked import Forks
+from tests.trainer.tiny_run import run_ranks
 
 NAME, HIDDEN = "care-0.3b-4b", 2560
 """The chain of 8B differs in one width; `config/test_shipped.py` trains and exports it in one process."""
@@ -38,10 +37,10 @@ def _overrides(root: Path, output: str) -> list[str]:
     return [*places, f"document.base={root / 'qwen3'}", "checkpoint_minutes=0", *own]
 
 
-def _train(forks: Forks, root: Path, output: str, kill_in: str = "") -> list[int]:
+def _train(root: Path, output: str, kill_in: str = "") -> list[int]:
     """Train on two processes, killed in the second step of a stage; return how they ended."""
     arguments = [NAME, json.dumps(_overrides(root, output)), kill_in]
-    return [done.returncode for done in forks.run_ranks(2, free_port(), ATTEMPT, *arguments)]
+    return [done.returncode for done in run_ranks(ATTEMPT, *arguments)]
 
 
 def _bytes(folder: Path) -> dict[str, str]:
@@ -51,18 +50,18 @@ def _bytes(folder: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_killed_in_every_stage_and_resumed_is_uninterrupted(forks: Forks, tmp_path: Path) -> None:
+def test_killed_in_every_stage_and_resumed_is_uninterrupted(tmp_path: Path) -> None:
     write_paper_data(tmp_path / "data")
     gte_mlm_base(tmp_path / "gte")
     assert len(list(qwen3_base(tmp_path / "qwen3", HIDDEN).glob("*.safetensors"))) > 1, "in several files"
     stages = [stage.kind for stage in load_run(find_config(NAME)).stage]
-    assert _train(forks, tmp_path, "whole") == [0, 0]
+    assert _train(tmp_path, "whole") == [0, 0]
     for stage in stages:
-        assert _train(forks, tmp_path, "killed", stage) == [3, 3], stage
+        assert _train(tmp_path, "killed", stage) == [3, 3], stage
         folder = tmp_path / "killed" / stage
         assert (folder / "checkpoints/checkpoint-1/complete").exists(), f"{stage}: one step is kept"
         assert not (folder / "stage.json").exists(), f"{stage}: is unfinished"
-    assert _train(forks, tmp_path, "killed") == [0, 0]
+    assert _train(tmp_path, "killed") == [0, 0]
     whole, killed = _bytes(tmp_path / "whole"), _bytes(tmp_path / "killed")
     assert {path.split("/")[0] for path in whole} == {"base", *stages}
     assert killed == whole
