@@ -4,6 +4,7 @@ torch and sentence-transformers are imported in 8 seconds of CPU time, a command
 tiny run takes. `Forks.python` and `Forks.commands` are run as those of the environment are, and begin in milliseconds.
 """
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -16,6 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from importlib.metadata import entry_points
@@ -39,6 +41,12 @@ CLIENT = """#!/bin/sh
 ' '''
 import json, os, signal, socket, sys
 
+def forward(number, _):
+    try:
+        os.kill(process, number)
+    except ProcessLookupError:  # it has just ended
+        pass
+
 request = json.dumps([sys.argv, os.getcwd(), dict(os.environ)]).encode()
 with socket.socket(socket.AF_UNIX) as server:
     server.connect({address!r})
@@ -48,7 +56,7 @@ with socket.socket(socket.AF_UNIX) as server:
     answers = server.makefile()
     process = int(answers.readline())
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: os.kill(process, number))
+        signal.signal(number, forward)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {{signal.SIGINT, signal.SIGTERM}})
     code = int(answers.readline())
 if code < 0:
@@ -183,7 +191,10 @@ def _become(argv: list[str], folder: str, variables: dict[str, str], streams: li
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except BaseException:
         traceback.print_exc()
-    finally:
+    finally:  # what an interpreter does at its end, but for taking everything down
+        with contextlib.suppress(BaseException):
+            threading._shutdown()  # type: ignore[attr-defined]
+            atexit._run_exitfuncs()
         for output in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 output.flush()
