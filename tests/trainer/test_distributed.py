@@ -33,6 +33,11 @@ from care_trainer.config import load_run
 gc.freeze()  # training asks for collections, and each would walk through all that is imported
 pipeline.run_stages(load_run(Path(sys.argv[1]), sys.argv[2:]), resume=True)
 """
+ENTER = """
+import ctypes, os
+with open(os.environ["NAMESPACE"]) as namespace:
+    assert ctypes.CDLL(None).setns(namespace.fileno(), 0) == 0
+"""
 
 
 def _run(root: Path, batch_size: int, document: str) -> Run:
@@ -55,19 +60,11 @@ def _weights(run: Run, *sides: str) -> dict[str, np.ndarray]:
 
 def _two_hosts(root: Path, *overrides: str) -> list[int]:
     """Run two processes on each of two hosts, in network namespaces, over a folder that both see."""
-    (root / "train.py").write_text(SCRIPT, encoding="utf-8")
     with Network(2) as network:
-        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
-        command += ["--master-addr", network.address(0), "--master-port", "29400"]
-        arguments = [str(root / "train.py"), str(root / "run.toml"), *overrides]
-        hosts = [
-            subprocess.Popen(
-                [*network.prefix(rank), *command, "--node-rank", str(rank), *arguments],
-                env={**environment(), "GLOO_SOCKET_IFNAME": "eth0"},
-            )
-            for rank in range(2)
-        ]
-        return [host.wait(550) for host in hosts]
+        shared = {"MASTER_ADDR": network.address(0), "GLOO_SOCKET_IFNAME": "eth0"}
+        hosts = [{**shared, "NAMESPACE": str(network.namespace(number))} for number in range(2)]
+        done = run_ranks(ENTER + SCRIPT, str(root / "run.toml"), *overrides, hosts=hosts)
+        return [process.returncode for process in done]
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +99,7 @@ def test_two_processes_train_what_one_does(double: Run, tmp_path: Path) -> None:
 @pytest.mark.skipif(not may_build(), reason="network namespaces need root, and ip of iproute2")
 def test_four_processes_on_two_hosts_train_what_two_do(double: Run, tmp_path: Path) -> None:
     run = _run(tmp_path, 4, ADAPTER)
-    assert _two_hosts(tmp_path, WITHOUT_DROPOUT) == [0, 0]
+    assert _two_hosts(tmp_path, WITHOUT_DROPOUT) == [0] * 4
     ours, theirs = _weights(run, "query", "document"), _weights(double, "query", "document")
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():

@@ -6,7 +6,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,19 +112,24 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
-def run_ranks(program: str, *arguments: str) -> list["subprocess.CompletedProcess[str]"]:
-    """Run a program in two processes of one run, as torchrun does, and return how they ended."""
-    shared = {**environment(), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+def run_ranks(
+    program: str, *arguments: str, hosts: Sequence[Mapping[str, str]] = ({"MASTER_ADDR": "127.0.0.1"},)
+) -> list["subprocess.CompletedProcess[str]"]:
+    """Run a program in processes of one run as torchrun does, two on each host, and return how they ended.
+
+    A host is given by its environment variables.
+    """
+    port, world = str(free_port()), str(2 * len(hosts))
+    shared = {**environment(), "MASTER_PORT": port, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": "2"}
     command = [FORKS.python, "-c", program, *arguments]
     with contextlib.ExitStack() as started:
         processes = [
             started.enter_context(
-                subprocess.Popen(
-                    command, env={**shared, "RANK": rank, "LOCAL_RANK": rank}, stdout=subprocess.PIPE, text=True
-                )
+                subprocess.Popen(command, env={**shared, **host, **own}, stdout=subprocess.PIPE, text=True)
             )
-            for rank in ("0", "1")
+            for number, host in enumerate(hosts)
+            for local in range(2)
+            for own in [{"RANK": str(2 * number + local), "LOCAL_RANK": str(local)}]
         ]
         printed = [process.communicate()[0] for process in processes]
     return [
