@@ -31,7 +31,7 @@ def _overrides(root: Path, output: str) -> list[str]:
     own = [
         f"stage.{stage.kind}.{key}"
         for stage in load_run(find_config(NAME)).stage
-        for key in ("max_steps=3", "global_batch_size=8")
+        for key in ("max_steps=3", "global_batch_size=4")
     ]
     places = [f"output={root / output}", f"data_root={root / 'data'}", f"query.base={root / 'gte'}"]
     return [*places, f"document.base={root / 'qwen3'}", "checkpoint_minutes=0", *own]
