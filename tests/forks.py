@@ -22,6 +22,7 @@ import time
 import traceback
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 ROOT = Path(__file__).parents[1]
@@ -178,10 +179,11 @@ def _become(argv: list[str], folder: str, variables: dict[str, str], streams: li
         os.chdir(folder)
         os.environ.clear()
         os.environ.update(variables)
-        name = Path(argv[0]).name
+        name, main = Path(argv[0]).name, ModuleType("__main__")
+        sys.modules["__main__"] = main  # by which click tells what the program is called
         if name == "python":
             sys.argv = argv[1:2] + argv[3:]
-            exec(compile(argv[2], "<string>", "exec"), {"__name__": "__main__"})
+            exec(compile(argv[2], "<string>", "exec"), vars(main))
         else:
             sys.argv = argv
             module, _, function = _commands()[name].partition(":")

@@ -9,6 +9,7 @@ import re
 import select
 import signal
 import subprocess
+import sys
 import termios
 import time
 from contextlib import closing
@@ -48,7 +49,8 @@ def run(*arguments: str | Path, stdin: bytes | None = None) -> Result:
 
 def start(*arguments: str | Path, log: str = "text", **options: object) -> "subprocess.Popen[str]":
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TQDM_DISABLE": "0", "CARE_LOG_FORMAT": log}
-    command_line = [FORKS.python, "-c", PROGRAM, *map(str, arguments)]
+    python = sys.executable if "pass_fds" in options else FORKS.python  # a fork has the standard streams alone
+    command_line = [python, "-c", PROGRAM, *map(str, arguments)]
     settings = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     return subprocess.Popen(command_line, text=True, env=environment, **settings)  # type: ignore[call-overload,no-any-return]
 
