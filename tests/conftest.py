@@ -18,11 +18,13 @@ from typing import Any
 import hypothesis
 import pytest
 from qdrant_client import QdrantClient
+from qdrant_client.local import sparse_distances
 from qdrant_client.local.persistence import CollectionPersistence
 
 from care_qdrant.errors import ServerTooOld
 from tests import tiny
-from tests.databases import REAL, WIRES, open_database, open_wire
+from tests.databases import REAL, WIRES, open_database, open_wire, sparse_dot_product
+from tests.forks import FORKS
 from tests.reliability.processes import BINARY, QdrantServer
 from tests.standin import StandIn
 
@@ -44,6 +46,14 @@ def unsynced() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CollectionPersistence, "__init__", open_unsynced)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_terms() -> Iterator[None]:
+    """Let embedded databases of tests look terms up, and not walk through both vectors: half of a search by words."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sparse_distances, "sparse_dot_product", sparse_dot_product)
         yield
 
 
@@ -100,6 +110,10 @@ def pytest_collection_finish() -> None:
     """Keep what is imported by now out of garbage collections, which took half of the time of the training tests."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    FORKS.end()
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

@@ -26,6 +26,7 @@ from pathlib import Path
 import click
 
 ROOT = Path(__file__).parent.parent
+PROGRAMS = Path(sys.executable).parent
 SERVER = "http://localhost:6333"
 PORTS = ("8080", "8090")
 """Ports of services on the pages."""
@@ -83,8 +84,11 @@ def _commands(text: str) -> list[str]:
     return [line for line in lines if line.strip() and not re.match(r"\s*(#|pip install |make test|git clone )", line)]
 
 
-def run(page: str, folder: Path, replaced: dict[str, str]) -> None:
-    """Run a page in a folder; the first step that does not do what the page says is an AssertionError."""
+def run(page: str, folder: Path, replaced: dict[str, str], commands: Path = PROGRAMS) -> None:
+    """Run a page in a folder, with the commands of another folder where one is given.
+
+    The first step that does not do what the page says is an AssertionError.
+    """
     todo = list(steps(page))
     script = [_SHELL]
     for number, step in enumerate(todo):
@@ -105,7 +109,7 @@ def run(page: str, folder: Path, replaced: dict[str, str]) -> None:
     script.append(f"printf '\\036%d\\n' {len(todo)}")
     # What `make test VENV=…` hands down is not for the `make` of a page, whose environment is the folder's own.
     environment = {name: value for name, value in os.environ.items() if name != "VENV" and "MAKE" not in name}
-    environment |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "BROWSER": "true"}
+    environment |= {"PATH": f"{commands}:{PROGRAMS}:{os.environ['PATH']}", "BROWSER": "true"}
     done = subprocess.run(
         ["bash", "-c", "\n".join(script)],
         cwd=folder,

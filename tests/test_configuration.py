@@ -4,7 +4,6 @@ import contextlib
 import http.server
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from care_qdrant.errors import CareError, FingerprintMismatch, InputError, Unrea
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import Document
+from tests.forks import FORKS
 from tests.listener import Listener, listening
 from tests.tiny import HashModel
 
@@ -41,7 +41,7 @@ def _empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def program(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     code = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r}); {script}"
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=False
+        [FORKS.python, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=False
     )
 
 
@@ -344,7 +344,7 @@ def on_a_terminal(typed: str, *arguments: str) -> str:
     """Run a command on a terminal where a person types a line; return what is shown."""
     shown, ours = b"", os.openpty()
     code = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r}); {CARE}"
-    with subprocess.Popen([sys.executable, "-c", code, *arguments], stdin=ours[1], stdout=ours[1], stderr=ours[1]):
+    with subprocess.Popen([FORKS.python, "-c", code, *arguments], stdin=ours[1], stdout=ours[1], stderr=ours[1]):
         os.close(ours[1])
         os.write(ours[0], f"{typed}\n".encode())
         with contextlib.suppress(OSError):  # its end closes the terminal

@@ -18,6 +18,7 @@ from care_qdrant import CareModel, IngestSettings, Retriever, ingest
 from care_qdrant.cli.demo import EXAMPLES
 from care_qdrant.search.good_match import fixed_questions, judge, measure_good_match
 from care_qdrant.serve.supervisor import free_port
+from tests.forks import FORKS
 
 ROOT = Path(__file__).parent.parent
 SAMPLE = ROOT / "examples" / "sample"
@@ -104,7 +105,7 @@ def test_a_person_is_told_when_perhaps_nothing_answers(folder: Path) -> None:
         )
         own, theirs = pty.openpty()
         done = subprocess.run(
-            [sys.executable, "-c", command], cwd=folder, stdout=theirs, stderr=subprocess.PIPE, text=True
+            [FORKS.python, "-c", command], cwd=folder, stdout=theirs, stderr=subprocess.PIPE, text=True
         )
         os.close(theirs)
         os.close(own)
@@ -139,9 +140,8 @@ def test_a_port_that_is_taken_is_left_to_its_program() -> None:
 
 
 def test_searches_come_one_a_line_from_a_pipe(folder: Path) -> None:
-    code = "from care_qdrant.cli import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", code, "search", "--json", "--top-k", "1", "--collection", "sample"],
+        [str(FORKS.commands / "care"), "search", "--json", "--top-k", "1", "--collection", "sample"],
         cwd=folder,
         input="高血压\n糖尿病\n",
         capture_output=True,

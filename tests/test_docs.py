@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from care_qdrant import errors
+from tests.forks import FORKS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "README.zh.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -21,7 +22,8 @@ PAGES += sorted((ROOT / "skills").rglob("*.md"))
     ["generate_cli_reference.py", "generate_measured.py", "generate_reference.py", "generate_schemas.py"],
 )
 def test_what_is_generated_is_up_to_date(script: str) -> None:
-    subprocess.run([sys.executable, str(ROOT / "docs" / script), "--check"], check=True, timeout=100)
+    program = f"import runpy; runpy.run_path({str(ROOT / 'docs' / script)!r}, run_name='__main__')"
+    subprocess.run([FORKS.python, "-c", program, "--check"], check=True, timeout=100)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

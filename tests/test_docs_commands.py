@@ -15,6 +15,7 @@ from qdrant_client import QdrantClient, models
 from care_qdrant import CareModel, find_folder, open_client
 from care_qdrant.cli import care
 from tests import pages
+from tests.forks import FORKS
 from tests.standin import StandIn
 
 ROOT = pages.ROOT
@@ -112,7 +113,7 @@ def test_the_commands_of_a_page_run_in_its_order(
 ) -> None:
     with open_client(url=server.url) as client:
         write_articles(client, articles)
-    pages.run(page, desk, {pages.SERVER: server.url, **{port: _free_port() for port in pages.PORTS}})
+    pages.run(page, desk, {pages.SERVER: server.url, **{port: _free_port() for port in pages.PORTS}}, FORKS.commands)
 
 
 def test_no_collection_of_the_pages_gets_documents_of_two_sources() -> None:

@@ -1,7 +1,6 @@
 """No password and no key in what is printed, logged or written."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from care_qdrant.errors import CareError, Unreachable, redact, remember_secret
 from care_qdrant.qdrant.connection import open_client
 from tests.bench.conftest import task_directory  # noqa: F401  # a fixture
 from tests.encoders.remote.test_server import EmbeddingServer
+from tests.forks import FORKS
 from tests.standin import StandIn
 
 PASSWORD, KEY, SERVER_KEY = "pa55w0rd", "k3y-of-qdrant", "k3y-of-vllm"
@@ -51,7 +51,7 @@ def _run(program: str, *arguments: str) -> str:
         "care": "from care_qdrant.cli import main; main()",
         "care-bench": "from care_benchmarks.cli import main; main()",
     }[program]
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run([FORKS.python, "-c", code, *arguments], capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
 
 

@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from mteb.models.sentence_transformer_wrapper import SentenceTransformerEncoderW
 from care_qdrant.encoders.local.torch import load_sentence_transformer
 from care_qdrant.errors import CareError, InputError
 from tests.bench import conftest
+from tests.forks import FORKS
 from tests.tiny import care_folder
 
 # Whole runs import torch, mteb and LlamaIndex: minutes where other work holds the cores.
@@ -289,10 +289,9 @@ def test_each_line_of_the_log_is_printed_once_and_q_silences_it(
     clinic: Path, pair_folder: Path, tmp_path: Path
 ) -> None:
     # A process of its own: in this one the log has handlers of pytest.
-    code = "from care_qdrant.cli import main; main()"
     options = ["--model", str(pair_folder), "--output", str(tmp_path / "out"), "--speed", "none"]
     for quiet in ([], ["-q"]):
-        command = [sys.executable, "-W", "ignore", "-c", code, "bench", *quiet, "run", str(clinic), *options]
+        command = [str(FORKS.commands / "care"), "bench", *quiet, "run", str(clinic), *options]
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=500)
         lines = [line for line in done.stderr.splitlines() if not line.startswith("report: ")]
         assert len(lines) == len(set(lines)) and bool(lines) is not bool(quiet), lines

@@ -28,6 +28,7 @@ from care_qdrant.ingestion.settings import IngestReport, IngestSettings
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import Document
+from tests.forks import FORKS
 from tests.ingestion.conftest import WriteCorpus, short_rows
 from tests.tiny import HashModel
 
@@ -48,7 +49,8 @@ def run(*arguments: str | Path, stdin: bytes | None = None) -> Result:
 
 def start(*arguments: str | Path, log: str = "text", **options: object) -> "subprocess.Popen[str]":
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TQDM_DISABLE": "0", "CARE_LOG_FORMAT": log}
-    command_line = [sys.executable, "-c", PROGRAM, *map(str, arguments)]
+    python = sys.executable if "pass_fds" in options else FORKS.python  # a fork has the standard streams alone
+    command_line = [python, "-c", PROGRAM, *map(str, arguments)]
     settings = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     return subprocess.Popen(command_line, text=True, env=environment, **settings)  # type: ignore[call-overload,no-any-return]
 

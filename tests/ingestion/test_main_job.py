@@ -15,11 +15,11 @@ from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import embedded_text
 from tests import tiny
+from tests.forks import FORKS
 
 SAMPLE = Path(__file__).parents[2] / "examples" / "sample" / "corpus.jsonl"
 DOCUMENTS = 5_000
 RUNS = 5
-INGEST = (sys.executable, "-c", "from care_qdrant.cli.ingest import main; main()")
 OFTEN = """
 import sys
 from care_qdrant.cli.ingest import command
@@ -77,7 +77,7 @@ def test_every_run_stores_the_vectors_of_a_single_thread(
 
 
 def test_a_device_that_is_not_here_leaves_nothing(tmp_path: Path) -> None:
-    command = [*INGEST, str(SAMPLE), "--device", "cuda:99", "--rejects", "rejects.jsonl"]
+    command = [str(FORKS.commands / "care-ingest"), str(SAMPLE), "--device", "cuda:99", "--rejects", "rejects.jsonl"]
     refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert refused.returncode == 2 and "device 'cuda:99'" in refused.stderr
     assert list(tmp_path.iterdir()) == []

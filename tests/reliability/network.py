@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -57,6 +58,10 @@ class Network:
     def prefix(self, host: int) -> Sequence[str]:
         """Return what goes in front of a command that runs on a host."""
         return ["ip", "netns", "exec", self._name(host)]
+
+    def namespace(self, host: int) -> Path:
+        """Return the file by which a process enters a host."""
+        return Path("/var/run/netns") / self._name(host)
 
     def cut(self, host: int) -> None:
         """Take a host off the network: what is sent to it and by it is lost, and nobody is told."""

@@ -1,7 +1,6 @@
 """Processes, of one host or of two, see each other's candidates and end with the weights of one with all the batch."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from care_trainer.distributed import free_memory
 from safetensors.numpy import load_file
 
 from tests.reliability.network import Network, may_build
-from tests.trainer.tiny_run import environment, stage, tiny_run
+from tests.trainer.tiny_run import environment, run_ranks, stage, tiny_run
 
 STAGES = (
     stage("unsupervised", learn_temperature=True, max_steps=2, weight_decay=0.0),
@@ -34,6 +33,11 @@ from care_trainer.config import load_run
 gc.freeze()  # training asks for collections, and each would walk through all that is imported
 recipe.run_stages(load_run(Path(sys.argv[1]), sys.argv[2:]), resume=True)
 """
+ENTER = """
+import ctypes, os
+with open(os.environ["NAMESPACE"]) as namespace:
+    assert ctypes.CDLL(None).setns(namespace.fileno(), 0) == 0
+"""
 
 
 def _run(root: Path, batch_size: int, document: str) -> Run:
@@ -41,15 +45,11 @@ def _run(root: Path, batch_size: int, document: str) -> Run:
     return tiny_run(root, *stages, overrides=[WITHOUT_DROPOUT], document=document)
 
 
-def _two_processes(root: Path, *overrides: str, script: str = SCRIPT) -> int:
-    return _launch(root, script, str(root / "run.toml"), *overrides).returncode
-
-
-def _launch(root: Path, script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    (root / "train.py").write_text(script, encoding="utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += [str(root / "train.py"), *arguments]
-    return subprocess.run(command, env=environment(), timeout=550, stdout=subprocess.PIPE, text=True)
+def _two_processes(script: str, *arguments: str) -> list[str]:
+    """Run a program on two processes, and return what each printed."""
+    done = run_ranks(script, *arguments)
+    assert [process.returncode for process in done] == [0, 0]
+    return [process.stdout for process in done]
 
 
 def _weights(run: Run, *sides: str) -> dict[str, np.ndarray]:
@@ -60,27 +60,22 @@ def _weights(run: Run, *sides: str) -> dict[str, np.ndarray]:
 
 def _two_hosts(root: Path, *overrides: str) -> list[int]:
     """Run two processes on each of two hosts, in network namespaces, over a folder that both see."""
-    (root / "train.py").write_text(SCRIPT, encoding="utf-8")
     with Network(2) as network:
-        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
-        command += ["--master-addr", network.address(0), "--master-port", "29400"]
-        arguments = [str(root / "train.py"), str(root / "run.toml"), *overrides]
-        hosts = [
-            subprocess.Popen(
-                [*network.prefix(rank), *command, "--node-rank", str(rank), *arguments],
-                env={**environment(), "GLOO_SOCKET_IFNAME": "eth0"},
-            )
-            for rank in range(2)
-        ]
-        return [host.wait(550) for host in hosts]
+        shared = {"MASTER_ADDR": network.address(0), "GLOO_SOCKET_IFNAME": "eth0"}
+        hosts = [{**shared, "NAMESPACE": str(network.namespace(number))} for number in range(2)]
+        done = run_ranks(ENTER + SCRIPT, str(root / "run.toml"), *overrides, hosts=hosts)
+        return [process.returncode for process in done]
 
 
 @pytest.fixture(scope="module")
 def double(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Two processes, with adapters on the document side, uninterrupted."""
+    """Two processes that torchrun starts, with adapters on the document side, uninterrupted."""
     root = tmp_path_factory.mktemp("two")
     run = _run(root, 8, ADAPTER)
-    assert _two_processes(root, WITHOUT_DROPOUT) == 0
+    (root / "train.py").write_text(SCRIPT, encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += [str(root / "train.py"), str(root / "run.toml"), WITHOUT_DROPOUT]
+    subprocess.run(command, env=environment(), timeout=550, check=True)
     return run
 
 
@@ -104,7 +99,7 @@ def test_two_processes_train_what_one_does(double: Run, tmp_path: Path) -> None:
 @pytest.mark.skipif(not may_build(), reason="network namespaces need root, and ip of iproute2")
 def test_four_processes_on_two_hosts_train_what_two_do(double: Run, tmp_path: Path) -> None:
     run = _run(tmp_path, 4, ADAPTER)
-    assert _two_hosts(tmp_path, WITHOUT_DROPOUT) == [0, 0]
+    assert _two_hosts(tmp_path, WITHOUT_DROPOUT) == [0] * 4
     ours, theirs = _weights(run, "query", "document"), _weights(double, "query", "document")
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
@@ -123,7 +118,7 @@ def test_two_processes_train_a_static_query_encoder_as_one_does(tmp_path: Path) 
         root = tmp_path / str(processes)
         runs.append(tiny_run(root, table, joint, overrides=[static], document_pooling="mean"))
         if processes == 2:
-            assert _two_processes(root, static) == 0
+            _two_processes(SCRIPT, str(root / "run.toml"), static)
         else:
             recipe.run_stages(runs[-1])
     ours, theirs = (_weights(run, "query", "document") for run in runs)
@@ -162,10 +157,8 @@ def test_the_teachers_vectors_are_shared_out_and_whole(
 ) -> None:
     from care_trainer.models import teacher, towers
 
-    done = _launch(tmp_path, TEACHER, str(document_folder), str(tmp_path / "vectors"))
-    assert done.returncode == 0
-    # Not by lines: two processes write to one stream, and a line may hold what both say.
-    assert sorted(map(int, re.findall(r"encoded (\d+) of 18", done.stdout))) == [8, 10]
+    printed = _two_processes(TEACHER, str(document_folder), str(tmp_path / "vectors"))
+    assert sorted(printed) == ["encoded 10 of 18\n", "encoded 8 of 18\n"]
     texts = [f"第{at}个问题" for at in range(18)]
     monkeypatch.setattr(teacher, "PIECE_ROWS", 4)
 
@@ -177,7 +170,7 @@ def test_the_teachers_vectors_are_shared_out_and_whole(
 
 
 BEST = """
-import gc, os, sys
+import os, sys
 from pathlib import Path
 from care_trainer import recipe
 from care_trainer.config import load_run
@@ -207,7 +200,6 @@ def fit(context, model, *rest, **options):
 Context.scoring = scoring
 
 contrastive.fit = fit
-gc.freeze()
 recipe.run_stages(load_run(Path(sys.argv[1]), sys.argv[2:]), resume=True)
 """
 
@@ -219,7 +211,7 @@ def test_two_processes_end_early_with_the_same_best_weights(tmp_path: Path) -> N
     settings = {"learning_rate": 1e-2, "batch_size": 8, "schedule": "constant_with_warmup", "warmup": 0.0}
     stops = {"max_steps": 5, "evaluate_steps": 1, "patience": 2}
     tiny_run(tmp_path, stage("supervised", **settings, **stops), overrides=[WITHOUT_DROPOUT])
-    assert _two_processes(tmp_path, WITHOUT_DROPOUT, script=BEST) == 0
+    _two_processes(BEST, str(tmp_path / "run.toml"), WITHOUT_DROPOUT)
     assert len(list(tmp_path.glob("evaluation-*"))) == 4, "two were no better than the second"
     best, last = (load_file(tmp_path / f"evaluation-{number}.safetensors") for number in (1, 3))
     for rank in range(2):

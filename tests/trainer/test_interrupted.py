@@ -3,7 +3,6 @@
 import hashlib
 import random
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from care_trainer.config import Run
 from click.testing import CliRunner
 
 from care_qdrant.errors import CareError
+from tests.forks import FORKS
 from tests.trainer.tiny_run import environment, stage, tiny_run
 
 STAGES = (
@@ -24,14 +24,13 @@ STAGES = (
 CHECKPOINTS = "checkpoint_minutes=0"
 
 KILLED_AGAIN_AND_AGAIN = """
-import gc, os, signal, sys, threading
+import os, signal, sys, threading
 from pathlib import Path
 from care_trainer import recipe
 from care_trainer.config import load_run
 
 run = load_run(Path(sys.argv[1]), [sys.argv[2]])
 kills = 0
-gc.freeze()  # training asks for collections, and each would walk through all that is imported
 for delay in map(float, sys.argv[3:]):
     child = os.fork()
     if child == 0:
@@ -49,11 +48,6 @@ print(kills)
 """
 
 
-def _python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", script, *arguments]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=500)
-
-
 def _weights(run: Run) -> dict[str, str]:
     files = sorted(Path(run.output).rglob("*.safetensors"))
     return {
@@ -61,6 +55,11 @@ def _weights(run: Run) -> dict[str, str]:
         for path in files
         if "checkpoints" not in path.parts
     }
+
+
+def _python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [FORKS.python, "-c", program, *arguments]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=500)
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,12 @@
 """A tiny world, and runs that train on it in a second or two a stage."""
 
+import contextlib
 import json
 import os
 import random
+import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from care_trainer.config import Run, load_run
 from care_trainer.data.table import Rows
 from datasets import Dataset
 
+from tests.forks import FORKS
+from tests.reliability.processes import free_port
 from tests.tiny import write_jsonl
 
 DISEASES = ["高血压", "糖尿病", "胃溃疡", "哮喘", "痛风", "甲亢", "贫血", "湿疹", "肺炎", "肾结石", "偏头痛", "鼻炎"]
@@ -106,6 +110,32 @@ def table_of(columns: dict[str, list[Any]], weights: Iterable[float] = ()) -> Ro
 def environment() -> dict[str, str]:
     """Return the environment of a process that imports what this one imports."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+def run_ranks(
+    program: str, *arguments: str, hosts: Sequence[Mapping[str, str]] = ({"MASTER_ADDR": "127.0.0.1"},)
+) -> list["subprocess.CompletedProcess[str]"]:
+    """Run a program in processes of one run as torchrun does, two on each host, and return how they ended.
+
+    A host is given by its environment variables.
+    """
+    port, world = str(free_port()), str(2 * len(hosts))
+    shared = {**environment(), "MASTER_PORT": port, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": "2"}
+    command = [FORKS.python, "-c", program, *arguments]
+    with contextlib.ExitStack() as started:
+        processes = [
+            started.enter_context(
+                subprocess.Popen(command, env={**shared, **host, **own}, stdout=subprocess.PIPE, text=True)
+            )
+            for number, host in enumerate(hosts)
+            for local in range(2)
+            for own in [{"RANK": str(2 * number + local), "LOCAL_RANK": str(local)}]
+        ]
+        printed = [process.communicate()[0] for process in processes]
+    return [
+        subprocess.CompletedProcess(command, process.returncode, stdout)
+        for process, stdout in zip(processes, printed, strict=True)
+    ]
 
 
 def stage(kind: str, **settings: Any) -> dict[str, Any]:

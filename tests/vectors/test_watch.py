@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from care_qdrant.console.watching import passes
 from care_qdrant.errors import FingerprintMismatch, FolderLocked, TooFewDocuments, Unreachable
 from care_qdrant.vectors.attach import AttachReport, AttachSettings, attach_vector
 from tests.databases import require_added_vectors
+from tests.forks import FORKS
 from tests.standin import StandIn
 from tests.tiny import BusyEncoder, HashModel
 from tests.vectors.collections import NAME, contents, fill, point
@@ -36,7 +36,7 @@ def _reports(process: "subprocess.Popen[str]") -> Iterator[dict[str, object]]:
 
 
 def _start(server: StandIn, pair_folder: Path) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-W", "ignore", "-c", "from care_qdrant.cli import main; main()"]
+    command = [str(FORKS.commands / "care")]
     where = ["attach", NAME, "--url", server.url, "--model", str(pair_folder), "--watch", "0.05", "--json"]
     return subprocess.Popen([*command, *where], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

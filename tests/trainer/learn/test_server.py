@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.qdrant.retry import RetryPolicy
+from tests.forks import FORKS
 from tests.standin import StandIn
 from tests.trainer.learn.collections import WordModel, add_points, word_texts, write_langchain
 from tests.trainer.learn.conftest import SETTINGS, TEXTS
@@ -109,7 +109,7 @@ def test_a_watched_collection_is_learned_and_then_updated_until_a_signal(server:
     with open_client(url=server.url) as client:
         write_langchain(client, texts[:600], teacher.encode(texts[:600]))
         where = ["learn", "articles", "--url", server.url, "--output", str(tmp_path / "queries"), "--force"]
-        command = [sys.executable, "-W", "ignore", "-c", "from care_qdrant.cli import main; main()", *where]
+        command = [str(FORKS.commands / "care"), *where]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         with subprocess.Popen([*command, "--json", "--watch", "0.1"], **pipes, text=True) as process:
             assert process.stdout is not None and process.stderr is not None

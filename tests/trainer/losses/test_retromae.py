@@ -1,6 +1,5 @@
 import math
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +19,8 @@ from care_trainer.models import towers
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 
-from tests.trainer.tiny_run import environment, pairs, stage, tiny_run
+from tests.forks import FORKS
+from tests.trainer.tiny_run import pairs, stage, tiny_run
 
 
 def _texts() -> list[str]:
@@ -138,14 +138,14 @@ print((kib("VmHWM:") - before) // 1024)
 
 
 def _peak_mib(how: str) -> int:
-    command = [sys.executable, "-c", PEAK, how]
-    return int(subprocess.run(command, env=environment(), check=True, capture_output=True, text=True).stdout)
+    command = [FORKS.python, "-c", PEAK, how]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_full_vocabulary_in_chunks_takes_a_fraction_of_the_memory() -> None:
-    chunked, whole = _peak_mib("chunked"), _peak_mib("whole")
+    chunked, whole = (_peak_mib(how) for how in ("chunked", "whole"))
     logits = 600 * 250_048 * 4 / 2**20
     assert whole > 1.9 * logits, "logits, and their gradient"
     assert chunked < 0.4 * whole, f"{chunked} MiB against {whole} MiB"

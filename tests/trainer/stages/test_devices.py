@@ -1,14 +1,17 @@
 """Every stage's forward and backward pass on a GPU that is not there (`tests/trainer/facade.py`)."""
 
 import subprocess
-import sys
 
 import pytest
 from care_trainer.recipe import STAGES
 
+from tests.forks import FORKS
+
+PROGRAM = "import runpy; runpy.run_module('tests.trainer.facade', run_name='__main__')"
+
 
 def _on_gpu(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "tests.trainer.facade", *arguments]
+    command = [FORKS.python, "-c", PROGRAM, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
