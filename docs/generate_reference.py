@@ -220,8 +220,8 @@ def payload_page() -> Iterator[str]:
         "| `text`, `title` | the chunk, and the title of its document |\n"
         "| `doc_id`, `document_id`, `ref_doc_id` | the id of the document; the point's id is a UUID made of it |\n"
         "| `_node_type`, `_node_content` | what LlamaIndex's stock store reads |\n"
-        "| `_care` | number of the chunk and of all chunks, and hashes of the texts behind each vector; "
-        "`stand_ins`: learned encoders that made a vector of the point |\n"
+        "| `_care` | `chunk`: number of the chunk, from 0; `chunks`: how many the document has, where it has several; "
+        "hashes of the texts behind each vector; `stand_ins`: learned encoders that made a vector of the point |\n"
     )
     yield (
         "The metadata of the **collection** hold, under `care:VECTOR`, the model record of each vector: name and\n"

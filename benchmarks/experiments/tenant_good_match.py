@@ -4,9 +4,9 @@ The documents of a data set say their source, which is taken for the tenant. Eac
 its documents answers, and questions of the other tenants, which none answers. A row says which share of the best hits
 counts as a good match, without a tenant index (the IDF of all documents) and with one (the tenant's own).
 
-Example::
+Example, on a server: the embedded database counts the documents of a tenant in Python, for each question anew::
 
-    python -m benchmarks.experiments.tenant_good_match data/dev/retrieval
+    python -m benchmarks.experiments.tenant_good_match data/dev/retrieval http://localhost:6333
 """
 
 import random
@@ -29,16 +29,16 @@ QUESTIONS = 60
 """Questions of each kind that a tenant is asked, drawn at random."""
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, url: str | None) -> None:
     """Print a row for each tenant and way to count."""
     documents, questions = retrieval(folder)
-    model, client = CareModel.load(), QdrantClient(":memory:")
+    model, client = CareModel.load(), QdrantClient(url=url, timeout=600) if url else QdrantClient(":memory:")
     ingest(folder / "corpus.jsonl.gz", model, client, COLLECTION, settings=IngestSettings(sparse=True))
     for index in (None, models.KeywordIndexParams(type=models.KeywordIndexType.KEYWORD, is_tenant=True)):
         if index is not None:
             Collection(client, COLLECTION).create_indexes({KEY: index})
         retriever = Retriever(client, COLLECTION, model)
-        found = measure_good_match(retriever, fixed_questions(retriever))
+        found = measure_good_match(retriever, fixed_questions(retriever), seconds=3_600)
         assert found is not None
         print(
             f"{'IDF of all' if index is None else 'IDF of the tenant'}: good-match score {found.score:.3f}", flush=True
@@ -65,4 +65,4 @@ def _asked(questions: Questions, tenant: str) -> tuple[list[str], list[str]]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)

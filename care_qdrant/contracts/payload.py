@@ -6,6 +6,9 @@ Layout::
     text, title                  the chunk and the title of its document
     doc_id, document_id, ref_doc_id, _node_type, _node_content     what LlamaIndex reads
     _care: {chunk, chunks, payload, vectors: {vector name: content hash}, stand_ins}
+
+The server parses, logs and stores each part of each point. So what readers fill in by themselves is not written: the
+defaults of LlamaIndex's nodes, and ``chunks`` of a document that is one chunk. Points of former versions have them.
 """
 
 import hashlib
@@ -32,7 +35,7 @@ def _json_encoder(encoder: json.JSONEncoder) -> Callable[[Any], str]:
     return lambda value: "".join(encode(value, 0))
 
 
-_text = _json_encoder(json.JSONEncoder(ensure_ascii=False))
+_text = _json_encoder(json.JSONEncoder(ensure_ascii=False, separators=(",", ":")))
 _canonical = _json_encoder(json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":")))
 
 
@@ -62,7 +65,7 @@ def chunk_payload(chunk: Chunk, vector_hashes: Mapping[str, str], stand_ins: Seq
         "_node_content": _node_content(chunk, title),
         CARE_KEY: {
             "chunk": chunk.number,
-            "chunks": chunk.total,
+            **({"chunks": chunk.total} if chunk.total > 1 else {}),
             "payload": payload_hash(chunk),
             "vectors": dict(vector_hashes),
             **({STAND_INS: list(stand_ins)} if stand_ins else {}),
@@ -97,21 +100,18 @@ def _node_content(chunk: Chunk, title: Mapping[str, str]) -> str:
     By default LlamaIndex embeds ``"key: value"`` lines of all metadata in front of the text, and its vectors would
     silently differ from ours. Excluding all keys but the title, and the templates, make it read `embedded_text`.
     """
+    metadata = {**chunk.document.metadata, **title}
     excluded = sorted(chunk.document.metadata)
+    hidden = {"excluded_embed_metadata_keys": excluded, "excluded_llm_metadata_keys": excluded} if excluded else {}
+    shown = {"metadata_template": "{value}", "text_template": "{metadata_str} {content}"} if title else {}
     return _text(
         {
             "id_": chunk.point_id,
-            "embedding": None,
-            "metadata": {**chunk.document.metadata, **title},
-            "excluded_embed_metadata_keys": excluded,
-            "excluded_llm_metadata_keys": excluded,
-            "metadata_template": "{value}",
-            "text_template": "{metadata_str} {content}",
-            "relationships": {
-                "1": {"node_id": chunk.document.id, "node_type": "4", "metadata": {}, "class_name": "RelatedNodeInfo"}
-            },
+            **({"metadata": metadata} if metadata else {}),
+            **hidden,
+            **shown,
+            "relationships": {"1": {"node_id": chunk.document.id, "node_type": "4"}},
             "text": chunk.text,
-            "class_name": "TextNode",
         }
     )
 

@@ -4,7 +4,7 @@ qdrant-client makes a list of Python floats of every vector and walks it several
 all the rest of an ingestion. Other calls stay with the client.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,14 +60,30 @@ def upsert_request(name: str, points: Sequence[models.PointStruct]) -> grpc.Upse
         if not rows:
             request.points.append(RestToGrpc.convert_point_struct(point))
             continue
-        message = request.points.add(
-            id=RestToGrpc.convert_extended_point_id(point.id), payload=RestToGrpc.convert_payload(point.payload or {})
-        )
+        message = request.points.add(id=RestToGrpc.convert_extended_point_id(point.id))
+        _fill(message.payload, point.payload or {})
         if others := {key: vector for key, vector in named.items() if key not in rows}:
             message.vectors.MergeFrom(RestToGrpc.convert_vector_struct(others))
         for key, row in rows.items():
             message.vectors.vectors.vectors[key].dense.MergeFromString(_packed(row))
     return request
+
+
+def _fill(fields: Any, payload: Mapping[str, Any]) -> None:
+    """Write a payload into the map of a message, in half the time of the client, which builds it beside the message."""
+    for key, value in payload.items():
+        kind = type(value)
+        if kind is str:
+            fields[key].string_value = value
+        elif kind is int:
+            fields[key].integer_value = value
+        elif kind is dict:
+            inner = fields[key].struct_value
+            inner.SetInParent()  # also where it is empty
+            _fill(inner.fields, value)
+        else:
+            converted = grpc.PointStruct(payload=RestToGrpc.convert_payload({key: value}))
+            fields[key].CopyFrom(converted.payload[key])
 
 
 def with_lists(points: Sequence[models.PointStruct]) -> list[models.PointStruct]:

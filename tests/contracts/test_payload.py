@@ -57,4 +57,36 @@ def test_hash_and_node_are_plain_json(metadata: dict[str, object]) -> None:
     canonical = json.dumps(parts, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
     assert payload_hash(chunk) == hashlib.sha256(canonical.encode()).hexdigest()[:32]
     node = chunk_payload(chunk, {})["_node_content"]
-    assert node == json.dumps(json.loads(node), ensure_ascii=False)
+    assert node == json.dumps(json.loads(node), ensure_ascii=False, separators=(",", ":"))
+
+
+def test_what_is_not_written_llama_index_fills_in() -> None:
+    untitled = Chunk(Document("d-2", "没有标题"), "没有标题")
+    for chunk, shown in ((CHUNK, "二甲双胍 " + DOCUMENT.text), (untitled, "没有标题")):
+        payload = chunk_payload(chunk, {})
+        as_before = {
+            "id_": chunk.point_id,
+            "embedding": None,
+            "metadata": {
+                **chunk.document.metadata,
+                **({"title": chunk.document.title} if chunk.document.title else {}),
+            },
+            "excluded_embed_metadata_keys": sorted(chunk.document.metadata),
+            "excluded_llm_metadata_keys": sorted(chunk.document.metadata),
+            "relationships": {
+                "1": {"node_id": chunk.document.id, "node_type": "4", "metadata": {}, "class_name": "RelatedNodeInfo"}
+            },
+            "text": chunk.text,
+            "class_name": "TextNode",
+        }
+        node = metadata_dict_to_node(payload)
+        whole = metadata_dict_to_node({**payload, "_node_content": json.dumps(as_before)})
+        assert node.hash == whole.hash
+        assert {key: value for key, value in node.to_dict().items() if "template" not in key} == {
+            key: value for key, value in whole.to_dict().items() if "template" not in key
+        }
+        assert node.get_content(MetadataMode.LLM) == node.get_content(MetadataMode.EMBED) == shown
+        written = json.loads(payload["_node_content"])
+        for key in written:
+            rest = json.dumps({other: value for other, value in written.items() if other != key})
+            assert metadata_dict_to_node({**payload, "_node_content": rest}).to_dict() != node.to_dict(), key

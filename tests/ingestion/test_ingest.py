@@ -56,6 +56,21 @@ def test_the_second_run_writes_nothing_and_loads_no_encoder(qdrant: QdrantClient
     assert again.document_encoder_reads == 0
 
 
+def test_points_of_a_former_version_are_not_written_again(qdrant: QdrantClient, write_corpus: WriteCorpus) -> None:
+    rows = short_rows(5)
+    ingest(write_corpus(rows), HashModel(), qdrant, "corpus")
+    for row in rows:  # it wrote what readers fill in by themselves
+        [record] = qdrant.retrieve("corpus", [point_id(row["id"])])
+        payload = dict(record.payload or {})
+        payload["_care"] = {**payload["_care"], "chunks": 1}
+        payload["_node_content"] = json.dumps({**json.loads(payload["_node_content"]), "embedding": None})
+        qdrant.overwrite_payload("corpus", payload, [record.id])
+    before = qdrant.scroll("corpus")[0]
+    again = ingest(write_corpus(rows), HashModel(), qdrant, "corpus")
+    assert (again.unchanged, again.encoded, again.updated) == (5, 0, 0)
+    assert qdrant.scroll("corpus")[0] == before
+
+
 def test_only_what_changed_is_encoded(qdrant: QdrantClient, write_corpus: WriteCorpus) -> None:
     rows = short_rows(40)
     ingest(write_corpus(rows), HashModel(), qdrant, "corpus")

@@ -181,7 +181,7 @@ def check_points(client: QdrantClient, rows: Rows, overflow: str, limit: int) ->
             faults.append(f"wrong text: {name}")
         if overflow == "split" and "".join("".join(texts).split()) != text:
             faults.append(f"wrong parts: {name}: {texts} of {text!r}")
-        if any(each.payload["_care"]["chunks"] != len(found) for each in found):
+        if any(each.payload["_care"].get("chunks", 1) != len(found) for each in found):
             faults.append(f"wrong number of parts: {name}")
         if any(each.payload.get("title", "") != title or each.payload["n"] != number for each in found):
             faults.append(f"wrong title or metadata: {name}")

@@ -50,9 +50,22 @@ def pair(
 
 
 @pytest.fixture
-def make_service() -> Iterator[MakeService]:
+def services() -> Iterator[ExitStack]:
+    """What closes the services of a test."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def client(client: QdrantClient, services: ExitStack) -> Iterator[QdrantClient]:
+    """An empty Qdrant that is closed after the services that search it: they may still be measuring good matches."""
+    yield client
+    services.close()
+
+
+@pytest.fixture
+def make_service(services: ExitStack) -> MakeService:
     """Build services; they are closed at the end."""
-    services: list[Service] = []
 
     def make(
         *models: CareModel, limits: dict[str, Any] | None = None, over: QdrantClient | None = None, **settings: Any
@@ -62,12 +75,10 @@ def make_service() -> Iterator[MakeService]:
             settings["open_qdrant"] = lambda: nullcontext(over)
         given = ServeSettings(load_models=lambda: list(pairs), limits=replace(Limits(), **limits or {}), **settings)
         service = Service(given, pairs)
-        services.append(service)
+        services.callback(service.close)
         return service
 
-    yield make
-    for service in services:
-        service.close()
+    return make
 
 
 @pytest.fixture
