@@ -189,10 +189,10 @@ def _attend(
     if query.is_cuda:
         if at_once is None:
             raise ValueError("this torch has no attention to texts of several lengths")
-        rows = (side[0].transpose(0, 1) for side in (query, key, value))
+        sides = (side[0].transpose(0, 1) for side in (query, key, value))
         window = (-1, 0 if causal else -1)
         bounds = (cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q)
-        return at_once(*rows, *bounds, scale=scaling, window_size=window)[None], None
+        return at_once(*sides, *bounds, scale=scaling, window_size=window)[None], None
     out = query.new_empty(query.shape[2], query.shape[1], value.shape[-1])
     at = 0
     for length, run in groupby(cu_seq_lens_q.diff().tolist()):
