@@ -90,7 +90,7 @@ def _measure(
 
 
 def _ingest(client: QdrantClient, name: str, corpus: Path, dim: int, grpc: bool) -> None:
-    """Load a collection as commands do, without the index of ids and the graph, which the other ways do not make."""
+    """Load a collection as the commands do, but without index and graph, which the other ways do not make."""
     settings = IngestSettings(grpc=grpc, sparse=False, finish=False)
     ingest(corpus, ReadyModel(dim, max_tokens=128), client, name, settings=settings)
 
