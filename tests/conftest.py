@@ -18,12 +18,11 @@ from typing import Any
 import hypothesis
 import pytest
 from qdrant_client import QdrantClient
-from qdrant_client.local import sparse_distances
 from qdrant_client.local.persistence import CollectionPersistence
 
 from care_qdrant.errors import ServerTooOld
 from tests import tiny
-from tests.databases import REAL, WIRES, open_database, open_wire, sparse_dot_product
+from tests.databases import REAL, WIRES, open_database, open_wire
 from tests.forks import FORKS
 from tests.reliability.processes import BINARY, QdrantServer
 from tests.standin import StandIn
@@ -46,14 +45,6 @@ def unsynced() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CollectionPersistence, "__init__", open_unsynced)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def shared_terms() -> Iterator[None]:
-    """Let embedded databases of tests look terms up, and not walk through both vectors: half of a search by words."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sparse_distances, "sparse_dot_product", sparse_dot_product)
         yield
 
 

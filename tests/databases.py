@@ -4,10 +4,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 from qdrant_client import QdrantClient
-from qdrant_client.models import SparseVector
 
 from care_qdrant.qdrant.connection import require_server
 from care_qdrant.vectors.preflight import NAMED_VECTORS_SINCE
@@ -47,14 +45,6 @@ def open_wire(request: pytest.FixtureRequest, version: str = "1.19.0") -> Iterat
     upstream = _emptied(request) if request.param == "in-front" else None
     with StandIn(version=version, upstream=upstream) as server:
         yield server
-
-
-def sparse_dot_product(query: SparseVector, vector: SparseVector) -> np.float32 | None:
-    """Return what the client's function of this name does, of vectors whose terms are in order."""
-    held = dict(zip(vector.indices, vector.values, strict=True))
-    terms = zip(query.indices, query.values, strict=True)
-    products = [value * held[index] for index, value in terms if index in held]
-    return np.float32(sum(products)) if products else None
 
 
 def behind(client: QdrantClient, alias: str) -> str | None:

@@ -6,17 +6,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from qdrant_client import QdrantClient, models
-from qdrant_client.local.sparse_distances import sparse_dot_product as of_client
 
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import CareError
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.embedded_search import search_arrays
 from care_qdrant.search.fusion import Fusion, fused_request
-from tests.databases import sparse_dot_product
 from tests.tiny import medical_texts
 
 TEXTS = medical_texts(120)
@@ -198,15 +194,3 @@ def test_a_threshold_and_an_offset_are_those_of_the_server(filled: QdrantClient)
 def test_what_is_no_embedded_collection_is_left_alone() -> None:
     with closing(QdrantClient(":memory:")) as client:
         assert search_arrays(client, "missing", _requests()[0]) is None
-
-
-VECTORS = st.dictionaries(st.integers(0, 20), st.floats(0, 100, width=32), max_size=12).map(
-    lambda held: models.SparseVector(indices=sorted(held), values=[held[index] for index in sorted(held)])
-)
-
-
-@given(VECTORS, VECTORS)
-def test_the_products_of_the_databases_of_tests_are_the_clients(
-    query: models.SparseVector, vector: models.SparseVector
-) -> None:
-    assert sparse_dot_product(query, vector) == of_client(query, vector)
