@@ -3,7 +3,6 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Upgraded first: the pip of Python 3.11 takes a minute more to choose the versions of everything.
 INSTALL = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
 export OMP_NUM_THREADS ?= 1
@@ -12,14 +11,13 @@ export OMP_NUM_THREADS ?= 1
 
 $(VENV)/.serve: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	-$(INSTALL) --upgrade pip
 	@echo 'installing into $(VENV), one to four minutes'
 	$(INSTALL) --editable .
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	-$(INSTALL) --upgrade pip
+	-$(INSTALL) --upgrade pip  # that of Python 3.11 takes a minute more to choose the versions of everything
 	@echo 'installing everything into $(VENV), with torch: some gigabytes'
 	$(INSTALL) --editable '.[all,dev]'
 	touch $@ $(VENV)/.serve
