@@ -43,7 +43,8 @@ BATCH_TOKENS = 16_384
 CPU_BATCH_TOKENS = 2_048
 """Padded tokens of one forward pass on a CPU, whose caches a larger pass leaves."""
 COMPILE_AFTER = 20.0
-"""Seconds of a GPU's work after which the layers are compiled; that takes ten, and saves a third of what follows."""
+"""Seconds of a GPU's work on documents after which the layers are compiled; that takes ten, and saves a third of what
+follows."""
 _LOCKS: "WeakKeyDictionary[SentenceTransformer, ForkLock]" = WeakKeyDictionary()
 """A lock for each model: the encoders of both sides may share it, and a batch without padding changes it while it
 runs."""
@@ -92,6 +93,8 @@ class TorchEncoder:
         self.alike = ALIKE if self.device == "cpu" else 0.0
         self._geometry: Geometry = "cut" if cuts_unit_vectors(model) else "unit"
         self._packed = self._without_padding()
+        # A person waits for a query, and nobody for one batch of documents.
+        self._compiles = side == "document" and self.device != "cpu"
 
     @property
     def device(self) -> str:
@@ -222,7 +225,7 @@ class TorchEncoder:
         features = self._padded(token_ids) if packed is None else packed.features(token_ids)
         with self.meter.running(lengths, features["input_ids"].numel()):
             with self._lock, torch.inference_mode():
-                if packed is not None and self.device != "cpu" and self.meter.busy_seconds > COMPILE_AFTER:
+                if packed is not None and self._compiles and self.meter.busy_seconds > COMPILE_AFTER:
                     packed.compile(self._sent)
                 rows = (self._run if packed is None else packed.run)(self._sent(features)).float()
                 if self._geometry == "unit":
