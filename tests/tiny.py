@@ -194,17 +194,19 @@ def static_tower(folder: Path, *, dim: int = 32, max_tokens: int | None = 12, se
 
 
 def weighted_tower(folder: Path, *, dim: int = 32) -> Path:
-    """Save a random BERT encoder whose tokens carry weights, as those of the built-in pair do."""
+    """Save a random BERT encoder whose tokens carry weights, as those of the built-in pair do, and a dense layer."""
+    import torch
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.base.modules import Normalize
+    from sentence_transformers.base.modules import Dense, Normalize
     from sentence_transformers.sentence_transformer.modules import Pooling, WordWeights
 
     plain = query_tower(folder.with_name(folder.name + "-plain"), dim=dim)
     transformer = SentenceTransformer(str(plain), device="cpu")[0]
     tokens = transformer.tokenizer.convert_ids_to_tokens(list(range(len(transformer.tokenizer))))
     weights = WordWeights(tokens, {token: 0.1 + number % 7 for number, token in enumerate(tokens)})
-    model = SentenceTransformer(modules=[transformer, weights, Pooling(dim, "mean"), Normalize()], device="cpu")
-    model.save_pretrained(str(folder), create_model_card=False)
+    dense = Dense(dim, dim, bias=False, activation_function=torch.nn.Identity())
+    modules = [transformer, weights, Pooling(dim, "mean"), dense, Normalize()]
+    SentenceTransformer(modules=modules, device="cpu").save_pretrained(str(folder), create_model_card=False)
     return folder
 
 

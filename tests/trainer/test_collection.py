@@ -110,7 +110,7 @@ def test_the_report_and_the_contract(taught: Path, client: QdrantClient) -> None
     assert report["registered"] and report["layers"] == 1 and report["held_out"]["queries"] == 50
     assert report["steps"] == 16 * 8 and report["cpu_seconds"] > 0  # 450 texts, 64 a step
     assert report["held_out"]["recall_at_10"] > 0.5 and report["held_out"]["percentile"] > 0.9
-    assert "transformer of 1 layers" in (folder / "learn" / "report.md").read_text("utf-8")
+    assert "transformer of 1 layer" in (folder / "learn" / "report.md").read_text("utf-8")
     contract = Collection(client, "articles").schema.learned[""]
     assert contract.fingerprint == CareModel.load(folder).fingerprint == report["fingerprint"]
     record = json.loads((taught / "out" / "align" / "stage.json").read_text("utf-8"))

@@ -80,7 +80,10 @@ class TorchEncoder:
         self._model = model
         self._encode = self._model.encode_query if side == "query" else self._model.encode_document
         with _LOCKS_LOCK:
-            self._lock = _LOCKS.setdefault(model, ForkLock())
+            if model not in _LOCKS:
+                _LOCKS[model] = ForkLock()
+                _take_any_dtype(model)
+            self._lock = _LOCKS[model]
         self._reads_ids = self._reads_ids_alone()
         self._is_table = isinstance(model.tokenizer, Tokenizer)
         with self._lock:
@@ -317,6 +320,21 @@ def _fetched(rows: "torch.Tensor") -> Callable[[], Vectors]:
         return copy.numpy()
 
     return wait
+
+
+def _take_any_dtype(model: "SentenceTransformer") -> None:
+    """Let dense layers take what comes before them: in half precision, weighted tokens are float32 nevertheless."""
+    import torch
+    from sentence_transformers.base.modules import Dense
+
+    def cast(dense: torch.nn.Module, arguments: tuple[dict[str, Any], ...]) -> None:
+        assert isinstance(dense, Dense)
+        features, name = arguments[0], dense.module_input_name
+        features[name] = features[name].to(dense.linear.weight.dtype)
+
+    for module in model.modules():
+        if isinstance(module, Dense):
+            module.register_forward_pre_hook(cast)
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
