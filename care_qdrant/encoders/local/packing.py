@@ -70,6 +70,18 @@ class Packed:
 
     def run(self, features: dict[str, Any]) -> "Tensor":
         """Return the vectors of the texts, (texts, dim)."""
+        import torch
+
+        try:
+            return self._run(dict(features))  # which adds what it finds
+        except Exception as error:
+            if not self._compiled or isinstance(error, torch.OutOfMemoryError):
+                raise
+            logger.warning("%s: goes on without compiled layers (%s)", type(self._transformer).__name__, error)
+            self._compiled = {}
+            return self._run(features)
+
+    def _run(self, features: dict[str, Any]) -> "Tensor":
         bounds = features["cu_seq_lens_q"]
         tokens = {"cls": bounds[:-1], "lasttoken": bounds[1:] - 1}.get(self._pooling)
         with self._attention(), _last_feed_forward_of(self._transformer, tokens), ExitStack() as stack:
@@ -93,7 +105,7 @@ class Packed:
         features = self.features(_PROBES)
 
         def vectors() -> "Tensor":
-            return self.run(sent(dict(features))).float()  # a run adds what it finds
+            return self._run(sent(dict(features))).float()
 
         try:
             with torch.inference_mode():
