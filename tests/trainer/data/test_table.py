@@ -109,13 +109,16 @@ def test_a_full_disk_is_one_clear_error_and_leaves_no_table(tmp_path: Path) -> N
 
 
 GROWTH = """
-import json, sys
+import gc, json, sys
 from pathlib import Path
+import pyarrow
 from care_trainer.config import Data
 from care_trainer.data.table import pair_rows
 from care_trainer.data.sampling import EpochSampler
 
 def private():
+    gc.collect()
+    pyarrow.default_memory_pool().release_unused()  # what is kept for the next allocation is not needed
     line = next(line for line in open("/proc/self/status") if line.startswith("RssAnon"))
     return int(line.split()[1]) * 1024
 
