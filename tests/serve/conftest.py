@@ -51,7 +51,7 @@ def pair(
 
 @pytest.fixture
 def services() -> Iterator[ExitStack]:
-    """What closes the services of a test."""
+    """A stack that closes the services of a test."""
     with ExitStack() as stack:
         yield stack
 

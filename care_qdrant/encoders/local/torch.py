@@ -324,17 +324,16 @@ def _fetched(rows: "torch.Tensor") -> Callable[[], Vectors]:
 
 def _take_any_dtype(model: "SentenceTransformer") -> None:
     """Let dense layers take what comes before them: in half precision, weighted tokens are float32 nevertheless."""
-    import torch
     from sentence_transformers.base.modules import Dense
-
-    def cast(dense: torch.nn.Module, arguments: tuple[dict[str, Any], ...]) -> None:
-        assert isinstance(dense, Dense)
-        features, name = arguments[0], dense.module_input_name
-        features[name] = features[name].to(dense.linear.weight.dtype)
 
     for module in model.modules():
         if isinstance(module, Dense):
-            module.register_forward_pre_hook(cast)
+            module.register_forward_pre_hook(_in_own_dtype)
+
+
+def _in_own_dtype(dense: Any, arguments: tuple[dict[str, Any], ...]) -> None:
+    features, name = arguments[0], dense.module_input_name
+    features[name] = features[name].to(dense.linear.weight.dtype)
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:

@@ -1,4 +1,4 @@
-"""What a stage is trained with: built once for each, read by the stage, the training loop and its callbacks."""
+"""The context of a training: built once for each stage, read by the stage, the training loop and its callbacks."""
 
 import time
 from collections.abc import Callable
