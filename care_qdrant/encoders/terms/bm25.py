@@ -38,6 +38,7 @@ DEFAULT_LEAD = 40.0
 """The three were chosen together on held-out sources (``python -m benchmarks.experiments.bm25_constants``)."""
 
 _HAN = "\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af"
+_IS_HAN = re.compile(f"[{_HAN}]").match
 _WORD = rf"[^\W_{_HAN}]"
 _PER = r"(?:/[a-z]+\d?)*"
 _UNIT = rf"(?:%|‰|°[cf]?|(?:mmhg|kpa|kcal|kj|bpm|(?:[mμunp]?(?:g|l|mol|iu|u|m)|kg|dl|cm|km|min|h|d){_PER})(?!{_WORD}))"
@@ -70,6 +71,11 @@ def placed_terms(text: str) -> Iterator[tuple[str, int]]:
             case _:
                 yield "".join(term.split()), position
         position += 1
+
+
+def is_han(term: str) -> bool:
+    """Return whether a term is a Han character or a pair of them."""
+    return _IS_HAN(term) is not None
 
 
 @lru_cache(maxsize=1 << 16)
