@@ -188,16 +188,18 @@ class _Pairs:
 
 def _answers(texts: Collection[str], known: npt.NDArray[np.uint32]) -> Csr:
     """Return the documents by the known terms; others are left out."""
-    average = bm25.average_length(texts)
-    places, values, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.float32)], [0]
+    places, counts, ends, lengths = [np.zeros(0, np.int32)], [np.zeros(0)], [0], []
     for text in texts:
-        found = bm25.document_vector(text, average_length=average)
-        columns = _places(known, np.array(found.indices, np.uint32))
+        found = bm25.term_counts(text, lead=bm25.DEFAULT_LEAD)
+        columns = _places(known, np.fromiter(found, np.uint32, len(found)))
         has = columns < len(known)
-        places.append(columns[has])
-        values.append(np.array(found.values, np.float32)[has])
-        ends.append(ends[-1] + int(has.sum()))
-    return sparse.csr_matrix((np.concatenate(values), np.concatenate(places), ends), shape=(len(ends) - 1, len(known)))
+        places.append(columns[has].astype(np.int32))
+        counts.append(np.fromiter(found.values(), np.float64, len(found))[has])
+        ends.append(ends[-1] + len(places[-1]))
+        lengths.append(sum(found.values()))
+    average, of_each = max(1.0, sum(lengths) / max(1, len(lengths))), np.repeat(lengths, np.diff(ends))
+    values = bm25.saturated(np.concatenate(counts), of_each, average_length=average).astype(np.float32)
+    return sparse.csr_matrix((values, np.concatenate(places), ends), shape=(len(lengths), len(known)))
 
 
 def _places(keys: npt.NDArray[np.uint32], wanted: npt.NDArray[np.uint32]) -> Numbers:
