@@ -17,15 +17,7 @@ import numpy.typing as npt
 from scipy import sparse
 
 from care_qdrant.encoders.terms import bm25
-from care_qdrant.encoders.terms.weights import (
-    NO_CONTEXTS,
-    NO_NEIGHBOUR,
-    QueryTerms,
-    Shape,
-    Table,
-    TermWeights,
-    centred_length,
-)
+from care_qdrant.encoders.terms.weights import NO_NEIGHBOUR, QueryTerms, Shape, Table, TermWeights
 from care_qdrant.errors import InputError, counted
 from care_qdrant.measures import ndcg_at_10
 from care_qdrant.model.card import Card, read_card
@@ -340,7 +332,7 @@ def _gradient(
     by_logarithm = values * (by_score @ documents)[rows, queries.indices]
     deviations, stretch = shape.stretched(logarithms, rows)
     means = (np.bincount(rows, by_logarithm * stretch, minlength=len(sizes)) / sizes)[rows]
-    longer = centred_length(sizes)[rows]
+    longer = Shape.lengthened(sizes)[rows]
     by_shape = [by_logarithm @ np.log(counts), by_logarithm @ deviations, by_logarithm @ (deviations * longer)]
     return by_logarithm * (1 + stretch) - means, np.array(by_shape)
 
@@ -364,6 +356,6 @@ def _gate(pairs: _Pairs, trained: int, learned: _Learned, seed: int) -> TermGate
         best = np.argsort(-found, axis=1, kind="stable")[:, :10]
         return np.array(ndcg_at_10(best.astype(str).tolist(), list(relevant.values())))
 
-    before, after = scores(_Learned(np.zeros_like(learned.terms), NO_CONTEXTS, Shape())), scores(learned)
+    before, after = scores(_Learned(np.zeros_like(learned.terms), Table(), Shape())), scores(learned)
     gain = estimate((after - before).tolist(), seed)
     return TermGate(trained, len(pairs), float(before.mean()), float(after.mean()), gain)

@@ -14,7 +14,7 @@ weight for each of the two characters beside it: 痛 in 头痛 and 痛 in 痛快
 the questions did not have adds 0. With no more than weights of terms, a term counts its weight times its count.
 """
 
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from zipfile import BadZipFile
@@ -106,21 +106,21 @@ class Shape:
         """Return each term's deviation from its query's mean, and the share of it that is added, (terms,) both."""
         sizes = np.bincount(rows)
         deviations = logarithms - (np.bincount(rows, logarithms) / np.maximum(sizes, 1))[rows]
-        return deviations, self.spread + self.spread_by_length * centred_length(sizes[rows])
+        return deviations, self.spread + self.spread_by_length * self.lengthened(sizes[rows])
 
-
-def centred_length(sizes: npt.NDArray[np.int64]) -> Numbers:
-    """Return the logarithm of numbers of terms, less that of a common query."""
-    return np.log(sizes) - 3.5
+    @staticmethod
+    def lengthened(sizes: npt.NDArray[np.int64]) -> Numbers:
+        """Return the logarithm of numbers of terms, less that of 33 terms."""
+        return np.asarray(np.log(sizes) - 3.5)
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
     """Logarithms of weights by key; a key that is not there has 0."""
 
-    keys: Keys
+    keys: Keys = field(default_factory=lambda: np.zeros(0, np.uint32))
     """Ascending, (keys,)."""
-    logarithms: npt.NDArray[np.float32]
+    logarithms: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
 
     def of(self, keys: npt.NDArray[np.integer]) -> Numbers:
         """Return the logarithms of some keys, in their shape."""
@@ -130,9 +130,6 @@ class Table:
         return np.where(self.keys[places] == keys, self.logarithms[places], 0.0)
 
 
-NO_CONTEXTS = Table(np.zeros(0, np.uint32), np.zeros(0, np.float32))
-
-
 class TermWeights:
     """Weights of the terms of a query, relative to a term that was not seen in training."""
 
@@ -140,7 +137,7 @@ class TermWeights:
         self,
         terms: Keys,
         weights: npt.NDArray[np.float32],
-        contexts: Table = NO_CONTEXTS,
+        contexts: Table = Table(),
         shape: Shape = Shape(),
     ) -> None:
         """Take the weights.
@@ -167,7 +164,7 @@ class TermWeights:
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 analyser, terms, weights = str(arrays["analyser"]), arrays["terms"], arrays["weights"]
-                contexts, shape = NO_CONTEXTS, Shape()
+                contexts, shape = Table(), Shape()
                 if "contexts" in arrays:  # not in files of before 2026-11-27
                     contexts = Table(arrays["contexts"], arrays["context_weights"].astype(np.float32))
                     shape = Shape(*arrays["shape"].tolist())
