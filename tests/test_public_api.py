@@ -19,6 +19,10 @@ ON_TOP_OF_THE_CORE = ("trainer/care_trainer", "benchmarks/care_benchmarks", "ben
 SHARED = {"POLICY", "TermWeights", "TorchEncoder", "Job", "read_part", "run_ahead", "usable_cores"} | {
     "LEAST_HALF_PRECISION",
     "COMPLETE",
+    "NO_NEIGHBOUR",
+    "QueryTerms",
+    "Shape",
+    "Table",
     "add_term_weights",
     "check_adapter_vectors",
     "copy_term_weights",

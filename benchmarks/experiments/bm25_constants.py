@@ -21,6 +21,7 @@ from scipy import sparse
 from benchmarks.experiments.learn_data import read_texts, read_vectors
 from benchmarks.experiments.term_weights import QueryVector, Questions, weights_of
 from benchmarks.experiments.token_tables import (
+    PUBLISHED,
     VARIANTS,
     Counted,
     Scores,
@@ -37,7 +38,6 @@ from care_qdrant.model.pair import CareModel
 from care_qdrant.search.fusion import DEFAULT_ALPHA, bm25_weight
 
 CHOSEN_ON = ("unseen", "mixed")
-TABLE, TABLE_LEAD = "from the beginning, half at 10", 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +103,8 @@ def split_of(counted: Counted, split: str, seeds: Sequence[int], work: Path) -> 
         model = CareModel.load()
         asked = model.encode_query([text for _, text, _ in task.queries])
         return Searched(split, task.queries, task.documents, [asked @ model.encode_document(task.documents).T])
-    queries, documents = counted.scored(TABLE_LEAD)
-    tables = (joined(counted, VARIANTS[TABLE], seed, work, split) for seed in seeds)
+    queries, documents = counted.scored(VARIANTS[PUBLISHED][0].lead)
+    tables = (joined(counted, VARIANTS[PUBLISHED], seed, work, split) for seed in seeds)
     cosines = [unit(queries @ table) @ unit(documents @ table).T for table in tables]
     return Searched(split, task.queries, task.documents, cosines)
 

@@ -23,7 +23,7 @@ from qdrant_client import models
 
 from benchmarks.experiments.learn_data import read_texts, read_vectors
 from benchmarks.experiments.token_tables import (
-    BASE,
+    PUBLISHED,
     SPLITS,
     VARIANTS,
     WEIGHTS,
@@ -95,8 +95,8 @@ def split_of(counted: Counted, split: str, work: Path) -> Searched:
         model, task = CareModel.load(), counted.task
         questions = model.encode_query([text for _, text, _ in task.queries])
         return Searched(split, task.queries, task.documents, questions @ model.encode_document(task.documents).T)
-    table = joined(counted, VARIANTS[BASE], 0, work, split)
-    queries, documents = (unit(counts @ table) for counts in counted.scored())
+    table = joined(counted, VARIANTS[PUBLISHED], 0, work, split)
+    queries, documents = (unit(counts @ table) for counts in counted.scored(VARIANTS[PUBLISHED][0].lead))
     return Searched(split, counted.task.queries, counted.task.documents, queries @ documents.T)
 
 

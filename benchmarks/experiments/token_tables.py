@@ -60,6 +60,8 @@ VARIANTS: dict[str, tuple[Table, ...]] = {
     ),
 }
 BASE = "one table"
+PUBLISHED = "from the beginning, half at 10"
+"""The variant of the built-in pair."""
 
 Vectors = npt.NDArray[np.float32]
 Scores = npt.NDArray[np.float64]

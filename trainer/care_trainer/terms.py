@@ -1,23 +1,23 @@
 """Learns what the terms of a query count in BM25 (`care_qdrant.encoders.terms.weights`) from pairs.
 
 A term begins with the logarithm of its rarity among the questions: what most of them say, 怎么办, tells nothing of one.
-From there the contrastive loss of Stage II (paper, equation 2) moves the weights, with BM25 as the score and the other
-documents of the batch as negatives, by Adam in sparse products: a minute for 100,000 pairs on one core. Pairs that are
-held out decide whether the weights are worth having.
+From there the contrastive loss of Stage II (paper, equation 2) moves all numbers of the formula, with BM25 as the score
+and the other documents of the batch, which is of one source, as negatives, by Adam in sparse products: a minute for
+100,000 pairs on one core. Pairs that are held out decide whether the weights are worth having.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, astuple, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from qdrant_client import models
 from scipy import sparse
 
 from care_qdrant.encoders.terms import bm25
-from care_qdrant.encoders.terms.weights import TermWeights
+from care_qdrant.encoders.terms.weights import NO_NEIGHBOUR, QueryTerms, Shape, Table, TermWeights
 from care_qdrant.errors import InputError, counted
 from care_qdrant.measures import ndcg_at_10
 from care_qdrant.model.card import Card, read_card
@@ -34,15 +34,21 @@ SEEN_PAIRS = 6
 """Times that a pair is seen."""
 BATCH = 512
 LEARNING_RATE = 0.01
+"""Rate of the terms' own weights."""
+CONTEXT_RATE = 0.005
+"""Rate of all that terms share: weights of kinds and neighbours, and the shape."""
 TEMPERATURE = 0.5
 """Temperature of the scores, which are BM25 divided by the root of the number of terms."""
 MIN_QUERIES = 3
 """Queries that a term must be in to keep a weight of its own."""
+MIN_NEIGHBOURS = 5
+"""Terms of different queries that a character must be beside to have a weight."""
 
 Csr = Any
 """A `scipy.sparse.csr_matrix`, (texts, terms)."""
 Numbers = npt.NDArray[np.int64]
 Weights = npt.NDArray[np.float32]
+Reals = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +95,16 @@ def learn_terms(data: Data, root: Path, cache: Path, *, seed: int) -> tuple[Term
     if len(chosen) < FEWEST_PAIRS:
         raise InputError(f"{', '.join(data.files)}: {counted(len(chosen), 'pair')}; expected at least {FEWEST_PAIRS}")
     columns = rows.columns.select(chosen)
-    pairs = _Pairs.of(columns["query"], columns["positive"], rows.weights[chosen])
+    sources = rows.sources[0][chosen]
+    pairs = _Pairs.of(columns["query"], columns["positive"], rows.weights[chosen], sources)
     held_out = _held_out(pairs, random)
     train = pairs.rows(np.flatnonzero(~(held_out | pairs.shares_text_with(held_out))))
-    weights = _trained(train, random)
-    frequency = _by_text(train.queries, train.query_numbers).getnnz(axis=0)
-    kept = frequency >= MIN_QUERIES
-    found = TermWeights(pairs.terms[kept], weights[kept])
-    return found, _gate(pairs.rows(np.flatnonzero(held_out)), len(train), np.where(kept, weights, 1.0), seed)
+    learned = _trained(train, random)
+    kept = _by_text(train.queries, train.query_numbers).getnnz(axis=0) >= MIN_QUERIES
+    learned.terms[~kept] = 0.0
+    weights = np.exp(learned.terms[kept]).astype(np.float32)
+    found = TermWeights(pairs.terms[kept], weights, learned.contexts, learned.shape)
+    return found, _gate(pairs.rows(np.flatnonzero(held_out)), len(train), learned, seed)
 
 
 def give_terms(folder: Path, data: Data, root: Path, cache: Path, *, seed: int) -> tuple[Card | None, TermGate]:
@@ -111,35 +119,57 @@ class _Pairs:
     terms: npt.NDArray[np.uint32]
     """Ids of the columns, ascending: the terms of all queries."""
     queries: Csr
-    """Term counts."""
+    """Numbers from 1 of the terms of all distinct queries, where a query has them: rows of `counts` and `contexts`."""
+    counts: Reals
+    contexts: npt.NDArray[np.uint32]
+    """Keys of `QueryTerms`, (terms of all distinct queries, 3)."""
     documents: Csr
     """Saturated term frequencies."""
     query_numbers: Numbers
     """Equal for equal texts."""
     document_numbers: Numbers
-    weights: npt.NDArray[np.float64]
+    weights: Reals
     """Number of times that an epoch reads each pair."""
+    sources: npt.NDArray[np.integer]
 
     def __len__(self) -> int:
         return len(self.weights)
 
     @classmethod
-    def of(cls, queries: Sequence[str], documents: Sequence[str], weights: npt.NDArray[np.float64]) -> "_Pairs":
-        texts = dict.fromkeys(documents)
-        average = bm25.average_length(texts)
-        asked = _Terms.of(bm25.query_vector, queries)
-        terms = np.unique(asked.terms)
-        answers = _Terms.of(lambda text: bm25.document_vector(text, average_length=average), documents)
-        return cls(terms, asked.matrix(terms), answers.matrix(terms), _numbers(queries), _numbers(documents), weights)
+    def of(
+        cls,
+        queries: Sequence[str],
+        documents: Sequence[str],
+        weights: Reals,
+        sources: npt.NDArray[np.integer],
+    ) -> "_Pairs":
+        query_numbers, document_numbers = _numbers(queries), _numbers(documents)
+        asked = list(map(QueryTerms.of, dict.fromkeys(queries)))
+        ids = np.array([index for query in asked for index in query.ids], np.uint32)
+        terms, places = np.unique(ids, return_inverse=True)
+        ends = np.cumsum([0, *(len(query.ids) for query in asked)])
+        found = sparse.csr_matrix((np.arange(1, len(ids) + 1), places, ends), shape=(len(asked), len(terms)))
+        return cls(
+            terms,
+            found[query_numbers],
+            np.array([count for query in asked for count in query.counts]),
+            np.array([key for query in asked for key in query.contexts], np.uint32).reshape(-1, 3),
+            _answers(dict.fromkeys(documents), terms)[document_numbers],
+            query_numbers,
+            document_numbers,
+            weights,
+            sources,
+        )
 
     def rows(self, places: Numbers) -> "_Pairs":
-        return _Pairs(
-            self.terms,
-            self.queries[places],
-            self.documents[places],
-            self.query_numbers[places],
-            self.document_numbers[places],
-            self.weights[places],
+        return replace(
+            self,
+            queries=self.queries[places],
+            documents=self.documents[places],
+            query_numbers=self.query_numbers[places],
+            document_numbers=self.document_numbers[places],
+            weights=self.weights[places],
+            sources=self.sources[places],
         )
 
     def shares_text_with(self, others: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
@@ -148,29 +178,28 @@ class _Pairs:
         return np.asarray(same_query | np.isin(self.document_numbers, self.document_numbers[others]))
 
 
-@dataclass(frozen=True)
-class _Terms:
-    terms: npt.NDArray[np.uint32]
-    values: Weights
-    ends: Numbers
+def _answers(texts: Collection[str], known: npt.NDArray[np.uint32]) -> Csr:
+    """Return the documents by the known terms; others are left out."""
+    places, counts, ends, lengths = [np.zeros(0, np.int32)], [np.zeros(0)], [0], []
+    for text in texts:
+        found = bm25.term_counts(text, lead=bm25.DEFAULT_LEAD)
+        columns = _places(known, np.fromiter(found, np.uint32, len(found)))
+        has = columns < len(known)
+        places.append(columns[has].astype(np.int32))
+        counts.append(np.fromiter(found.values(), np.float64, len(found))[has])
+        ends.append(ends[-1] + len(places[-1]))
+        lengths.append(sum(found.values()))
+    average, of_each = max(1.0, sum(lengths) / max(1, len(lengths))), np.repeat(lengths, np.diff(ends))
+    values = bm25.saturated(np.concatenate(counts), of_each, average_length=average).astype(np.float32)
+    return sparse.csr_matrix((values, np.concatenate(places), ends), shape=(len(lengths), len(known)))
 
-    @classmethod
-    def of(cls, vector: Callable[[str], models.SparseVector], texts: Iterable[str]) -> "_Terms":
-        terms, values, ends = [np.zeros(0, np.uint32)], [np.zeros(0, np.float32)], [0]
-        for text in texts:
-            found = vector(text)
-            terms.append(np.array(found.indices, np.uint32))
-            values.append(np.array(found.values, np.float32))
-            ends.append(ends[-1] + len(found.indices))
-        return cls(np.concatenate(terms), np.concatenate(values), np.array(ends))
 
-    def matrix(self, known: npt.NDArray[np.uint32]) -> Csr:
-        """Return the texts by the known terms; others are left out."""
-        places = np.minimum(np.searchsorted(known, self.terms), len(known) - 1)
-        values = np.where(known[places] == self.terms, self.values, 0.0).astype(np.float32)
-        found = sparse.csr_matrix((values, places, self.ends), shape=(len(self.ends) - 1, len(known)))
-        found.eliminate_zeros()
-        return found
+def _places(keys: npt.NDArray[np.uint32], wanted: npt.NDArray[np.uint32]) -> Numbers:
+    """Return where some keys are among others, which ascend; the number of these for a key that is not there."""
+    if not len(keys):
+        return np.zeros(wanted.shape, np.int64)
+    places = np.searchsorted(keys, wanted)
+    return np.where(keys[np.minimum(places, len(keys) - 1)] == wanted, places, len(keys))
 
 
 def _numbers(texts: Sequence[str]) -> Numbers:
@@ -198,51 +227,117 @@ def _rarity(matrix: Csr) -> Weights:
     return np.asarray(np.log((count - found + 0.5) / (found + 0.5) + 1), dtype=np.float32)
 
 
-def _trained(pairs: _Pairs, random: np.random.Generator) -> Weights:
-    """Return a weight for each term, (terms,)."""
+@dataclass(frozen=True)
+class _Learned:
+    terms: Reals
+    """Logarithms of the weights of all terms."""
+    contexts: Table
+    shape: Shape
+
+    def query_values(self, pairs: "_Pairs", queries: Csr) -> Csr:
+        """Return what the terms of some of the queries count."""
+        entries = queries.data - 1
+        logarithms = self.terms[queries.indices] + self.contexts.of(pairs.contexts[entries]).sum(axis=1)
+        values = self.shape.values(logarithms, pairs.counts[entries], _rows(queries))
+        return sparse.csr_matrix((values, queries.indices, queries.indptr), shape=queries.shape)
+
+
+class _Adam:
+    """Moments of some numbers; those of a number that a batch has not stay as they are."""
+
+    def __init__(self, size: int, rate: float) -> None:
+        self._rate, self._step = rate, 0
+        self._mean, self._square = np.zeros(size), np.zeros(size)
+
+    def change(self, at: Any, gradient: Reals, decay: float) -> Reals:
+        """Return what is added to the numbers at some places."""
+        self._step += 1
+        self._mean[at] += 0.1 * (gradient - self._mean[at])
+        self._square[at] += 0.001 * (gradient**2 - self._square[at])
+        scale = np.sqrt(self._square[at] / (1 - 0.999**self._step)) + 1e-8
+        return np.asarray(-self._rate * decay * self._mean[at] / (1 - 0.9**self._step) / scale)
+
+
+def _trained(pairs: _Pairs, random: np.random.Generator) -> _Learned:
+    """Return the numbers of the formula, with a weight for each term."""
     asked = _by_text(pairs.queries, pairs.query_numbers)
     most = np.log(2 * (asked.shape[0] + 1))
-    start = np.log(np.log((asked.shape[0] + 1) / (asked.getnnz(axis=0) + 0.5)) / most).astype(np.float32)
+    terms = np.log(np.log((asked.shape[0] + 1) / (asked.getnnz(axis=0) + 0.5)) / most)
+    keys, seen = np.unique(pairs.contexts[asked.data - 1], return_counts=True)
+    keys = keys[(seen >= MIN_NEIGHBOURS) & (keys != NO_NEIGHBOUR)]
+    contexts = _places(keys, pairs.contexts)
+    # Weights of the keys, of all others, which stays 0, and the shape.
+    shared = np.concatenate([np.zeros(len(keys) + 1), astuple(Shape())])
     rarity = _rarity(_by_text(pairs.documents, pairs.document_numbers))
     documents = (pairs.documents @ sparse.diags(rarity)).tocsr()
-    moved, mean, square = (np.zeros_like(start) for _ in range(3))
     batch = min(BATCH, len(pairs))
     steps = max(1, round(SEEN_PAIRS * pairs.weights.sum() / batch))
-    order = np.zeros(0, np.int64)
-    for step in range(steps):
-        while len(order) < batch:
-            times = np.floor(pairs.weights + random.random(len(pairs))).astype(int)
-            order = np.concatenate([order, random.permutation(np.repeat(np.arange(len(pairs)), times))])
-        rows, order = order[:batch], order[batch:]
-        terms, places = np.unique(pairs.queries[rows].indices, return_inverse=True)
+    by_term, by_shared = _Adam(len(terms), LEARNING_RATE), _Adam(len(shared), CONTEXT_RATE)
+    for step, rows in enumerate(islice(_batches(pairs.weights, pairs.sources, batch, random), steps)):
         queries = pairs.queries[rows]
-        queries = sparse.csr_matrix((queries.data, places, queries.indptr), shape=(batch, len(terms)))
-        queries = queries @ sparse.diags(np.exp(start[terms] + moved[terms]))
+        entries = queries.data - 1
+        columns, places = np.unique(queries.indices, return_inverse=True)
+        queries = sparse.csr_matrix((entries, places, queries.indptr), shape=(len(rows), len(columns)))
+        own = terms[columns[places]] + shared[contexts[entries]].sum(axis=1)
         same = _equal(pairs.query_numbers[rows]) | _equal(pairs.document_numbers[rows])
-        gradient = _gradient(queries, documents[rows][:, terms], same)
-        # Adam, whose moments move only where a batch has the term.
-        mean[terms] += 0.1 * (gradient - mean[terms])
-        square[terms] += 0.001 * (gradient**2 - square[terms])
-        scale = np.sqrt(square[terms] / (1 - 0.999 ** (step + 1))) + 1e-8
-        moved[terms] -= LEARNING_RATE * (1 - step / steps) * mean[terms] / (1 - 0.9 ** (step + 1)) / scale
-    return np.asarray(np.exp(start + moved), dtype=np.float32)
+        shape, counts = Shape(*shared[-3:]), pairs.counts[entries]
+        by_logarithm, by_shape = _gradient(queries, own, counts, shape, documents[rows][:, columns], same)
+        by_key = sum(np.bincount(key, by_logarithm, minlength=len(keys) + 1) for key in contexts[entries].T)
+        by_key[-1] = 0.0
+        decay = 1 - step / steps
+        shared += by_shared.change(slice(None), np.concatenate([by_key, by_shape]), decay)
+        terms[columns] += by_term.change(columns, np.bincount(places, by_logarithm, minlength=len(columns)), decay)
+    return _Learned(terms, Table(keys, shared[: len(keys)].astype(np.float32)), Shape(*shared[-3:].tolist()))
+
+
+def _batches(
+    weights: Reals, sources: npt.NDArray[np.integer], size: int, random: np.random.Generator
+) -> Iterator[Numbers]:
+    """Yield batches of one source each, without end; what is left of all sources makes batches of its own."""
+    while True:
+        times = np.floor(weights + random.random(len(weights))).astype(int)
+        order = random.permutation(np.repeat(np.arange(len(weights)), times))
+        whole, left = [], []
+        for source in np.unique(sources[order]):
+            mine = order[sources[order] == source]
+            # A batch of few pairs has few negatives, and teaches little.
+            end = len(mine) - (len(mine) % size if len(mine) % size <= size // 4 else 0)
+            whole += [mine[start : start + size] for start in range(0, end, size)]
+            left.append(mine[end:])
+        rest = random.permutation(np.concatenate(left)) if left else order
+        whole += [rest[start : start + size] for start in range(0, len(rest), size)]
+        yield from (whole[place] for place in random.permutation(len(whole)))
 
 
 def _equal(numbers: Numbers) -> npt.NDArray[np.bool_]:
     return np.asarray((numbers[:, None] == numbers[None]) & ~np.eye(len(numbers), dtype=bool))
 
 
-def _gradient(queries: Csr, documents: Csr, same: npt.NDArray[np.bool_]) -> Weights:
-    """Return the gradient of the loss by the logarithm of each weight, (terms,)."""
-    scale = TEMPERATURE * np.sqrt(np.maximum(queries.getnnz(axis=1), 1))[:, None]
-    logits = (queries @ documents.T).toarray() / scale
+def _rows(matrix: Csr) -> Numbers:
+    return np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
+
+
+def _gradient(
+    queries: Csr, logarithms: Reals, counts: Reals, shape: Shape, documents: Csr, same: npt.NDArray[np.bool_]
+) -> tuple[Reals, Reals]:
+    """Return the gradient of the loss by g of each term of each query, (terms,), and by the shape, (3,)."""
+    rows, sizes = _rows(queries), np.maximum(queries.getnnz(axis=1), 1)
+    values = shape.values(logarithms, counts, rows)
+    scale = TEMPERATURE * np.sqrt(sizes)[:, None]
+    asked = sparse.csr_matrix((values, queries.indices, queries.indptr), shape=queries.shape)
+    logits = (asked @ documents.T).toarray() / scale
     logits[same] = -np.inf
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
     by_score = (powers / powers.sum(axis=1, keepdims=True) - np.eye(len(logits))) / (len(logits) * scale)
-    return np.asarray(queries.multiply(by_score @ documents).sum(axis=0), dtype=np.float32).ravel()
+    by_logarithm = values * (by_score @ documents)[rows, queries.indices]
+    deviations, stretch = shape.stretched(logarithms, rows)
+    means = (np.bincount(rows, by_logarithm * stretch, minlength=len(sizes)) / sizes)[rows]
+    longer = Shape.lengthened(sizes)[rows]
+    by_shape = [by_logarithm @ np.log(counts), by_logarithm @ deviations, by_logarithm @ (deviations * longer)]
+    return by_logarithm * (1 + stretch) - means, np.array(by_shape)
 
 
-def _gate(pairs: _Pairs, trained: int, weights: Weights, seed: int) -> TermGate:
+def _gate(pairs: _Pairs, trained: int, learned: _Learned, seed: int) -> TermGate:
     """Search the documents of the held-out pairs with each question, without the weights and with them."""
     documents = _by_text(pairs.documents, pairs.document_numbers)
     document_of = {number: row for row, number in enumerate(np.unique(pairs.document_numbers).tolist())}
@@ -254,12 +349,13 @@ def _gate(pairs: _Pairs, trained: int, weights: Weights, seed: int) -> TermGate:
         relevant.setdefault(query, []).append(str(document_of[document]))
         first.setdefault(query, row)
     queries = pairs.queries[list(first.values())]
+    rarity = sparse.diags(_rarity(documents))
 
-    def scores(of_terms: Weights) -> npt.NDArray[np.float64]:
-        found = (queries @ sparse.diags(of_terms * _rarity(documents)) @ documents.T).toarray()
+    def scores(of: _Learned) -> npt.NDArray[np.float64]:
+        found = (of.query_values(pairs, queries) @ rarity @ documents.T).toarray()
         best = np.argsort(-found, axis=1, kind="stable")[:, :10]
         return np.array(ndcg_at_10(best.astype(str).tolist(), list(relevant.values())))
 
-    before, after = scores(np.ones_like(weights)), scores(weights)
+    before, after = scores(_Learned(np.zeros_like(learned.terms), Table(), Shape())), scores(learned)
     gain = estimate((after - before).tolist(), seed)
     return TermGate(trained, len(pairs), float(before.mean()), float(after.mean()), gain)

@@ -27,6 +27,8 @@ from functools import lru_cache
 from hashlib import blake2b
 from itertools import count, pairwise
 
+import numpy as np
+import numpy.typing as npt
 from qdrant_client import models
 
 ANALYSER = "zh-char-bigram-1"
@@ -37,7 +39,10 @@ DEFAULT_B = 0.3
 DEFAULT_LEAD = 40.0
 """The three were chosen together on held-out sources (``python -m benchmarks.experiments.bm25_constants``)."""
 
+Numbers = npt.NDArray[np.float64]
+
 _HAN = "\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af"
+_IS_HAN = re.compile(f"[{_HAN}]").match
 _WORD = rf"[^\W_{_HAN}]"
 _PER = r"(?:/[a-z]+\d?)*"
 _UNIT = rf"(?:%|‰|°[cf]?|(?:mmhg|kpa|kcal|kj|bpm|(?:[mμunp]?(?:g|l|mol|iu|u|m)|kg|dl|cm|km|min|h|d){_PER})(?!{_WORD}))"
@@ -70,6 +75,11 @@ def placed_terms(text: str) -> Iterator[tuple[str, int]]:
             case _:
                 yield "".join(term.split()), position
         position += 1
+
+
+def is_han(term: str) -> bool:
+    """Return whether a term is a Han character or a pair of them."""
+    return _IS_HAN(term) is not None
 
 
 @lru_cache(maxsize=1 << 16)
@@ -110,9 +120,30 @@ def document_vector(
 
 def weighted(counts: Mapping[int, float], *, average_length: float, k1: float, b: float) -> models.SparseVector:
     """Return the document vector of term counts, as `document_vector` of their text returns it."""
-    damping = k1 * (1 - b + b * sum(counts.values()) / average_length)
-    weights = [found * (k1 + 1) / (found + damping) for found in counts.values()]
+    found = np.fromiter(counts.values(), np.float64, len(counts))
+    length = sum(counts.values())
+    weights = saturated(found, length, average_length=average_length, k1=k1, b=b).tolist()
     return models.SparseVector(indices=list(counts), values=weights)
+
+
+def saturated(
+    counts: Numbers,
+    lengths: float | Numbers,
+    *,
+    average_length: float,
+    k1: float = DEFAULT_K1,
+    b: float = DEFAULT_B,
+) -> Numbers:
+    """Return what documents' term counts weigh.
+
+    Args:
+        counts: Of each term in its document, (terms,).
+        lengths: Sum of the document's counts, one for all or (terms,).
+        average_length: Mean of the collection.
+        k1: As in `document_vector`.
+        b: As in `document_vector`.
+    """
+    return counts * (k1 + 1) / (counts + k1 * (1 - b + b * lengths / average_length))
 
 
 def query_vector(text: str) -> models.SparseVector:
