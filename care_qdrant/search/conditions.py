@@ -49,6 +49,8 @@ class Keys:
     """Whether the server refuses a filter on a key without an index (strict mode)."""
     is_sampled: bool = True
     """Whether there were payloads to read; an empty collection may soon hold those of any tool."""
+    is_embedded: bool = False
+    """Whether the database is the embedded one, whose words are those between spaces, though it has no text index."""
     _there: set[str] = field(default_factory=set)
     """Keys that some point was seen to have."""
 
@@ -71,6 +73,7 @@ class Keys:
             {as_stored(path): index for path, index in schema.payload_schema.items()},
             strict is not None and strict.unindexed_filtering_retrieve is False,
             is_sampled=bool(records),
+            is_embedded=collection.is_embedded,
         )
 
     def paths(self, key: str) -> tuple[str, ...]:
@@ -213,6 +216,30 @@ def equals(path: str, value: Value, kind: str | None = None) -> models.FieldCond
     if not isinstance(value, float) and (by_match or isinstance(value, str | bool)):
         return models.FieldCondition(key=path, match=models.MatchValue(value=value))
     return models.FieldCondition(key=path, range=models.Range(gte=value, lte=value))
+
+
+def holds(
+    path: str, text: str, kind: str | None = None, *, any_case: bool = False, is_embedded: bool = False
+) -> models.Condition:
+    """Match points whose text under a path holds this one: its words where there is a text index, else a part of it.
+
+    Args:
+        path: Payload path of the text.
+        text: Text to look for.
+        kind: Type of the payload index of the path, where it has one. A text index knows no case.
+        any_case: Without one, look also for the text in lower case, in upper case, and with capitals in front.
+        is_embedded: Whether the database is the embedded one.
+    """
+    spelled = [text, text.lower(), text.upper(), text.capitalize(), text.title()] if any_case else [text]
+    part = getattr(models, "MatchSubstring", None)
+    matches: list[Any]
+    if is_embedded and part is not None:
+        # A Chinese clause is one word to the embedded database; before client 1.20 it looked for a part by itself.
+        words = [models.MatchText(text=text)] if any_case else []
+        matches = [part(substring=one) for one in dict.fromkeys(spelled)] + words
+    else:
+        matches = [models.MatchText(text=one) for one in dict.fromkeys(spelled if kind != "text" else [text])]
+    return models.Filter(should=[models.FieldCondition(key=path, match=match) for match in matches])
 
 
 def ordered(path: str, bound: str, value: str | int | float, kind: str | None = None) -> models.Condition | None:

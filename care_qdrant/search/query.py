@@ -71,6 +71,8 @@ class Query:
         """Return the share of the dense list: the caller's, or in the linear fusion the collection's."""
         if self.alpha is None:
             return resolved.alpha if self.fusion == "linear" else DEFAULT_ALPHA
+        if not 0 <= self.alpha <= 1:  # below 0 or above 1, the points that one list likes least would come first
+            raise InputError(f"alpha is {self.alpha}; it is the share of the dense list, from 0 to 1")
         if self.fusion == "dbsf" and self.alpha != DEFAULT_ALPHA:
             raise InputError(f"alpha is {self.alpha}, and dbsf takes both lists alike: leave it out, or take rrf")
         return self.alpha

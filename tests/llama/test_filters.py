@@ -18,7 +18,7 @@ from llama_index.core.vector_stores import (
 )
 from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQuery
 from llama_index.vector_stores.care import CareVectorStore
-from qdrant_client import QdrantClient
+from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import InputError
 
@@ -29,6 +29,8 @@ METADATA: list[dict[str, Any]] = [
     {"s": "内科,外科", "n": "1"},
     {"n": None, "s": "儿科"},
     {"n": -5, "tags": ["用药", "饮食"], "note": "复诊"},
+    {"flag": True, "flags": [False], "s": "Covid 疫苗"},
+    {"flag": False},
 ]
 OP = FilterOperator
 
@@ -84,6 +86,11 @@ def ask(store: BasePydanticVectorStore, *filters: Any, condition: str = "and") -
         *[("tags", OP.CONTAINS, value) for value in ("用药", "没有")],
         *[("tags", operator, ["饮食", "用药"]) for operator in (OP.ANY, OP.ALL)],
         *[(key, OP.IS_EMPTY, None) for key in ("n", "tags", "note", "day")],
+        *[("flag", operator, value) for operator in (OP.EQ, OP.NE) for value in (1, 0.0, 2, "true")],
+        *[("flag", operator, [1]) for operator in (OP.IN, OP.NIN)],
+        ("flags", OP.CONTAINS, 0),
+        *[("s", OP.TEXT_MATCH, value) for value in ("科", "科,外", "疫苗", "covid")],
+        *[("s", OP.TEXT_MATCH_INSENSITIVE, value) for value in ("covid", "COVID 疫苗", "内")],
     ],
 )
 def test_a_filter_finds_what_llama_index_finds(
@@ -109,7 +116,9 @@ NAMES = [
     "doc.id",
 ]
 keys = st.one_of(st.sampled_from(NAMES), st.text(st.characters(exclude_characters='"\\', exclude_categories=["Cs"])))
-values = st.one_of(st.integers(-9, 9), st.floats(-9, 9), st.sampled_from([2, 2.0, "2", "new", "old", ""]))
+numbers_and_texts = [st.integers(-9, 9), st.floats(-9, 9), st.sampled_from([2, 2.0, "2", "new", "old", ""])]
+asked_values = st.one_of(numbers_and_texts)
+stored_values = st.one_of(*numbers_and_texts, st.booleans())
 
 
 @settings(max_examples=40, deadline=None)
@@ -117,16 +126,16 @@ values = st.one_of(st.integers(-9, 9), st.floats(-9, 9), st.sampled_from([2, 2.0
 def test_a_key_is_read_as_the_metadata_have_it(data: st.DataObject) -> None:
     """Searches and deletions, with and without NE: what goes is exactly what LlamaIndex's own store lets go."""
     names = data.draw(st.lists(keys, min_size=1, max_size=3, unique=True))
-    metadata = data.draw(st.lists(st.dictionaries(st.sampled_from(names), values), min_size=1, max_size=5))
+    metadata = data.draw(st.lists(st.dictionaries(st.sampled_from(names), stored_values), min_size=1, max_size=5))
     key = data.draw(st.sampled_from([name for name in names if any(name in one for one in metadata)] or names))
     operator = data.draw(st.sampled_from([OP.EQ, OP.NE, OP.IN, OP.NIN, OP.IS_EMPTY]))
-    value = data.draw(values)
+    value = data.draw(asked_values)
     given_value: Any = [value] if operator in (OP.IN, OP.NIN) else value
     one = MetadataFilter(key=key, operator=operator, value=given_value)
     with two_stores(metadata) as (care, simple):
         assert ask(care, one) == ask(simple, one)
-        if not any(key in each for each in metadata) and operator in (OP.NE, OP.NIN, OP.IS_EMPTY):
-            with pytest.raises(InputError, match="and every point passes; nothing was deleted"):
+        if len(ask(simple, one)) == len(metadata) and operator in (OP.NE, OP.NIN, OP.IS_EMPTY):
+            with pytest.raises(InputError, match=r"every point.* passes.*nothing was deleted"):
                 care.delete_nodes(filters=MetadataFilters(filters=[one]))
             assert kept(care) == set(range(len(metadata)))
         else:
@@ -147,6 +156,8 @@ def test_a_key_is_read_as_the_metadata_have_it(data: st.DataObject) -> None:
         MetadataFilters(filters=[MetadataFilter(key="tags", operator=OP.ALL, value=[])]),
         MetadataFilters(filters=[MetadataFilter(key="typo", operator=OP.IS_EMPTY, value=None)]),
         MetadataFilters(filters=[MetadataFilter(key="typo", value="x")], condition=FilterCondition.NOT),
+        MetadataFilters(filters=[MetadataFilter(key="s", operator=OP.NE, value="皮肤科")]),
+        MetadataFilters(filters=[MetadataFilter(key="n", value=7)], condition=FilterCondition.NOT),
         MetadataFilters(
             filters=[
                 MetadataFilter(key="n", value=1),
@@ -190,6 +201,23 @@ def test_a_text_that_holds_a_number_is_compared_as_one(stores: tuple[CareVectorS
         assert ask(stores[0], MetadataFilter(key="n", operator=operator, value="1")) == found
 
 
+def test_what_rules_out_a_value_of_other_points_still_deletes(
+    stores: tuple[CareVectorStore, SimpleVectorStore],
+) -> None:
+    """Within a selection, a value that no point has rules nothing out, and only the selection goes."""
+    old = [MetadataFilter(key="day", value="2024-01-02"), MetadataFilter(key="s", operator=OP.NE, value="皮肤科")]
+    stores[0].delete_nodes(filters=MetadataFilters(filters=old))
+    assert kept(stores[0]) == set(range(1, len(METADATA)))
+
+
+def test_qdrant_filters_and_metadata_filters_both_hold(stores: tuple[CareVectorStore, SimpleVectorStore]) -> None:
+    words = models.FieldCondition(key="tags", match=models.MatchValue(value="用药"))
+    old = MetadataFilters(filters=[MetadataFilter(key="n", operator=OP.LT, value=0)])
+    query = VectorStoreQuery(query_embedding=[1.0, 0.0], similarity_top_k=9, filters=old)
+    found = stores[0].query(query, qdrant_filters=models.Filter(must=[words]))
+    assert [uuid.UUID(node_id).int for node_id in found.ids or ()] == [5]
+
+
 def test_a_filter_that_rules_nothing_out_is_said_once(
     stores: tuple[CareVectorStore, SimpleVectorStore], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -214,9 +242,9 @@ def test_numbers_and_dates_are_ordered(
 def test_empty_groups_say_nothing_however_deep(stores: tuple[CareVectorStore, SimpleVectorStore]) -> None:
     empty = MetadataFilters(filters=[MetadataFilters(filters=[MetadataFilters(filters=[])])])
     one = MetadataFilter(key="n", value=1)
-    for condition, found in (("and", [0]), ("or", [0]), ("not", [1, 2, 3, 4, 5])):
+    for condition, found in (("and", [0]), ("or", [0]), ("not", [1, 2, 3, 4, 5, 6, 7])):
         assert ask(stores[0], empty, one, condition=condition) == found
-        assert ask(stores[0], empty, condition=condition) == list(range(6))
+        assert ask(stores[0], empty, condition=condition) == list(range(len(METADATA)))
 
 
 @pytest.mark.parametrize(

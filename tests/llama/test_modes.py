@@ -28,6 +28,12 @@ def store(client: QdrantClient, embedding: CareEmbedding) -> CareVectorStore:
     return CareVectorStore(NAME, client, embedding=embedding, enable_hybrid=True, check_vectors=False)
 
 
+@pytest.mark.parametrize("alpha", [-0.1, 1.01, float("nan")])
+def test_an_alpha_that_is_no_share_is_refused(store: CareVectorStore, alpha: float) -> None:
+    with pytest.raises(InputError, match="it is the share of the dense list, from 0 to 1"):
+        store.query(query_of("耳鸣 噪声", alpha=alpha))
+
+
 async def test_alpha_says_who_counts_and_zero_is_zero(store: CareVectorStore) -> None:
     for alpha, best in ((1.0, "d0"), (0.0, "d2")):
         asked = query_of("耳鸣 噪声", alpha=alpha)

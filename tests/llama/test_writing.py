@@ -33,6 +33,16 @@ def test_a_vector_that_no_search_would_find_is_refused(client: QdrantClient, val
     assert not client.collection_exists(NAME)
 
 
+def test_an_index_takes_a_node_without_text(client: QdrantClient) -> None:
+    """LlamaIndex embeds its blank text; nothing can be encoded again to compare it."""
+    embedding = CareEmbedding(model="built-in")
+    store = CareVectorStore(NAME, client, embedding=embedding)
+    index = VectorStoreIndex.from_vector_store(store, embed_model=embedding)
+    index.insert_nodes([TextNode(id_=str(uuid.uuid4()), text=text) for text in ("  ", "发烧多喝水。")])
+    assert sorted(node.get_content() for node in store.get_nodes()) == ["  ", "发烧多喝水。"]
+    assert embedding.encode_query([]).shape == embedding.encode_document([]).shape == (0, embedding.contract().dim)
+
+
 @pytest.mark.parametrize("use_async", [False, True])
 def test_the_vectors_of_other_models_stay_and_it_is_said_when_their_text_changes(
     client: QdrantClient, embedding: CareEmbedding, use_async: bool, caplog: pytest.LogCaptureFixture

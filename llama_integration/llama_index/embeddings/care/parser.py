@@ -40,7 +40,8 @@ class CareNodeParser(NodeParser):
     the tokens of another model. Nodes embed title and text alone, as `CareNodeText` has it.
 
     Documents of one call that share an id, such as the pages of a file, get nodes with ids of their own, by their
-    order. A document of a later call with the same id is a new text of the first one, and its nodes replace the others.
+    order. A document of a later call with the same id is a new text of the first one, and its nodes replace the others,
+    as many as it has now: a pipeline with a docstore, or ``update_ref_doc`` of an index, also deletes the rest.
 
     Example:
         >>> from llama_index.core import Document
@@ -108,8 +109,9 @@ class CareNodeParser(NodeParser):
             self._has_told = True
             logger.warning(
                 "document %r was parsed before with another text or other metadata: its nodes get the same ids, and "
-                "replace the earlier ones in a store. Pages that share an id belong in one call, or need ids of their "
-                "own",
+                "replace as many of the earlier ones in a store. If it had more, those stay there: "
+                "index.update_ref_doc() or a pipeline with a docstore deletes them first. Pages that share an id "
+                "belong in one call, or need ids of their own",
                 other,
             )
         self._parsed |= hashes

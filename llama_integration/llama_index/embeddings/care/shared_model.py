@@ -91,7 +91,10 @@ class SharedModel:
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
         """Return the vectors of queries, ``(len(texts), dim)``; recent ones come from the cache."""
-        return np.stack([self._query_vector(text) for text in texts])
+        return self._as_rows([self._query_vector(text) for text in texts])
+
+    def _as_rows(self, vectors: list[Vector]) -> Vectors:
+        return np.asarray(vectors, dtype=np.float32).reshape(len(vectors), self.contract().dim)
 
     def _query_vector(self, text: str) -> Vector:
         vector = self._recent.get(text)
@@ -136,7 +139,7 @@ class SharedModel:
         if missing := [text for text, vector in found.items() if vector is None]:
             rows = np.asarray(self.embed_documents(missing), dtype=np.float32)
             found |= dict(zip(missing, rows, strict=True))
-        return np.stack([vector for text in texts if (vector := found[text]) is not None])
+        return self._as_rows([vector for text in texts if (vector := found[text]) is not None])
 
 
 _INGEST_INSTEAD = (

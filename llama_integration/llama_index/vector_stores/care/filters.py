@@ -2,11 +2,12 @@
 
 The stock store lets NE and NIN miss points that lack the key (LlamaIndex counts them as different), knows no CONTAINS,
 ANY and ALL, lets a list of node ids widen an OR filter where it should narrow it, takes 2 for another number than a
-stored 2.0, and takes a dot in a key for a way down.
+stored 2.0 and 1 for another value than a stored true (a filter of LlamaIndex holds no booleans), takes a dot in a key
+for a way down, and drops all of these filters where ``qdrant_filters=`` is given, too.
 
 Two things stay Qdrant's. TEXT_MATCH, with case or without, looks for words of any case where there is a full-text
-index and in the embedded database, and for a part of the text on a server without one. CONTAINS looks into arrays and
-not into strings.
+index. Without one it looks for a part of the text, TEXT_MATCH_INSENSITIVE in the usual spellings (covid, COVID, Covid).
+CONTAINS looks into arrays and not into strings.
 """
 
 import math
@@ -25,7 +26,17 @@ from qdrant_client import models
 from care_qdrant.contracts.layouts import Layout
 from care_qdrant.errors import InputError
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.search.conditions import BOUNDS, ORDERED, Keys, at_first, equals, is_absent, no_such_key, ordered
+from care_qdrant.search.conditions import (
+    BOUNDS,
+    ORDERED,
+    Keys,
+    at_first,
+    equals,
+    holds,
+    is_absent,
+    no_such_key,
+    ordered,
+)
 
 Value = str | int | float
 DOCUMENT_ID_KEY = "doc_id"
@@ -53,6 +64,12 @@ def node_filter(node_ids: Iterable[str] | None, filters: MetadataFilters | None,
     if filters is not None and filters.filters:
         must.append(build_filter(filters, keys))
     return models.Filter(must=must or None)
+
+
+def all_of(*filters: models.Filter | None) -> models.Filter | None:
+    """Return the filter of points that pass all of these; None for all points."""
+    there = [one for one in filters if one is not None]
+    return models.Filter(must=list(there)) if len(there) > 1 else next(iter(there), None)
 
 
 def document_filter(document_ids: Sequence[str], layout: Layout | None) -> models.Filter:
@@ -96,18 +113,26 @@ def passing_without(filters: MetadataFilters, *, negated: bool = False) -> Itera
 
 
 def require_selective(filters: MetadataFilters, collection: Collection, keys: Keys) -> None:
-    """Refuse filters of a deletion that every point may pass: one rules points out by a key that none has.
+    """Refuse filters of a deletion that every point may pass: one rules points out by a key or a value that none has.
 
     Raises:
         InputError: There is such a filter.
     """
-    for one in passing_without(filters):
+    ruling_out = list(passing_without(filters))
+    for one in ruling_out:
         said = f"filter {one.key!r} {one.operator.value} {one.value!r}"
         if one.operator is not FilterOperator.IS_EMPTY and not _values(one):
             raise InputError(f"{said}: every point passes a filter without a value; nothing was deleted")
         if not keys.has(collection, one.key):
             reason = no_such_key(collection, one.key)
             raise InputError(f"{said}: {reason}, and every point passes; nothing was deleted")
+    others = models.Filter(must_not=[build_filter(filters, keys)])
+    if ruling_out and not any(collection.scroll("looking for what stays", where=others, limit=1, payload=False)):
+        said = ", ".join(f"{one.key!r} {one.operator.value} {one.value!r}" for one in ruling_out)
+        raise InputError(
+            f"filter {said}: every point of {collection.name!r} passes, since none has what it rules out; nothing was "
+            "deleted. clear() empties the collection"
+        )
 
 
 def any_of(path: str, values: Sequence[Value], kind: str | None = None) -> models.Condition:
@@ -115,7 +140,15 @@ def any_of(path: str, values: Sequence[Value], kind: str | None = None) -> model
     words = [value for value in values if isinstance(value, str)]
     if len(words) == len(values):
         return models.FieldCondition(key=path, match=models.MatchAny(any=words))
-    return models.Filter(should=[equals(path, value, kind) for value in values])
+    return models.Filter(should=[_same(path, value, kind) for value in values])
+
+
+def _same(path: str, value: Value, kind: str | None) -> models.Condition:
+    """Match points that have the value, or an array with it; 1 and 0 are true and false, too, as in Python."""
+    if isinstance(value, str) or value not in (0, 1) or kind not in (None, "bool"):
+        return equals(path, value, kind)
+    each = [equals(path, bool(value), kind)] + ([equals(path, value)] if kind is None else [])
+    return models.Filter(should=list(each))
 
 
 def _condition(one: MetadataFilter, keys: Keys) -> models.Condition:
@@ -126,19 +159,21 @@ def _condition(one: MetadataFilter, keys: Keys) -> models.Condition:
     if one.operator is FilterOperator.IS_EMPTY:
         no_value = models.Filter(must=list(map(is_absent, paths)))
         return models.Filter(should=[no_value, at_first(paths, lambda path: equals(path, ""))])
-    found = at_first(paths, lambda path: _at(one, path, keys.kind(path)))
+    found = at_first(paths, lambda path: _at(one, path, keys))
     return models.Filter(must_not=[found]) if one.operator in _PASSING_WITHOUT else found
 
 
-def _at(one: MetadataFilter, path: str, kind: str | None) -> models.Condition:
+def _at(one: MetadataFilter, path: str, keys: Keys) -> models.Condition:
     """Return the condition of a filter on a path of Qdrant; of NE and NIN, what they rule out."""
+    kind = keys.kind(path)
     match one.operator:
         case FilterOperator.ALL:
-            return models.Filter(must=[equals(path, value, kind) for value in _values(one)])
+            return models.Filter(must=[_same(path, value, kind) for value in _values(one)])
         case FilterOperator.TEXT_MATCH | FilterOperator.TEXT_MATCH_INSENSITIVE:
-            return models.FieldCondition(key=path, match=models.MatchText(text=_text(one)))
+            any_case = one.operator is FilterOperator.TEXT_MATCH_INSENSITIVE
+            return holds(path, _text(one), kind, any_case=any_case, is_embedded=keys.is_embedded)
         case FilterOperator.EQ:
-            return equals(path, _single(one), kind)
+            return _same(path, _single(one), kind)
         case operator if operator.value in BOUNDS:
             condition = ordered(path, BOUNDS[operator.value], _single(one), kind)
             if condition is None:

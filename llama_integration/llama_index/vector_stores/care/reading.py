@@ -11,7 +11,7 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQuery,
     VectorStoreQueryResult,
 )
-from llama_index.vector_stores.care.filters import is_empty, node_filter, passing_without, query_filter
+from llama_index.vector_stores.care.filters import all_of, is_empty, node_filter, passing_without, query_filter
 from llama_index.vector_stores.care.index_nodes import IndexNodes
 from llama_index.vector_stores.care.modes import has_terms, is_diverse, is_hybrid, is_lexical, made_hybrid, require_mode
 from llama_index.vector_stores.care.once import OnceLogger
@@ -129,14 +129,14 @@ class Reader:
     ) -> Query:
         """Return a query as the core takes it."""
         require_mode(query, resolved, is_hybrid=settings.enable_hybrid, finds_bm25=self.finds_bm25)
-        own_filter, params = options.get("qdrant_filters"), options.get("search_params")
+        params = options.get("search_params")
         terms = self.terms.of_query(query) if has_terms(query) else None
         hybrid_top_k = query.hybrid_top_k if is_hybrid(query) else None
         return Query(
             None if is_lexical(query) else query.query_embedding,
             terms,
             hybrid_top_k or query.similarity_top_k,
-            filter=own_filter if own_filter is not None else self._filter(resolved, query, settings),
+            filter=all_of(options.get("qdrant_filters"), self._filter(resolved, query, settings)),
             params=models.SearchParams(**params) if isinstance(params, dict) else params,
             fusion=self._fusion_by_qdrant(resolved, settings),
             alpha=query.alpha,
