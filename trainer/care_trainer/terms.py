@@ -282,11 +282,14 @@ def _trained(pairs: _Pairs, random: np.random.Generator) -> _Learned:
         same = _equal(pairs.query_numbers[rows]) | _equal(pairs.document_numbers[rows])
         shape, counts = Shape(*shared[-3:]), pairs.counts[entries]
         by_logarithm, by_shape = _gradient(queries, own, counts, shape, documents[rows][:, columns], same)
-        by_key = sum(np.bincount(key, by_logarithm, minlength=len(keys) + 1) for key in contexts[entries].T)
+        by_key = np.zeros(len(keys) + 1)
+        for key in contexts[entries].T:
+            by_key += np.bincount(key, by_logarithm, minlength=len(by_key))
         by_key[-1] = 0.0
         decay = 1 - step / steps
         shared += by_shared.change(slice(None), np.concatenate([by_key, by_shape]), decay)
-        terms[columns] += by_term.change(columns, np.bincount(places, by_logarithm, minlength=len(columns)), decay)
+        by_column = np.asarray(np.bincount(places, by_logarithm, minlength=len(columns)), np.float64)
+        terms[columns] += by_term.change(columns, by_column, decay)
     return _Learned(terms, Table(keys, shared[: len(keys)].astype(np.float32)), Shape(*shared[-3:].tolist()))
 
 
