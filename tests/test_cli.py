@@ -155,6 +155,20 @@ def test_every_program_takes_the_options_of_the_log(program: str, module: str) -
 
 
 @pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["ingest", "corpus.jsonl", "-q"], "care -q ingest"),
+        (["search", "发烧", "--verbose"], "care --verbose search"),
+        (["model", "verify", "folder", "-v"], "care -v model verify"),
+    ],
+)
+def test_an_option_of_the_log_behind_its_command_is_refused_with_its_place(typed: list[str], meant: str) -> None:
+    slip = CliRunner().invoke(care, typed, prog_name="care")
+    assert slip.exit_code == 2
+    assert f"stands before the command: {meant} …" in slip.output
+
+
+@pytest.mark.parametrize(
     ("program", "module"), [("care", "care_qdrant.cli"), ("care-ingest", "care_qdrant.cli.ingest")]
 )
 def test_the_version_is_said(program: str, module: str) -> None:

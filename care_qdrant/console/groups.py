@@ -42,7 +42,11 @@ class Command(click.Command):
     @override
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # As they were typed: an empty path is converted to the current folder, and "" is false where None is meant.
-        given = self.make_parser(ctx).parse_args(args=list(args))[0]
+        try:
+            given = self.make_parser(ctx).parse_args(args=list(args))[0]
+        except click.NoSuchOption as error:
+            _tell_place(ctx, error.option_name)
+            raise
         for param in self.params:
             value = given.get(str(param.name))
             if "" in (value if isinstance(value, list | tuple) else [value]) and param.name not in _MAY_BE_EMPTY:
@@ -60,6 +64,17 @@ class Command(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_epilog(ctx, formatter)
         _write_environment(self, ctx, formatter)
+
+
+def _tell_place(ctx: click.Context, option: str) -> None:
+    """Refuse an option of the program that stands behind its command, by the place where it belongs."""
+    program = ctx.parent
+    while program is not None:
+        if any(option in [*each.opts, *each.secondary_opts] for each in program.command.params):
+            command = ctx.command_path.removeprefix(program.command_path)
+            place = f"{program.command_path} {option}{command}"
+            raise click.UsageError(f"{option} stands before the command: {place} …", ctx)
+        program = program.parent
 
 
 def _write_environment(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -152,7 +152,7 @@ def _field_problem(values: Mapping[str, Any], fields: Fields, shown: Mapping[str
         if values.get(name) is None:
             return f"document has no {name!r} (keys: {', '.join(map(str, shown)) or 'none'})"
     if not isinstance(values[fields.id], str | int) or isinstance(values[fields.id], bool):
-        return f"{fields.id!r} is a {_kind(values[fields.id])}; expected a string"
+        return f"{fields.id!r} is a {_kind(values[fields.id])}; expected a string or a whole number"
     for name in (fields.text, fields.title):
         if not isinstance(values.get(name), str | None):
             return f"{name!r} is a {_kind(values[name])}; expected a string"

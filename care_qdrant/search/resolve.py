@@ -103,6 +103,11 @@ class ResolvedCollection:
         return self.collection.name
 
     @property
+    def searched(self) -> tuple[str, str | None, str | None]:
+        """The collection itself, and the names of its vectors that are searched."""
+        return self.name, self.vector_name, self.sparse_vector_name
+
+    @property
     def limits(self) -> Limits:
         """Sizes of requests that the collection accepts."""
         return self.schema.limits
@@ -168,19 +173,18 @@ class CollectionResolver:
         return keys
 
     def use(self, work: Callable[[ResolvedCollection], T]) -> T:
-        """Return the result of work on the collection; done again where the collection was deleted in the meantime.
+        """Return the result of work on the collection; done again where it has become another one since the check.
 
-        That happens when an alias is switched and the collection behind it is dropped: the new one is checked first.
+        That happens when an alias is switched and the collection behind it is dropped, and when a collection is made
+        again, or loses a vector: what is there now is checked first.
         """
         resolved = self.resolve()
         try:
             return work(resolved)
-        except Rejected as error:
-            if not is_not_found(error):
-                raise
+        except Rejected:
             self.forget()
             current = self.resolve()
-            if current.name == resolved.name:
+            if current.searched == resolved.searched:
                 raise
         return work(current)
 

@@ -9,7 +9,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from care_qdrant.errors import CareError, ContractError, EncodingError, InputError, QdrantError, Rejected, Unreachable
+from care_qdrant.errors import (
+    CareError,
+    ContractError,
+    EncodingError,
+    InputError,
+    NoCollection,
+    QdrantError,
+    Rejected,
+    Unreachable,
+)
 
 OPENAI_PREFIX = "/v1/"
 
@@ -49,6 +58,7 @@ _BY_ERROR: Sequence[tuple[type[CareError], int, str]] = (
     (QdrantError, 503, "qdrant_failed"),
     (ContractError, 409, "contract_mismatch"),
     (EncodingError, 400, "not_encodable"),
+    (NoCollection, 404, "unknown_collection"),
     (InputError, 400, "invalid_request"),
 )
 

@@ -352,16 +352,18 @@ class Searching:
         try:
             collection = Collection(self._qdrant(), name).resolve()
             contracts, holds = collection.schema.contracts.values(), overview(collection)
+            made_by = {contract.fingerprint for contract in contracts}
+            able = [f"{each.name}@{each.fingerprint[:12]}" for each in self._models if each.fingerprint in made_by]
+            problem = None if able else self._why_not(name)
         except CareError as error:
             return CollectionState(name=name, models=[], sparse=False, problem=str(error))
         examples = self._settings.examples
-        made_by = {contract.fingerprint for contract in contracts}
-        names = [f"{served.name}@{served.fingerprint[:12]}" for served in self._models if served.fingerprint in made_by]
         sparse = any(isinstance(each, SparseContract) and each.fingerprint == bm25.ANALYSER for each in contracts)
         return CollectionState(
             name=name,
-            models=names,
+            models=able,
             sparse=sparse,
+            problem=problem,
             unfinished=collection.schema.unfinished,
             points=holds.points,
             questions=list(examples) or [question.text for question in holds.questions[:_EXAMPLES]],

@@ -32,6 +32,7 @@ def nested(depth: int) -> dict[str, object]:
         (b'{"id": " ", "text": "a"}', "'id' is empty"),
         (b'{"id": "1", "text": 5}', "'text' is a JSON number; expected a string"),
         (b'{"id": ["1"], "text": "a"}', "'id' is a JSON array"),
+        (b'{"id": 1.0, "text": "a"}', "'id' is a JSON number; expected a string or a whole number"),
         (b'{"id": true, "text": "a"}', "'id' is a JSON boolean"),
         (b'{"id": "1", "text": "a", "title": {}}', "'title' is a JSON object"),
         (b'{"id": "1", "text": "a", "metadata": "x"}', "'metadata' is a JSON string; expected an object"),

@@ -11,6 +11,7 @@ from qdrant_client.http.exceptions import UnexpectedResponse
 
 from care_qdrant.contracts.learned import LearnedContract, learned_metadata
 from care_qdrant.errors import FingerprintMismatch, InputError
+from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.search.query import Query
 from care_qdrant.search.resolve import CollectionResolver, StoreConfig, choose_layout, resolve_vectors
@@ -121,6 +122,25 @@ def test_the_successor_of_a_dropped_collection_is_checked(qdrant: QdrantClient, 
     for _ in range(2):
         with pytest.raises(FingerprintMismatch, match="'live'"):
             retriever.search(["感冒"])
+
+
+def test_a_collection_that_is_made_again_without_a_vector_is_checked_first(
+    qdrant: QdrantClient, model: HashModel
+) -> None:
+    """Half a minute may pass until the next check; the vectors of the last one are not there any more."""
+    fill(qdrant, model, CHUNKS)
+    hybrid, sparse = Retriever(qdrant, COLLECTION, model), Retriever(qdrant, COLLECTION, mode="sparse")
+    for retriever in (hybrid, sparse):
+        assert retriever.search(["感冒"])[0][0].document_id == "d0"
+    qdrant.delete_collection(COLLECTION)
+    ingest([Document("d1", "感冒")], model, qdrant, COLLECTION)
+    assert hybrid.search(["感冒"])[0][0].document_id == "d1"
+    with pytest.raises(InputError, match=f"collection '{COLLECTION}' has no sparse vector"):
+        sparse.search(["感冒"])
+    qdrant.delete_collection(COLLECTION)
+    qdrant.create_collection(COLLECTION, {"other": models.VectorParams(size=2, distance=models.Distance.DOT)})
+    with pytest.raises(InputError, match=f"collection '{COLLECTION}' has no vector '{model.name}'"):
+        hybrid.search(["感冒"])
 
 
 def test_a_collection_that_is_dropped_between_the_two_requests(

@@ -329,3 +329,17 @@ async def test_all_collections_that_a_pair_can_search_are_served_and_the_others_
         refused = await http.post("/search", json={"query": "发烧", "collection": asked})
         assert (refused.status_code, refused.json()["code"]) == (404, "unknown_collection")
         assert re.search(said, refused.json()["error"])
+
+
+async def test_a_named_collection_that_is_gone_or_anothers_is_said_as_the_guide_has_it(
+    make_service, connect, filled
+) -> None:
+    http = connect(make_service(aligned(), collections=("corpus",), over=filled))
+    assert (await http.get("/collections")).json()["collections"][0]["problem"] is None
+    filled.delete_collection("corpus")
+    refused = await http.post("/search", json={"query": "发烧"})
+    assert (refused.status_code, refused.json()["code"]) == (404, "unknown_collection")
+    ingest([Document("f1", "发烧")], aligned("theirs"), filled, "corpus")
+    [state] = (await http.get("/collections")).json()["collections"]
+    assert (state["models"], state["points"]) == ([], 1)
+    assert "theirs" in state["problem"]

@@ -1,5 +1,6 @@
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,28 @@ def test_a_gzipped_file_that_is_cut_off_or_none_is_refused(tmp_path: Path) -> No
         path.write_bytes(content)
         with pytest.raises(InputError, match=r"rows.jsonl.gz: is cut off, or not what its name says"):
             list(iter_pairs(Data(files=(path.name,)), tmp_path))
+
+
+@pytest.mark.parametrize("opener", [open, gzip.open])
+def test_a_file_of_another_encoding_is_refused_by_its_name_and_a_byte_order_mark_is_none(
+    tmp_path: Path, opener: Callable[..., Any]
+) -> None:
+    row = json.dumps({"query": "发烧怎么办", "positive": "多喝水，注意休息。"}, ensure_ascii=False) + "\n"
+    data = Data(files=("rows.jsonl.gz" if opener is gzip.open else "rows.jsonl",))
+    with opener(tmp_path / data.files[0], "wb") as stream:
+        stream.write(row.encode("utf-8-sig"))
+    assert [pair.query for pair in iter_pairs(data, tmp_path)] == ["发烧怎么办"]
+    for encoding in ("gb18030", "utf-16"):
+        with opener(tmp_path / data.files[0], "wb") as stream:
+            stream.write((row * 20).encode(encoding))
+        with pytest.raises(InputError, match=f"is not UTF-8 .*it reads as {encoding}: save it as UTF-8"):
+            list(iter_pairs(data, tmp_path))
+
+
+def test_a_table_is_no_file_of_pairs(tmp_path: Path) -> None:
+    (tmp_path / "faq.csv").write_text("query,positive\n发烧怎么办,多喝水。\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"faq.csv:1: not JSON .*expected JSON lines, one object a line"):
+        list(iter_pairs(Data(files=("faq.csv",)), tmp_path))
 
 
 def test_a_repeated_pair_counts_once_and_texts_are_cut_first(tmp_path: Path) -> None:

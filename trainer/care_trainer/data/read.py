@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from care_qdrant.corpus.streams import guess_encoding
 from care_qdrant.errors import InputError
 from care_qdrant.types import embedded_text
 from care_trainer.config import Data, Side
@@ -26,6 +27,8 @@ Rows = Iterable[tuple[dict[str, Any], str]]
 _POSITIVE, _NEGATIVE = ("positive", "pos"), ("negatives", "negative", "neg")
 _OWN_KEYS = {*_POSITIVE, *_NEGATIVE, "positives", "query", "sentence1", "sentence2", "score", "text"}
 _OWN_KEYS |= {"source", "prompt"}
+_HEAD_BYTES = 65_536
+"""Bytes from the start of a file that tell its encoding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,14 +185,20 @@ def file_hashes(data: Data, root: Path) -> dict[str, str]:
 def open_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the numbered, non-empty lines of a plain or gzipped text file."""
     opener = gzip.open if path.suffix == ".gz" else open
-    with opener(existing(path), "rt", encoding="utf-8") as stream:
+    # Editors of Windows put a byte order mark in front, which is no part of the first row.
+    with opener(existing(path), "rt", encoding="utf-8-sig") as stream:
         lines = enumerate(stream, start=1)
         while True:
             try:
                 number, line = next(lines)
             except StopIteration:
                 return
-            except (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError) as error:
+            except UnicodeDecodeError as error:
+                with opener(path, "rb") as content:
+                    guess = guess_encoding(content.read(_HEAD_BYTES))
+                reads_as = f"; it reads as {guess}" if guess else ""
+                raise InputError(f"{path}: is not UTF-8 ({error}){reads_as}: save it as UTF-8") from error
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 raise InputError(f"{path}: is cut off, or not what its name says ({error})") from error
             if line.strip():
                 yield number, line
@@ -213,7 +222,7 @@ def parsed(name: str, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[dict[s
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise InputError(f"{where}: not JSON ({error})") from error
+            raise InputError(f"{where}: not JSON ({error}); expected JSON lines, one object a line") from error
         if not isinstance(row, dict):
             raise InputError(f"{where}: expected an object, found {type(row).__name__}")
         if "\\ud" in line and not _is_unicode(row):
