@@ -2,7 +2,7 @@
 
 A term begins with the logarithm of its rarity among the questions: what most of them say, 怎么办, tells nothing of one.
 From there the contrastive loss of Stage II (paper, equation 2) moves all numbers of the formula, with BM25 as the score
-and the other documents of the batch, which is of one source, as negatives, by Adam in sparse products: a minute for
+and the other documents of the batch, which is of one source, as negatives, by Adam in sparse products: two minutes for
 100,000 pairs on one core. Pairs that are held out decide whether the weights are worth having.
 """
 
