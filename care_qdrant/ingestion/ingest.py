@@ -432,6 +432,9 @@ class _Run:
             finish_load(self.collection)
             record_rescoring(self.collection, self.vectors.vector_name)
         self.report.stand_ins = self._count_stand_ins()
+        if self.report.encoded:
+            schema = self.collection.schema
+            self.report.other_vectors = sorted({*schema.dense, *schema.sparse} - {*self.worker.names})
         self.entry.end()
         # Other shards of the corpus may be written, and synchronised, at the same time.
         lowest = before + self.inserted - self.report.deleted if self.settings.shard.of == 1 else 0
