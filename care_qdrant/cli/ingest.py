@@ -31,7 +31,7 @@ from care_qdrant.console.options import (
 )
 from care_qdrant.console.reports import search_command, show_json
 from care_qdrant.destinations import require_writable
-from care_qdrant.errors import REJECTED_ROWS_EXIT_CODE, counted
+from care_qdrant.errors import REJECTED_ROWS_EXIT_CODE, counted, next_command
 from care_qdrant.qdrant.quantization import sizes_in_words
 from care_qdrant.version import __version__
 
@@ -311,6 +311,15 @@ def command(
             f"{counted(report.stand_ins, 'point', 'have', of=report.points)} a vector of a learned query encoder, "
             "which stands in for the model of the others. With that model back, ingest the same documents without "
             "--stand-in: these are encoded again",
+            err=True,
+        )
+    if report.other_vectors:
+        names = " and ".join(repr(name) if name else "(unnamed)" for name in report.other_vectors)
+        attach = next_command(f"care attach {report.collection} --vector-name NAME", model=False)
+        click.echo(
+            f"{counted(report.encoded, 'point', 'were')} encoded, whose {names} is missing or of an earlier text: "
+            "searches by it miss what is new. The program that makes it has to run again; for one that care attach "
+            f"made, run it, {attach} (and --model, where it is not the included model)",
             err=True,
         )
     if report.other_points and not options["replace_others"]:

@@ -432,6 +432,9 @@ class _Run:
             finish_load(self.collection)
             record_rescoring(self.collection, self.vectors.vector_name)
         self.report.stand_ins = self._count_stand_ins()
+        if self.report.encoded:
+            schema = self.collection.schema
+            self.report.other_vectors = sorted({*schema.dense, *schema.sparse} - {*self.worker.names})
         self.entry.end()
         # Other shards of the corpus may be written, and synchronised, at the same time.
         lowest = before + self.inserted - self.report.deleted if self.settings.shard.of == 1 else 0
@@ -461,6 +464,15 @@ class _Run:
         report.tokens_per_second = round(self.worker.meter.tokens_per_second, 1)
         report.encoder_idle_fraction = round(self.meter.idle_fraction, 4)
         report.rejects_file = str(rejects.path) if rejects is not None and report.rejected else None
+        if (
+            report.rejected and rejects is None and not self.settings.dry_run
+        ):  # documents of a program have no such file
+            logger.warning(
+                "collection %r: %s rejected, so not stored as given: %s",
+                report.collection,
+                counted(report.rejected, "document", "were"),
+                "; ".join(report.first_rejects),
+            )
         if report.encoded and self.model is not None and not self.settings.dry_run:
             report.engine = report_of(self.model.document_encoder)
 

@@ -71,6 +71,8 @@ def open_source(
     corpus: CorpusPath | Iterable[Document], reading: Reading, shard: tuple[int, int] = (1, 1), *, dry_run: bool = False
 ) -> Iterator[Source]:
     """Open a corpus for one reading; the rows are read lazily."""
+    if isinstance(corpus, Document):
+        raise InputError(f"one document ({corpus.id!r}) is given where several are expected; write [document]")
     if not _is_path(corpus):
         documents: Iterable[Document] = corpus  # type: ignore[assignment]  # no path
         number = 0
@@ -78,6 +80,10 @@ def open_source(
         def checked() -> Iterator[Document | Reject]:
             nonlocal number
             for number, document in enumerate(documents, 1):
+                if not isinstance(document, Document):
+                    raise InputError(
+                        f"document {number} is a {type(document).__name__}; expected care_qdrant.Document(id, text)"
+                    )
                 yield check_document(replace(document, line=number))
 
         yield Source(checked(), lambda: number / len(documents) if isinstance(documents, Sized) else None)
@@ -121,7 +127,10 @@ def require_document(rows: Iterator[Row], collection: str) -> Iterator[Row]:
         first.append(row)
         if isinstance(row, Document):
             return chain(first, rows)
-    raise InputError(f"no document is in the corpus, so collection {collection!r} was not made")
+    reasons = [row.reason for row in first if isinstance(row, Reject)]
+    none = f"none of {counted(len(reasons), 'document')} can be ingested: {reasons[0]}" if reasons else "no document"
+    is_in = "" if reasons else " is in the corpus"
+    raise InputError(f"{none}{is_in}, so collection {collection!r} was not made")
 
 
 def sparse_contract(rows: Iterator[Row]) -> tuple[SparseContract, Iterator[Row]]:

@@ -171,6 +171,9 @@ class IngestReport:
     """Line and reason of the first rejected rows."""
     stand_ins: int = 0
     """Points whose vector a learned query encoder made in place of the vector's model."""
+    other_vectors: list[str] = field(default_factory=list)
+    """Vectors that the collection has beside those of this run, and that the encoded points do not have of their text:
+    empty where nothing was encoded."""
     same_beginning: str | None = None
     """Text that many of the first documents begin with, such as a letterhead; None where there is no such text."""
     same_beginning_share: float = 0.0

@@ -21,10 +21,12 @@ Which is best was measured, not argued (docs/evidence/experiments/2026-11-21.md)
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from qdrant_client import models
 from qdrant_client.hybrid.fusion import reciprocal_rank_fusion
+
+from care_qdrant.errors import InputError
 
 Fusion = Literal["linear", "dbsf", "rrf"]
 
@@ -38,6 +40,12 @@ CANDIDATES = 100
 """Points that each kind of vector offers."""
 
 BM25_SCALE = 10.0
+
+
+def require_fusion(fusion: str) -> None:
+    """Refuse a fusion that is not there."""
+    if fusion not in get_args(Fusion):
+        raise InputError(f"fusion is {fusion!r}; expected one of {', '.join(get_args(Fusion))}")
 
 
 def fused_request(

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from qdrant_client import QdrantClient, models
 
@@ -18,7 +18,7 @@ from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.qdrant.schema import CollectionSchema
 from care_qdrant.search.conditions import Keys
 from care_qdrant.search.fallback import Fallback
-from care_qdrant.search.fusion import Fusion, candidates
+from care_qdrant.search.fusion import Fusion, candidates, require_fusion
 from care_qdrant.search.grouping import Grouping, find_groups
 from care_qdrant.search.query import Query, find
 from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver, ResolvedCollection, StoreConfig
@@ -96,6 +96,10 @@ class Retriever:
         Raises:
             InputError: The arguments do not fit together.
         """
+        if mode not in get_args(Mode):
+            raise InputError(f"mode is {mode!r}; expected one of {', '.join(get_args(Mode))}")
+        if fusion is not None:
+            require_fusion(fusion)
         if mode != "sparse" and model is None:
             what = "search" if mode == "auto" else f"{mode} search"
             raise InputError(f"a {what} needs a model; only a sparse one does without")
@@ -211,6 +215,11 @@ class Retriever:
         """
         if top_k < 1:
             raise InputError(f"top_k is {top_k}; at least one hit must be asked for")
+        if filter is not None and not isinstance(filter, models.Filter):
+            raise InputError(
+                f"filter is a {type(filter).__name__}; expected a qdrant_client.models.Filter, which "
+                "care_qdrant.search.conditions.parse_filter makes of conditions such as year>=2020"
+            )
         if score_threshold is not None and not math.isfinite(score_threshold):  # null as JSON: no threshold
             raise InputError(f"score_threshold is {score_threshold}; give a finite number, or leave it out")
         try:

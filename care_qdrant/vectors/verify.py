@@ -219,7 +219,7 @@ def _verify(
         report.problems.append(warning)
     if model is not None or isinstance(contract, SparseContract):
         _check_sample(target, report, model, contract, preflight.layout, sample)
-    report.problems += _problems(report, settings)
+    report.problems += _problems(report, settings, _finishing(report, contract, model))
     if report.stand_ins and model is not None and not _is_learned(model):
         report.problems.append(
             f"{counted(report.stand_ins, 'point', 'have')} a vector of a learned query encoder that stood in for this "
@@ -418,14 +418,21 @@ def _check_quantization(collection: Collection, report: VerifyReport, queries: S
         )
 
 
-def _problems(report: VerifyReport, settings: VerifySettings) -> list[str]:
+def _finishing(report: VerifyReport, contract: VectorContract | SparseContract, model: TwoSidedModel | None) -> str:
+    """Return the command that makes the vectors which are missing, by the model that made the others."""
+    words = f"care attach {report.collection} --vector-name {report.vector_name}"
+    if isinstance(contract, VectorContract) and model is None:
+        return f"{next_command(words, model=False)}, and with --model {contract.model!r}, which made the others"
+    return next_command(words, model=model is not None)
+
+
+def _problems(report: VerifyReport, settings: VerifySettings, finishing: str) -> list[str]:
     problems, without_hash = [], report.without_hash if report.is_attached else 0
     if report.without_vector or report.outdated or report.text_gone:
         nameless = f", {without_hash} one that does not say of which text it was made" if without_hash else ""
         problems.append(
             f"{counted(report.without_vector - without_hash, 'point', 'have')} no vector{nameless}, {report.outdated} "
-            f"one of an earlier text and {report.text_gone} one of a text that is gone; finish, "
-            + next_command(f"care attach {report.collection} --vector-name {report.vector_name}")
+            f"one of an earlier text and {report.text_gone} one of a text that is gone; finish, {finishing}"
         )
     if report.written_by_others:
         problems.append(

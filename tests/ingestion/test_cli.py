@@ -16,6 +16,8 @@ from care_qdrant.errors import InputError
 from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import Vectors
+from care_qdrant.vectors.attach import attach_vector
+from care_qdrant.vectors.verify import verify_collection
 from tests.ingestion.conftest import WriteCorpus, short_rows
 from tests.standin import StandIn
 from tests.tiny import HashEncoder, HashModel
@@ -49,6 +51,23 @@ def test_a_dry_run_says_where_and_what_would_go(write_corpus: WriteCorpus) -> No
     assert "11 are stored as they are\n1 point would be deleted, for example those of d11\n" in dry
     done = run(corpus, "--sync", "--collection", "today").stdout
     assert "(11 unchanged, 1 deleted)\ntoday: 11 points" in done
+
+
+def test_vectors_that_do_not_have_the_new_texts_are_named(write_corpus: WriteCorpus, tmp_path: Path) -> None:
+    """Searches by an attached vector would miss what is new without a word."""
+    first = run(write_corpus(short_rows(3), "today.jsonl"))
+    with open_client(path=tmp_path / "qdrant") as client:
+        attach_vector(client, "today", HashModel(salt="other", name="other"))
+    again = run(write_corpus(short_rows(3), "today.jsonl"))
+    for nothing in (first, again):
+        assert "missing or of an earlier text" not in nothing.stderr
+    more = run(write_corpus(short_rows(5), "today.jsonl"))
+    assert "2 points were encoded, whose 'other' is missing or of an earlier text" in more.stderr
+    assert "with: care attach today --vector-name NAME" in more.stderr
+    with open_client(path=tmp_path / "qdrant") as client:
+        report = verify_collection(client, "today", HashModel())
+    [said] = report.problems
+    assert "2 points have no vector" in said and said.endswith("and with --model 'other', which made the others")
 
 
 def test_a_collection_that_is_named_after_a_folder_is_not_said_to_be_named_after_a_file(tmp_path: Path) -> None:

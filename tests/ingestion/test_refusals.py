@@ -1,6 +1,8 @@
 """Corpora, settings and collections that are refused before anything is written."""
 
+import logging
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -89,6 +91,24 @@ def test_a_corpus_without_a_document_makes_no_collection(qdrant: QdrantClient, t
     assert not qdrant.collection_exists("corpus")
     ingest([Document("d", "高血压")], HashModel(), qdrant, "corpus")
     assert ingest(empty, HashModel(), qdrant, "corpus").points == 1
+
+
+def test_documents_of_a_program_are_refused_by_their_reason_or_it_is_said(
+    qdrant: QdrantClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They have no file of rejected rows, and a program may not read the report."""
+    with pytest.raises(InputError, match=r"none of 1 document can be ingested: 'text' is a NoneType"):
+        ingest([Document("a", None)], HashModel(), qdrant, "corpus")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"document 2 is a dict; expected care_qdrant.Document"):
+        ingest([Document("a", "高血压"), {"id": "b", "text": "发烧"}], HashModel(), qdrant, "corpus")  # type: ignore[list-item]
+    with pytest.raises(InputError, match=r"one document \('a'\) is given .*write \[document\]"):
+        ingest(Document("a", "高血压"), HashModel(), qdrant, "corpus")  # type: ignore[arg-type]
+    dated = Document("b", "发烧", metadata={"day": datetime(2024, 3, 1)})
+    with caplog.at_level(logging.WARNING):
+        report = ingest([Document("a", "高血压"), dated], HashModel(), qdrant, "corpus")
+    assert (report.points, report.rejected) == (1, 1)
+    [said] = [record.getMessage() for record in caplog.records]
+    assert "'corpus': 1 document was rejected" in said and "'day'" in said
 
 
 def test_documents_are_not_cut_anew_for_an_attached_vector(qdrant: QdrantClient) -> None:

@@ -55,7 +55,7 @@ def test_the_vectors_of_other_models_stay_and_it_is_said_when_their_text_changes
     fresh = TextNode(id_=str(uuid.uuid4()), text="全新的")
     for node in (changed, fresh):
         node.embedding = vector(node.text)
-    for times_said in (1, 0):
+    for times_said in (2, 0):  # of the new text, and of the new point
         caplog.clear()
         if use_async:
             asyncio.run(store.async_add([changed, fresh]))

@@ -166,6 +166,12 @@ def test_refusals_before_anything_is_asked(client: QdrantClient, model: HashMode
         Retriever(client, COLLECTION, mode="hybrid")
     with pytest.raises(InputError, match="alpha is 2"):
         Retriever(client, COLLECTION, model, alpha=2)
+    for wrong in ({"mode": "vector"}, {"fusion": "rff"}):
+        [(name, value)] = wrong.items()
+        with pytest.raises(InputError, match=f"{name} is '{value}'; expected one of .*"):
+            Retriever(client, COLLECTION, model, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"filter is a list; expected a qdrant_client.models.Filter"):
+        Retriever(client, COLLECTION, model).search(QUERIES, 3, ["year>=2020"])  # type: ignore[arg-type]
     with pytest.raises(InputError, match="top_k is 0"):
         Retriever(client, COLLECTION, model).search(QUERIES, top_k=0)
     with pytest.raises(InputError, match=r"no collection 'corpus' \(there: none\)"):

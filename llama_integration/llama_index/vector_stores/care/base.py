@@ -39,7 +39,7 @@ from care_qdrant.forking import ForkPool
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME
 from care_qdrant.search.fallback import Fallback
-from care_qdrant.search.fusion import Fusion
+from care_qdrant.search.fusion import Fusion, require_fusion
 from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver, ResolvedCollection, StoreConfig
 from care_qdrant.search.retriever import SEARCH_POLICY
 
@@ -159,6 +159,7 @@ class CareVectorStore(StoreSettings):
                 text; or ``aclient`` is an embedded database, which only one client can open.
             ContractError: Another model made the vectors.
         """
+        require_fusion(fusion)
         contract = contract_of(embedding)
         encoder = chosen_encoder(sparse_encoder, sparse_vector_name, settings)
         # An attach of BM25 must not change what the readers of another model find, whose scores it does not know.

@@ -69,6 +69,15 @@ class Writer:
         there = collection.retrieve([point.id for point in points]) if resolved.has_other_vectors else {}
         for write in writes(points, there.values()):
             send_all(collection, write)
+        if resolved.has_other_vectors and len(there) < len(points):
+            others = sorted({*resolved.schema.dense, *resolved.schema.sparse} - {resolved.vector_name or "", *terms})
+            self.warnings.warn(
+                "new points",
+                "collection %r: new points have no vector %s, so those who search by it miss them until the program "
+                "that makes it has run (`care attach` for one that it made)",
+                settings.collection_name,
+                " and ".join(repr(name) if name else "(unnamed)" for name in others),
+            )
         return len(changed_texts(points, there.values(), resolved.layout))
 
     def _warn_of_metadata(self, nodes: Sequence[BaseNode], settings: StoreSettings) -> None:
