@@ -54,10 +54,10 @@ if TYPE_CHECKING:
     from care_qdrant.ingestion.settings import IngestReport, IngestSettings
     from care_qdrant.model.adopt.importing import join_encoders
     from care_qdrant.model.card import CARD_FILE, Card, OnnxFiles
+    from care_qdrant.model.care_model import CareModel, Precision
     from care_qdrant.model.export.onnx import export_query_encoder
     from care_qdrant.model.folder import verify_checkpoint, write_checkpoint
     from care_qdrant.model.hub import BUILT_IN, fetch_document_side, find_folder
-    from care_qdrant.model.pair import CareModel, Precision
     from care_qdrant.model.rewrite import rewrite_weights
     from care_qdrant.progress import Progress, progress_bar
     from care_qdrant.qdrant.collection import Collection
@@ -103,7 +103,7 @@ _NAMES = {
     "ingestion.settings": ("IngestReport", "IngestSettings"),
     "ingestion.rows": ("Reading",),
     "model.adopt.importing": ("join_encoders",),
-    "model.pair": ("CareModel", "Precision"),
+    "model.care_model": ("CareModel", "Precision"),
     "model.rewrite": ("rewrite_weights",),
     "progress": ("Progress", "progress_bar"),
     "versions.promote": ("PromotionReport", "promote_collection"),

@@ -13,8 +13,8 @@ from care_qdrant.cli import care
 from care_qdrant.encoders.side import UNLIMITED
 from care_qdrant.errors import EncodingError, ModelError
 from care_qdrant.model.adopt.importing import join_encoders
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.model.folder import describe_side, verify_checkpoint
-from care_qdrant.model.pair import CareModel
 from tests import tiny
 
 TEXTS = [*tiny.TEXTS, "".join(tiny.TEXTS)]
@@ -64,7 +64,7 @@ def test_tokens_are_counted_without_markers_and_without_the_cut(static_pair: Pat
 
 def test_it_answers_without_torch(static_pair: Path) -> None:
     script = (
-        "import sys\nfrom care_qdrant.model.pair import CareModel\n"
+        "import sys\nfrom care_qdrant.model.care_model import CareModel\n"
         f"CareModel.load({str(static_pair)!r}).encode_query(['高血压'])\nassert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -26,7 +26,7 @@ from care_qdrant.encoders.terms.bm25 import ANALYSER
 from care_qdrant.errors import InputError, counted
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.connection import is_embedded
 from care_qdrant.search.retriever import Retriever

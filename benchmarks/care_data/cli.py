@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from care_trainer.config import Side
 
     from care_data.config import Config
-    from care_qdrant.model.pair import CareModel
+    from care_qdrant.model.care_model import CareModel
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 output_option = click.option("--output", type=_FILE, required=True, help="File to write.")

@@ -24,7 +24,7 @@ from care_qdrant.qdrant.collection import Collection
 from care_qdrant.types import Vectors
 
 if TYPE_CHECKING:
-    from care_qdrant.model.pair import CareModel
+    from care_qdrant.model.care_model import CareModel
 
 GRAPH_ROWS = 5_000  # of a segment before a server builds a graph over it; fewer are scanned
 SEGMENT_ROWS = 100_000  # of a segment at most: a server builds the graphs of merged segments anew

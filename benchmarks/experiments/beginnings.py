@@ -17,7 +17,7 @@ from benchmarks.experiments.natural_questions import MODES, Row, ranks, read_que
 from benchmarks.perf.measured import output_option, save_measured
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Document
 

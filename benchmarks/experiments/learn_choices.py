@@ -31,7 +31,7 @@ from care_trainer.models.tokens import TokenLists, tokenize
 from torch import nn
 
 from care_qdrant.measures import ndcg_at_10
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.types import Vectors
 
 from .learn_data import SOURCES, TEACHERS, Texts, read_texts, read_vectors, smaller

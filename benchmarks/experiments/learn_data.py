@@ -21,7 +21,7 @@ import numpy as np
 from care_trainer.learn.reading import principal_directions
 from sentence_transformers import SentenceTransformer
 
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.types import Vectors
 
 SOURCES = ("toyhom_im", "cmedir", "cpsycoun", "tcm_books", "haimol_tcm", "huatuo_llama", "smilechat", "disease_graph")

@@ -28,7 +28,7 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.measures import TOP, ndcg_at_10
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.search.fusion import bm25_weight
 from care_qdrant.search.retriever import Mode, Retriever
 from care_qdrant.types import Hit, Vectors

@@ -18,7 +18,7 @@ from llama_index.embeddings.care import CareEmbedding
 from llama_index.vector_stores.care import CareVectorStore
 from typing_extensions import override
 
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.model.sides import GivenEncoder
 from care_qdrant.types import Vectors
 

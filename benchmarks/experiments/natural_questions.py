@@ -20,7 +20,7 @@ from qdrant_client import QdrantClient
 from benchmarks.perf.measured import output_option, save_measured
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.search.retriever import Mode, Retriever
 
 MODES: tuple[Mode, ...] = ("hybrid", "dense", "sparse")

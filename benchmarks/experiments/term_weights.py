@@ -39,7 +39,7 @@ from benchmarks.experiments.token_tables_training import unit
 from benchmarks.perf.measured import output_option, save_measured
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.encoders.terms.weights import TermWeights
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.search.fusion import DEFAULT_ALPHA, bm25_weight
 
 CHOSEN_ON = ("unseen", "mixed")

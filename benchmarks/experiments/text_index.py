@@ -25,7 +25,7 @@ from benchmarks.experiments.bm25_constants import Constants, Searched, scored, s
 from benchmarks.experiments.token_tables import Counted, Scores, built_in_tokenizer, read_task
 from benchmarks.perf.measured import output_option, save_measured
 from care_qdrant.encoders.terms import bm25
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 
 Tokenizer = Callable[[str], list[str]]
 TEXT_INDEX = Constants(1.2, 0.75, None)

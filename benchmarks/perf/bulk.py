@@ -23,7 +23,7 @@ from care_qdrant.bulk.load import load
 from care_qdrant.bulk.units import plan
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import DocumentModel
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import Vectors

@@ -10,7 +10,7 @@ from pathlib import Path
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import CareError
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 
 from .random_pair import sample_queries
 
@@ -18,7 +18,7 @@ COLLECTION = "corpus"
 QUERY = "高血压患者饮食上要注意什么？"
 
 PROGRAMS = {
-    "core": "from care_qdrant.model.pair import CareModel\n"
+    "core": "from care_qdrant.model.care_model import CareModel\n"
     "CareModel.load({model!r}, precision='int8').encode_query([{query!r}])",
     "care": "from llama_index.embeddings.care import CareEmbedding\n"
     "CareEmbedding(model={model!r}, precision='int8').get_query_embedding({query!r})",

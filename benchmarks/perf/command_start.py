@@ -17,7 +17,7 @@ from care_qdrant.corpus.files import Corpus
 from care_qdrant.corpus.rows import Fields
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import Document
 from tests.reliability.processes import standin_server

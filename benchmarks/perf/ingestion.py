@@ -17,7 +17,7 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.encoders.local.torch import TorchEncoder
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import point_id
 from tests.reliability.processes import QdrantServer, standin_server

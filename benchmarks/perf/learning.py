@@ -14,7 +14,7 @@ from care_trainer.learn.learn import learn
 from care_trainer.learn.settings import LearnSettings
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.search.resolve import StoreConfig, resolve_vectors

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.model.sides import GivenEncoder
 from care_qdrant.types import Vectors
 from tests.reliability.ready_model import write_corpus

@@ -11,7 +11,7 @@ import onnxruntime  # type: ignore[import-untyped]
 from llama_index.embeddings.care import CareEmbedding
 from tokenizers import Tokenizer
 
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 
 
 @dataclass(frozen=True, slots=True)

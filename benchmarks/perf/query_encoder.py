@@ -17,7 +17,7 @@ import numpy as np
 from care_qdrant.encoders.onnx import OnnxEncoder
 from care_qdrant.errors import InputError
 from care_qdrant.model.card import Card, read_card
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.types import Vectors
 
 from .measured import output_option, save_measured

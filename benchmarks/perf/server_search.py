@@ -18,7 +18,7 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.search.fusion import fused_request

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 
 DOCUMENTS, QUERIES = "documents.npy", "queries.npy"
 MIN_CHARACTERS = 7

@@ -182,7 +182,7 @@ class _Encoder:
     """The state of a worker: the job and the model, opened once."""
 
     def __init__(self, settings: WorkerSettings) -> None:
-        from care_qdrant.model.pair import CareModel
+        from care_qdrant.model.care_model import CareModel
 
         self._settings, self._job = settings, Job(settings.job)
         self._manifest: Manifest = self._job.manifest()

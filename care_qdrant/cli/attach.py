@@ -29,7 +29,7 @@ from care_qdrant.console.reports import search_command, show_json, show_report
 from care_qdrant.errors import counted
 
 if TYPE_CHECKING:
-    from care_qdrant.model.pair import CareModel
+    from care_qdrant.model.care_model import CareModel
     from care_qdrant.qdrant.retry import RetryPolicy
     from care_qdrant.vectors.attach import AttachReport
     from care_qdrant.vectors.attach_plan import AttachPlan

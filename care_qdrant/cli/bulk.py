@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from care_qdrant.bulk.forecast import Forecast, ForecastSettings
     from care_qdrant.bulk.job import Job, Manifest
     from care_qdrant.encoders.engine import Engine
-    from care_qdrant.model.pair import CareModel
+    from care_qdrant.model.care_model import CareModel
     from care_qdrant.qdrant.collection import Collection
 
 FAILED_UNITS_EXIT_CODE = 8

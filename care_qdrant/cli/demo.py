@@ -43,7 +43,7 @@ def command() -> None:
     from care_qdrant.errors import needs_extra
     from care_qdrant.ingestion.ingest import ingest
     from care_qdrant.ingestion.settings import IngestSettings
-    from care_qdrant.model.pair import CareModel
+    from care_qdrant.model.care_model import CareModel
     from care_qdrant.progress import progress_bar
     from care_qdrant.qdrant.connection import open_client
     from care_qdrant.serve.settings import ServeSettings

@@ -123,9 +123,9 @@ def verify(model: str, as_json: bool) -> None:
       care model verify ./care-0.3b-4b
     """
     from care_qdrant.encoders.local.weights import check_model
+    from care_qdrant.model.care_model import CareModel
     from care_qdrant.model.folder import verify_checkpoint as verify_folder
     from care_qdrant.model.hub import fetch_document_side
-    from care_qdrant.model.pair import CareModel
 
     folder = fetch_document_side(model)
     card = verify_folder(folder)
@@ -193,7 +193,7 @@ def reference_vectors(model: str, output: Path, as_json: bool) -> None:
     """
     from care_qdrant.encoders.engine import Engine
     from care_qdrant.encoders.references import make_references, save_references
-    from care_qdrant.model.pair import CareModel
+    from care_qdrant.model.care_model import CareModel
 
     require_free(output, _REFERENCE_VECTORS)
     pair = CareModel.load(model, engine=Engine(dtype="float32"))

@@ -21,7 +21,7 @@ from care_qdrant.console.options import (
 
 if TYPE_CHECKING:
     from care_qdrant.encoders.engine import Engine
-    from care_qdrant.model.pair import CareModel
+    from care_qdrant.model.care_model import CareModel
 
 
 @click.command(
@@ -127,7 +127,7 @@ def command(
         )
 
     def load_models() -> "list[CareModel]":
-        from care_qdrant.model.pair import CareModel
+        from care_qdrant.model.care_model import CareModel
 
         return [CareModel.load(model, device=device, precision=precision(), engine=engine) for model in models]
 

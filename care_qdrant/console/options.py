@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from qdrant_client import QdrantClient
 
     from care_qdrant.encoders.engine import Engine
-    from care_qdrant.model.pair import CareModel, Precision
+    from care_qdrant.model.care_model import CareModel, Precision
     from care_qdrant.qdrant.retry import RetryPolicy
     from care_qdrant.search.fallback import Fallback
 
@@ -240,7 +240,7 @@ def model_options(*, documents: bool = False) -> Callable[[Command], Command]:
         ) -> Any:
             def load() -> "CareModel":
                 from care_qdrant.encoders.engine import LOCAL
-                from care_qdrant.model.pair import CareModel
+                from care_qdrant.model.care_model import CareModel
 
                 return CareModel.load(model, device=device, precision=precision(), engine=engine or LOCAL)
 

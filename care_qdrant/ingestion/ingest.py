@@ -40,7 +40,7 @@ from care_qdrant.ingestion.rows import (
 from care_qdrant.ingestion.run_entry import RunEntry
 from care_qdrant.ingestion.seen import Seen, delete_missing, delete_surplus_chunks
 from care_qdrant.ingestion.settings import DocumentModel, IngestReport, IngestSettings, name_of_vector
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import (

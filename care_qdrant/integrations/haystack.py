@@ -7,8 +7,8 @@ from typing import Any
 from haystack import Document, component, default_from_dict, default_to_dict
 
 from care_qdrant.errors import UnusableText
+from care_qdrant.model.care_model import CareModel, require_saved_model
 from care_qdrant.model.hub import BUILT_IN
-from care_qdrant.model.pair import CareModel, require_saved_model
 from care_qdrant.types import embedded_text
 
 

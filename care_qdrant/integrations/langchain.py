@@ -5,8 +5,8 @@ from pathlib import Path
 from langchain_core.embeddings import Embeddings
 from typing_extensions import override
 
+from care_qdrant.model.care_model import CareModel, Precision
 from care_qdrant.model.hub import BUILT_IN
-from care_qdrant.model.pair import CareModel, Precision
 
 
 class CareEmbeddings(Embeddings):

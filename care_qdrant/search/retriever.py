@@ -25,7 +25,7 @@ from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver, Resolv
 from care_qdrant.types import Hit, Vectors
 
 if TYPE_CHECKING:
-    from care_qdrant.model.pair import CareModel
+    from care_qdrant.model.care_model import CareModel
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from care_qdrant.errors import needs_extra
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.serve import pages, schemas
 from care_qdrant.serve.embeddings import SIDES, infer, openai_embeddings, openai_models, tei_embed, tei_info
 from care_qdrant.serve.endpoint import Get, Post

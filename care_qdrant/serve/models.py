@@ -15,7 +15,7 @@ import numpy as np
 from care_qdrant.encoders.agreement import LEAST_BATCHED, cosines
 from care_qdrant.encoders.references import REFERENCE_TEXTS, check_references
 from care_qdrant.errors import AlteredModel, InputError
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.serve.lines import DocumentSide, QuerySide, Side
 from care_qdrant.serve.metrics import Metrics
 from care_qdrant.serve.refusal import Refusal

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
 
-    from care_qdrant.model.pair import CareModel
+    from care_qdrant.model.care_model import CareModel
     from care_qdrant.search.fallback import Fallback
 
 READY = "ready"

@@ -25,7 +25,7 @@ from care_qdrant.errors import CareError, InputError, counted, needs_extra
 from care_qdrant.serve.settings import DIRECTORY_VARIABLE, READY, ServeSettings
 
 if TYPE_CHECKING:
-    from care_qdrant.model.pair import CareModel
+    from care_qdrant.model.care_model import CareModel
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from care_qdrant.serve.app import Service
 from care_qdrant.serve.settings import READY, ServeSettings
 
 if TYPE_CHECKING:
-    from care_qdrant.model.pair import CareModel
+    from care_qdrant.model.care_model import CareModel
 
 logger = logging.getLogger(__name__)
 

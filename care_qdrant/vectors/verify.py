@@ -22,7 +22,7 @@ from care_qdrant.encoders.agreement import LEAST_HALF_PRECISION
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import ContractError, InputError, counted, next_command
 from care_qdrant.ingestion.settings import DocumentModel
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.checks import check_contract, check_sparse_contract
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.point_equality import vectors_of

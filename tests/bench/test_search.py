@@ -24,7 +24,7 @@ from care_qdrant.bulk.units import plan
 from care_qdrant.encoders.side import Side
 from care_qdrant.errors import InputError
 from care_qdrant.model.card import Card
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.model.sides import GivenEncoder
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection

@@ -98,7 +98,7 @@ def test_white_space_never_is_a_chunk(text: str) -> None:
 
 
 def test_a_real_tokenizer_counts_like_the_document_encoder(pair_folder) -> None:  # type: ignore[no-untyped-def]
-    from care_qdrant.model.pair import CareModel
+    from care_qdrant.model.care_model import CareModel
 
     model = CareModel.load(pair_folder)
     texts = [*medical_texts(20), "长" * 200, ""]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from care_qdrant.encoders.unread import unread_words
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 
 MODEL = CareModel.load()
 

@@ -13,7 +13,7 @@ from care_qdrant.encoders.local.torch import TorchEncoder, load_sentence_transfo
 from care_qdrant.encoders.side import Side
 from care_qdrant.encoders.usable import require_texts
 from care_qdrant.errors import InputError, UnusableText
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from tests import tiny
 
 

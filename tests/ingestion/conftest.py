@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from qdrant_client import QdrantClient
 
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.qdrant.retry import RetryPolicy
 from tests.databases import REAL, open_database

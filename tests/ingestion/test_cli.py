@@ -13,7 +13,7 @@ from qdrant_client import models
 
 from care_qdrant.cli.ingest import command
 from care_qdrant.errors import InputError
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import Vectors
 from care_qdrant.vectors.attach import attach_vector

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import embedded_text
 from tests import tiny

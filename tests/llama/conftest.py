@@ -5,7 +5,7 @@ from weakref import WeakValueDictionary
 import pytest
 from llama_index.embeddings.care import CareEmbedding, shared_model
 
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from tests.tiny import HashModel
 
 

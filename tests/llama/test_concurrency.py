@@ -19,7 +19,7 @@ from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import QdrantClient
 
 from care_qdrant.errors import InputError
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.connection import client_lock
 from care_qdrant.types import Vectors
 from tests.llama.collections import DOCUMENTS, NAME, fill, node_id

@@ -21,7 +21,7 @@ from llama_index_instrumentation import get_dispatcher
 from pydantic import ValidationError
 
 from care_qdrant.errors import FingerprintMismatch, InputError, MissingExtra, UnusableText
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from tests.tiny import BusyEncoder, HashEncoder, HashModel, care_folder, medical_texts
 
 QUERY = "高血压患者饮食上要注意什么？"

@@ -14,7 +14,7 @@ from llama_index.embeddings.care import CareEmbedding
 from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import QdrantClient
 
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.types import Chunk, Document, embedded_text
 from tests.llama.collections import NAME, fill, vector
 from tests.tiny import HashModel

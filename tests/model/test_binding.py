@@ -13,9 +13,9 @@ import pytest
 
 from care_qdrant.errors import AlteredModel, ModelError
 from care_qdrant.model.card import CARD_FILE, read_card, sha256, verified
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.model.folder import write_checkpoint
 from care_qdrant.model.hub import BUILT_IN, find_folder
-from care_qdrant.model.pair import CareModel
 from tests import tiny
 
 

@@ -6,7 +6,7 @@ from threading import Barrier, Event
 import pytest
 
 from care_qdrant.encoders import Encoder, TokenCounter
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.model.sides import GivenEncoder, ModelSide
 from tests.tiny import HashEncoder
 

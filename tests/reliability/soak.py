@@ -14,7 +14,7 @@ from llama_index.embeddings.care import CareEmbedding
 
 from benchmarks.perf.random_pair import MAX_TOKENS, sample_queries
 from care_qdrant.errors import InputError
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from tests.reliability.trials import Trial
 
 TOLERANCE = 1e-4

@@ -15,7 +15,7 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.cli import search, status
 from care_qdrant.console.table import cut, display_width, table, wrap
 from care_qdrant.errors import CareError, InputError
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.search import conditions
 from care_qdrant.types import Chunk, Document

@@ -9,7 +9,7 @@ from qdrant_client import QdrantClient
 
 from care_qdrant.cli import search
 from care_qdrant.errors import InputError
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.schema import RUN_PREFIX
 from care_qdrant.types import Chunk, Document

@@ -12,7 +12,7 @@ from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch, Unreachable, UnusableText
 from care_qdrant.ingestion.ingest import ingest
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.search import retriever
 from care_qdrant.search.fusion import Fusion

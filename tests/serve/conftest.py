@@ -17,7 +17,7 @@ from qdrant_client import QdrantClient
 from care_qdrant.encoders import Encoder
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.model.sides import GivenEncoder
 from care_qdrant.serve.app import Service
 from care_qdrant.serve.settings import Limits, ServeSettings

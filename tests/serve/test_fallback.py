@@ -20,7 +20,7 @@ from care_qdrant.console.configuration import read_defaults
 from care_qdrant.encoders.remote.old_model import open_old_model
 from care_qdrant.errors import EncodingError, InputError, ModelError
 from care_qdrant.ingestion.ingest import ingest
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.search import fallback as fallback_module

@@ -7,7 +7,7 @@ import pytest
 
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.model.card import TERM_WEIGHTS
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from tests import tiny
 from tests.serve.conftest import asked, pair
 from tests.tiny import TEXTS

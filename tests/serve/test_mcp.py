@@ -14,7 +14,7 @@ from qdrant_client import QdrantClient
 
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from tests.serve.conftest import aligned
 from tests.tiny import TEXTS
 

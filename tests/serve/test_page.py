@@ -17,7 +17,7 @@ import care_qdrant.serve
 from care_qdrant.errors import Unreachable
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.types import Document
 from care_qdrant.vectors.attach import attach_vector
 from tests.browser import CHROMIUM, Browser

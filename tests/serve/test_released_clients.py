@@ -11,7 +11,7 @@ from langchain_openai import OpenAIEmbeddings
 from llama_index.embeddings.openai import OpenAIEmbedding
 from openai import AuthenticationError, BadRequestError, NotFoundError, OpenAI
 
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from tests.serve.conftest import KEY, Ask, pair
 from tests.tiny import TEXTS
 

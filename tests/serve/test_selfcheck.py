@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from care_qdrant.errors import AlteredModel
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.model.sides import GivenEncoder
 from tests.serve.conftest import pair
 from tests.serve.test_workers import start  # noqa: F401

@@ -20,7 +20,7 @@ import httpx
 import numpy as np
 import pytest
 
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.serve import worker as serving
 from care_qdrant.serve.settings import READY
 from tests.reliability.processes import free_port

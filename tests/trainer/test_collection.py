@@ -18,8 +18,8 @@ from qdrant_client import QdrantClient
 from safetensors.torch import load_file
 
 from care_qdrant.errors import InputError, ModelError
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.model.folder import verify_checkpoint
-from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.search.retriever import Retriever
 from tests.trainer.learn.collections import DIM, WordModel, word_texts, write_langchain

@@ -14,8 +14,8 @@ from safetensors.numpy import load_file
 from sentence_transformers import SentenceTransformer
 
 from care_qdrant.errors import InputError
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.model.folder import verify_checkpoint
-from care_qdrant.model.pair import CareModel
 from tests.trainer.tiny_run import pairs, stage, tiny_run
 
 TEXTS = [row["query"] for row in pairs()[:8]]

@@ -27,8 +27,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from care_qdrant.errors import InputError
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.model.hub import find_folder
-from care_qdrant.model.pair import CareModel
 from tests.trainer.tiny_run import pairs, write_jsonl
 
 WORDS = st.sampled_from([f"text {number}" for number in range(12)])

@@ -21,8 +21,8 @@ from care_qdrant.encoders.terms.weights import Shape
 from care_qdrant.errors import InputError
 from care_qdrant.measures import ndcg_at_10
 from care_qdrant.model.card import TERM_WEIGHTS, read_card
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.model.hub import find_folder
-from care_qdrant.model.pair import CareModel
 from tests.trainer.tiny_run import write_jsonl
 
 SAMPLE = Path(__file__).parents[2] / "examples" / "sample"

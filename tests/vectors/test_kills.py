@@ -16,7 +16,7 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.cli import search, status
 from care_qdrant.errors import InputError
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.vectors.attach import AttachSettings, attach_vector

@@ -10,7 +10,7 @@ from care_qdrant.cli import care
 from care_qdrant.console.reports import show_report
 from care_qdrant.errors import FingerprintMismatch, InputError, NotVerified
 from care_qdrant.ingestion.ingest import ingest
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant import slices
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client

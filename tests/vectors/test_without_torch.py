@@ -9,7 +9,7 @@ from qdrant_client import QdrantClient
 from care_qdrant import errors
 from care_qdrant.errors import MissingExtra
 from care_qdrant.ingestion.ingest import ingest
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.types import Document
 from care_qdrant.vectors.attach import attach_vector
 from care_qdrant.vectors.attach_plan import plan_attach

@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokeni
 from care_qdrant.encoders.local.architecture import native_folder
 from care_qdrant.encoders.local.weights import readable_model
 from care_qdrant.errors import InputError, TrainingError
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_trainer import recipe
 from care_trainer.config import Run, Side, Stage, Tower, stage_name
 from care_trainer.config.stages import Prune

@@ -20,8 +20,8 @@ from care_qdrant.errors import InputError, counted
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.measures import ndcg_at_10, recall_at_10
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.model.hub import BUILT_IN
-from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.search.retriever import Mode, Retriever
 from care_qdrant.types import Document

@@ -15,7 +15,7 @@ from transformers import GteConfig, GteModel
 
 from care_qdrant.encoders.local.architecture import native_config, native_folder
 from care_qdrant.errors import ModelError
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from tests import tiny
 from tests.trainer import bases
 

@@ -15,7 +15,7 @@ from care_qdrant.encoders.local.processes import ProcessEncoder
 from care_qdrant.errors import EncodingError
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.progress import Progress
 from care_qdrant.types import Document
 from tests import tiny

@@ -22,7 +22,7 @@ from care_qdrant.encoders.local import torch as torch_engine
 from care_qdrant.encoders.local.torch import TorchEncoder, load_sentence_transformer
 from care_qdrant.encoders.references import Reference, make_references, save_references
 from care_qdrant.errors import ModelError
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from tests import tiny
 
 TEXTS = [*tiny.medical_texts(60), "".join(tiny.TEXTS) * 3, "短", "a"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 
 Rows = list[dict[str, Any]]
 

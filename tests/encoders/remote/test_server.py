@@ -25,7 +25,7 @@ from care_qdrant.encoders.remote import wire
 from care_qdrant.encoders.remote.server import ServerEncoder
 from care_qdrant.encoders.side import Side
 from care_qdrant.errors import EncodingError, InputError, ModelError, Unreachable
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from tests.tiny import TEXTS, medical_texts
 
 pytestmark = pytest.mark.timeout(300)

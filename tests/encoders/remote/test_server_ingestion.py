@@ -17,7 +17,7 @@ from care_qdrant.encoders.remote import server as server_module
 from care_qdrant.errors import ModelError
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestReport, IngestSettings
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.progress import Progress
 from care_qdrant.types import Document
 from tests.tiny import medical_texts

@@ -20,8 +20,8 @@ from care_qdrant.errors import InputError, ModelError, SchemaMismatch
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.model.adopt.importing import import_model
 from care_qdrant.model.card import read_card
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.model.folder import verify_checkpoint
-from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.checks import check_contract
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.search.retriever import Retriever

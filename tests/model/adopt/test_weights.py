@@ -22,7 +22,7 @@ from care_qdrant.encoders.references import keep_check_vectors
 from care_qdrant.errors import AlteredModel, IncompleteModel, InputError, ModelError
 from care_qdrant.model.adopt.importing import join_encoders
 from care_qdrant.model.adopt.published import plain_vectors, write_document_side, write_query_side
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from tests.trainer import bases
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks

@@ -17,9 +17,9 @@ from care_qdrant.encoders.onnx import OnnxEncoder
 from care_qdrant.encoders.side import Side
 from care_qdrant.errors import InputError, ModelError
 from care_qdrant.model.card import read_card
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.model.export.onnx import add_onnx, export_document_encoder, export_query_encoder
 from care_qdrant.model.folder import describe_side, verify_checkpoint
-from care_qdrant.model.pair import CareModel
 from tests import tiny
 from tests.encoders.conftest import Exported
 

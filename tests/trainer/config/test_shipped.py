@@ -18,7 +18,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense
 
 from care_qdrant.model.adopt.published import DOCUMENT_TASKS, QUERY_TASKS
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from tests.tiny import query_tower
 from tests.trainer.bases import gte_mlm_base, qwen3_base, write_gzipped, write_paper_data
 from tests.trainer.tiny_run import pairs, table_of, write_world

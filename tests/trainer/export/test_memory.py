@@ -10,8 +10,8 @@ import pytest
 from care_trainer import recipe
 from sentence_transformers import SentenceTransformer
 
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.model.folder import verify_checkpoint
-from care_qdrant.model.pair import CareModel
 from tests.trainer.bases import qwen3_base
 from tests.trainer.tiny_run import pairs, stage, tiny_run
 

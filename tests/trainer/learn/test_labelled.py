@@ -17,7 +17,7 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.cli import care
 from care_qdrant.contracts.layouts import guess_layout
 from care_qdrant.errors import InputError
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.search.retriever import Mode, Retriever

@@ -10,8 +10,8 @@ from care_trainer.learn.settings import UPDATE
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import FingerprintMismatch, SchemaMismatch
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.model.folder import verify_checkpoint
-from care_qdrant.model.pair import CareModel
 from care_qdrant.qdrant.checks import check_contract, require_learned_from
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.search.retriever import Retriever

@@ -16,7 +16,7 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.cli import care
 from care_qdrant.errors import InputError, MissingExtra, Unreachable
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.qdrant.retry import RetryPolicy

@@ -14,7 +14,7 @@ from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import FingerprintMismatch, ModelError
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.vectors.attach import attach_vector
 from care_qdrant.vectors.verify import VerifySettings, verify_collection

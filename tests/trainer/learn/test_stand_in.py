@@ -14,7 +14,7 @@ from care_qdrant.cli import care
 from care_qdrant.errors import FingerprintMismatch, InputError, ModelError
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestReport, IngestSettings
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Document

@@ -13,7 +13,7 @@ from care_trainer.learn.start import is_chinese, mapped_start, token_vectors
 from care_trainer.models.tokens import tokenize, train_collection_tokenizer
 from qdrant_client import QdrantClient
 
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.vectors.attach import attach_vector
 from tests.trainer.learn.collections import WordModel, word_texts, write_langchain

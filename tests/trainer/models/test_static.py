@@ -14,7 +14,7 @@ from care_trainer.models.tokens import Parts
 from sentence_transformers import SentenceTransformer
 
 from care_qdrant.errors import InputError
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from tests.trainer.tiny_run import pairs, stage, tiny_run
 
 TEXTS = [row["positive"] for row in pairs()[:12]] + [row["query"] for row in pairs()[:12]]

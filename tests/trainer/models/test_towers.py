@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense
 
 from care_qdrant.errors import AlteredModel, InputError
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 
 OWN = Tower(base="base", pooling="own")
 TEXTS = ["高血压吃什么好？", "糖尿病的检查：可以做血常规、超声和影像学检查来明确诊断。" * 5, "哮喘"]

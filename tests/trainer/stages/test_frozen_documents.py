@@ -16,7 +16,7 @@ from care_trainer.losses.objectives import Batch, FrozenDocuments, InfoNce
 from care_trainer.models import towers
 from sentence_transformers import SentenceTransformer
 
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from tests.trainer.tiny_run import pairs, stage, tiny_run, write_jsonl
 
 TEXTS = [row["query"] for row in pairs()[:6]]

@@ -11,7 +11,7 @@ from care_trainer.models import towers
 from sentence_transformers import SentenceTransformer
 
 from care_qdrant.errors import InputError
-from care_qdrant.model.pair import CareModel
+from care_qdrant.model.care_model import CareModel
 from tests.trainer.tiny_run import pairs, stage, tiny_run, write_jsonl
 
 TASKS = ["tasks={ sts = { query = '同：', document = '同：' }, rerank = { query = '排：' } }"]

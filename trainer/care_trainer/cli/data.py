@@ -17,7 +17,7 @@ from care_qdrant.errors import InputError, counted
 from care_trainer.cli.run import load, set_option
 
 if TYPE_CHECKING:
-    from care_qdrant.model.pair import CareModel
+    from care_qdrant.model.care_model import CareModel
 
 
 @click.group(cls=Program)

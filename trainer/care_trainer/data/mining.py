@@ -11,7 +11,7 @@ from care_qdrant.types import Hit, Vectors, embedded_text
 from care_trainer.data.read import Pair
 
 if TYPE_CHECKING:
-    from care_qdrant.model.pair import CareModel
+    from care_qdrant.model.care_model import CareModel
 
 BATCH_PAIRS = 256
 """Pairs searched at once."""

@@ -13,8 +13,8 @@ from llama_index.embeddings.care.cache import RoleCache, embedding_queries
 from llama_index.embeddings.care.shared_model import ModelSettings, OnTruncation, SharedModel, shared_model
 from typing_extensions import override
 
+from care_qdrant.model.care_model import Precision
 from care_qdrant.model.hub import BUILT_IN
-from care_qdrant.model.pair import Precision
 
 if TYPE_CHECKING:
     from qdrant_client.models import SparseVector

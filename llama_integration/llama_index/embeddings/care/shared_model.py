@@ -17,7 +17,7 @@ from care_qdrant.encoders.usable import require_texts
 from care_qdrant.errors import IncompleteModel, InputError, MissingExtra, UnusableText
 from care_qdrant.forking import ForkLock
 from care_qdrant.model.card import CARD_FILE
-from care_qdrant.model.pair import CareModel, Precision, require_saved_model
+from care_qdrant.model.care_model import CareModel, Precision, require_saved_model
 from care_qdrant.types import Vectors
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import AlteredModel, IncompleteModel, ModelError
 from care_qdrant.model.adopt.importing import join_encoders
 from care_qdrant.model.card import TERM_WEIGHTS
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.model.folder import add_term_weights, copy_term_weights, verify_checkpoint
-from care_qdrant.model.pair import CareModel
 from tests import tiny
 
 
