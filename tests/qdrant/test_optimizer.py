@@ -81,5 +81,7 @@ def test_a_real_server_that_hides_points_is_counted_whole(real: QdrantClient) ->
         batch = models.Batch(ids=list(range(start, start + 1_000)), vectors={"old": vectors[start : start + 1_000]})
         real.upsert("hidden", batch, wait=False)
     collection = Collection(real, "hidden")
+    if collection.schema.config.optimizer_config.prevent_unoptimized is None:
+        pytest.skip("the server is too old to hide points")
     assert collection.count(as_seen=True) < 6_000, "the server shows them all: nothing is tried here"
     assert collection.count() == 6_000
