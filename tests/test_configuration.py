@@ -77,12 +77,19 @@ def test_the_table_of_pyproject_is_read_and_other_tools_are_left_alone(tmp_path:
         ("[ingset]\nlimit = 1", r"\[ingset\] is no command of care; known: demo, ingest"),
         ("[ingest]\nlimits = 1", r"\[ingest\] has 'limits', which is none of its options: .*limit"),
         ("model = ", "care.toml: is no TOML"),
+        ('collection = ""', "care.toml: 'collection' is empty; give a value, or leave it out"),
+        ('[ingest]\nindex = ["year", ""]', "care.toml: 'index' is empty"),
     ],
 )
 def test_a_mistake_in_the_file_is_named(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "care.toml").write_text(content)
     with pytest.raises(InputError, match=message):
         read_defaults(care)
+
+
+def test_a_byte_order_mark_is_no_mistake_and_the_unnamed_vector_has_an_empty_name(tmp_path: Path) -> None:
+    (tmp_path / "care.toml").write_text('vector-name = ""\n', encoding="utf-8-sig")
+    assert read_defaults(ingest_command) == {"vector_name": ""}
 
 
 def test_the_command_line_comes_before_the_file(tmp_path: Path) -> None:

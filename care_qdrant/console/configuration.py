@@ -21,6 +21,7 @@ from typing import Any
 
 import click
 
+from care_qdrant.console.groups import MAY_BE_EMPTY
 from care_qdrant.errors import InputError
 
 FILE = "care.toml"
@@ -59,7 +60,8 @@ def _find() -> tuple[str, Mapping[str, Any]]:
         if not path.is_file():
             continue
         try:
-            content = tomllib.loads(path.read_text(encoding="utf-8"))
+            # Editors of Windows put a byte order mark in front.
+            content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             if table:  # another tool's file, and that tool will say so
                 continue
@@ -83,6 +85,8 @@ def _for_command(
     for key, value in {**general, **own}.items():
         if key in options and not isinstance(value, dict):
             many = options[key].multiple and not isinstance(value, list)
+            if "" in (value if isinstance(value, list) else [value]) and options[key].name not in MAY_BE_EMPTY:
+                raise InputError(f"{where}: {key!r} is empty; give a value, or leave it out")
             found[str(options[key].name)] = [value] if many else value
     for name, child in children.items():
         found[name] = _for_command(child, general, own.get(name, {}), where)

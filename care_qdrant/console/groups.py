@@ -13,7 +13,7 @@ from typing_extensions import override
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 _WHOLE = "care_qdrant.console.groups.whole"
 """Key of a context under which `--help-all` notes that all options are asked for."""
-_MAY_BE_EMPTY = ("vector_name", "title_field")
+MAY_BE_EMPTY = ("vector_name", "title_field")
 """Parameters whose empty value says something: Qdrant's unnamed vector has this name, and no title has this field."""
 
 
@@ -49,7 +49,7 @@ class Command(click.Command):
             raise
         for param in self.params:
             value = given.get(str(param.name))
-            if "" in (value if isinstance(value, list | tuple) else [value]) and param.name not in _MAY_BE_EMPTY:
+            if "" in (value if isinstance(value, list | tuple) else [value]) and param.name not in MAY_BE_EMPTY:
                 name = param.make_metavar(ctx) if isinstance(param, click.Argument) else param.opts[0]
                 raise click.UsageError(f"{name.strip('[].')} is empty; give a value, or leave it out", ctx)
         rest = super().parse_args(ctx, args)

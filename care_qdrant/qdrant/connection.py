@@ -194,7 +194,9 @@ def _once_it_answers(
 def _node(url: str, api_key: str | None, grpc: bool, grpc_port: int | None, timeout_seconds: int) -> QdrantClient:
     """Return a client of one server; nothing is sent."""
     try:
-        parts = _parse(url)
+        # As qdrant-client has it: a key goes over https, unless the URL says otherwise.
+        address = url if "://" in url else f"{'https' if api_key else 'http'}://{url}"
+        parts = _parse(address)
         port = grpc_port or (parts.port or DEFAULT_HTTP_PORT) + 1
         if api_key and parts.scheme == "http" and not is_loopback(parts.hostname):
             logger.warning("%s: the API key is sent without encryption; give an https URL", url)
@@ -203,7 +205,7 @@ def _node(url: str, api_key: str | None, grpc: bool, grpc_port: int | None, time
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Api key is used with an insecure connection", UserWarning)
             return QdrantClient(
-                url=url,
+                url=address,
                 api_key=api_key,
                 prefer_grpc=grpc,
                 grpc_port=port,
@@ -241,7 +243,9 @@ def _check_answer(client: QdrantClient, url: str, grpc: bool) -> None:
             "give the gRPC port of the server, or leave out QDRANT_GRPC_PORT"
         ) from error
     except (ResponseHandlingException, OSError) as error:
-        raise Unreachable(f"{url}: no Qdrant server answers there ({error})") from error
+        is_guessed = "://" not in url and client.init_options["url"].startswith("https://")
+        hint = "; it was asked over https, since a key is given: if it has no TLS, write http:// in front" * is_guessed
+        raise Unreachable(f"{url}: no Qdrant server answers there ({error}){hint}") from error
 
 
 def _parse(url: str) -> SplitResult:

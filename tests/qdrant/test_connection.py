@@ -126,6 +126,16 @@ def test_an_api_key_is_told_to_be_unencrypted_except_on_this_machine(caplog: pyt
     assert len(caplog.records) == 1
 
 
+def test_an_address_without_a_scheme_is_asked_over_https_where_a_key_is_given(caplog: pytest.LogCaptureFixture) -> None:
+    with StandIn() as server, open_client(url=server.url.removeprefix("http://")) as client:
+        assert client.get_collections().collections == []
+    asked = "asked over https, since a key is given: if it has no TLS, write http:// in front"
+    for host in ("127.0.0.1", "192.0.2.1"):
+        with pytest.raises(Unreachable, match=asked), open_client(url=f"{host}:9", api_key="key", timeout_seconds=1):
+            pass
+    assert "without encryption" not in caplog.text
+
+
 def test_the_tuned_database_reopens_with_every_point(tmp_path: Path) -> None:
     params = models.VectorParams(size=2, distance=models.Distance.COSINE)
     with open_client(path=tmp_path) as client:

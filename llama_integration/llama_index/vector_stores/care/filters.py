@@ -11,6 +11,7 @@ CONTAINS looks into arrays and not into strings.
 """
 
 import math
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 from llama_index.core.vector_stores.types import (
@@ -29,6 +30,7 @@ from care_qdrant.qdrant.collection import Collection
 from care_qdrant.search.conditions import (
     BOUNDS,
     ORDERED,
+    Condition,
     Keys,
     at_first,
     equals,
@@ -42,6 +44,16 @@ Value = str | int | float
 DOCUMENT_ID_KEY = "doc_id"
 _PASSING_WITHOUT = (FilterOperator.NE, FilterOperator.NIN, FilterOperator.IS_EMPTY)
 """Operators that a point passes which does not have the key."""
+_FOR_EQUAL = (
+    FilterOperator.EQ,
+    FilterOperator.NE,
+    FilterOperator.IN,
+    FilterOperator.NIN,
+    FilterOperator.ANY,
+    FilterOperator.ALL,
+    FilterOperator.CONTAINS,
+)
+"""Operators that look for values equal to those of the filter."""
 
 
 def query_filter(query: VectorStoreQuery, layout: Layout | None, keys: Keys) -> models.Filter | None:
@@ -110,6 +122,29 @@ def passing_without(filters: MetadataFilters, *, negated: bool = False) -> Itera
             yield from passing_without(one, negated=negated)
         elif negated ^ (one.operator in _PASSING_WITHOUT or (one.operator is FilterOperator.ALL and not _values(one))):
             yield one
+
+
+def written_numbers(filters: MetadataFilters) -> Iterator[MetadataFilter]:
+    """Yield the filters for equal values that look for a text which writes a number or a boolean."""
+    for one in filters.filters:
+        if isinstance(one, MetadataFilters):
+            yield from written_numbers(one)
+        elif one.operator in _FOR_EQUAL and any(
+            isinstance(text, str) and not isinstance(Condition(one.key, "=", text).value, str) for text in _values(one)
+        ):
+            yield one
+
+
+def has_numbers(collection: Collection, keys: Keys, key: str) -> bool:
+    """Return whether some point of a collection has a number or a boolean under a key."""
+    most = sys.float_info.max
+    conditions: list[models.Condition] = []
+    for path in keys.paths(key):
+        matches = [models.MatchValue(value=value) for value in (True, False)]
+        conditions += [models.FieldCondition(key=path, match=match) for match in matches]
+        conditions.append(models.FieldCondition(key=path, range=models.Range(gte=-most, lte=most)))
+    where = models.Filter(should=conditions)
+    return any(collection.scroll("looking for a number", where=where, limit=1, payload=False, as_seen=True))
 
 
 def require_selective(filters: MetadataFilters, collection: Collection, keys: Keys) -> None:

@@ -16,6 +16,12 @@ class OnceLogger:
         """Return whether a warning about a subject was logged."""
         return about in self._told
 
+    def is_first(self, about: str) -> bool:
+        """Return whether a subject comes up for the first time, so that it is looked into once."""
+        is_first = about not in self._told
+        self._told.add(about)
+        return is_first
+
     def warn(self, about: str, message: str, *values: Any) -> None:
         """Log a warning, unless one about the same subject was logged before."""
         if about not in self._told:

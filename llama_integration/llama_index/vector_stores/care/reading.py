@@ -1,5 +1,6 @@
 """All that `CareVectorStore` reads: answers to queries, nodes by id or filter, scores of nodes."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -11,7 +12,15 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQuery,
     VectorStoreQueryResult,
 )
-from llama_index.vector_stores.care.filters import all_of, is_empty, node_filter, passing_without, query_filter
+from llama_index.vector_stores.care.filters import (
+    all_of,
+    has_numbers,
+    is_empty,
+    node_filter,
+    passing_without,
+    query_filter,
+    written_numbers,
+)
 from llama_index.vector_stores.care.index_nodes import IndexNodes
 from llama_index.vector_stores.care.modes import has_terms, is_diverse, is_hybrid, is_lexical, made_hybrid, require_mode
 from llama_index.vector_stores.care.once import OnceLogger
@@ -30,6 +39,8 @@ from care_qdrant.search.query import Query, find
 from care_qdrant.search.resolve import CollectionResolver, ResolvedCollection
 from care_qdrant.search.script import script_note
 from care_qdrant.types import Hit
+
+logger = logging.getLogger(__name__)
 
 _NOT_RESTRICTED = (
     "collection %r: a query names index and image nodes alone, as the retriever of a LlamaIndex index does in every "
@@ -100,8 +111,10 @@ class Reader:
         shard: Any | None,
     ) -> list[BaseNode]:
         """Return the nodes that have one of the ids and pass the filters, with their vectors; None does not count."""
+        keys = self._keys(resolved, filters)
+        self._tell_numbers(resolved, filters, keys)
         pages = resolved.collection.of_shard(shard).scroll(
-            where=node_filter(node_ids, filters, self._keys(resolved, filters)),
+            where=node_filter(node_ids, filters, keys),
             limit=limit,
             vectors=[resolved.vector_name] if resolved.vector_name else True,
             as_seen=True,
@@ -156,6 +169,7 @@ class Reader:
     ) -> models.Filter | None:
         """Return the filter of a query, and log once of each key by which it means to rule points out and cannot."""
         keys = self._keys(resolved, query.filters)
+        self._tell_numbers(resolved, query.filters, keys)
         for one in passing_without(query.filters) if query.filters is not None else ():
             said = f"key {one.key}"
             if not self.warnings.has_warned(said) and not keys.has(resolved.collection, one.key):
@@ -165,6 +179,18 @@ class Reader:
             self.warnings.warn("index nodes", _NOT_RESTRICTED, settings.collection_name)
             query = replace(query, node_ids=None)
         return query_filter(query, resolved.layout, keys)
+
+    def _tell_numbers(self, resolved: ResolvedCollection, filters: MetadataFilters | None, keys: Keys) -> None:
+        """Log once of each key that a filter compares with a text where points have a number or a boolean."""
+        for one in written_numbers(filters) if filters is not None else ():
+            if self.warnings.is_first(f"number {one.key}") and has_numbers(resolved.collection, keys, one.key):
+                logger.warning(
+                    "collection %r: a filter compares %r with %r, a text, and points have numbers or booleans there, "
+                    "which are other values to LlamaIndex: give a number (1 and 0 for true and false)",
+                    resolved.collection.name,
+                    one.key,
+                    one.value,
+                )
 
     def _keys(self, resolved: ResolvedCollection, filters: MetadataFilters | None) -> Keys:
         return Keys() if filters is None or is_empty(filters) else self.resolver.keys(resolved)
