@@ -8,12 +8,20 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import InputError
-from care_qdrant.qdrant.collection import Collection, PointId
-from care_qdrant.qdrant.connection import open_client
+from care_qdrant.qdrant.collection import SLICES_SINCE, Collection, PointId
+from care_qdrant.qdrant.connection import open_client, require_server
 from care_qdrant.qdrant.slices import Note, Slice, read_slices, slices_of, stateless
 from tests.standin import StandIn
 
 POINTS = 200
+
+
+@pytest.fixture
+def sliced(server: StandIn) -> StandIn:
+    """A server that knows slices."""
+    with open_client(url=server.url) as client:
+        require_server(client, SLICES_SINCE, "reading by slices")
+    return server
 
 
 def fill(client: QdrantClient) -> None:
@@ -33,8 +41,8 @@ def refuse(place: Collection, slice_: Slice, note: Note) -> None:
 
 
 @pytest.mark.parametrize("readers", [1, 3])
-def test_every_point_is_read_once(server: StandIn, readers: int) -> None:
-    with open_client(url=server.url) as client:
+def test_every_point_is_read_once(sliced: StandIn, readers: int) -> None:
+    with open_client(url=sliced.url) as client:
         fill(client)
         place, read = Collection(client, "docs", readers=readers), list[int]()
         slices = slices_of(place, 4)
@@ -47,8 +55,8 @@ def test_every_point_is_read_once(server: StandIn, readers: int) -> None:
 
 
 @pytest.mark.parametrize("readers", [1, 2])
-def test_the_error_of_a_reader_comes_out(server: StandIn, readers: int) -> None:
-    with open_client(url=server.url) as client:
+def test_the_error_of_a_reader_comes_out(sliced: StandIn, readers: int) -> None:
+    with open_client(url=sliced.url) as client:
         fill(client)
         place = Collection(client, "docs", readers=readers)
         with pytest.raises(InputError, match="the third slice cannot be read"):
@@ -67,8 +75,8 @@ def test_what_knows_no_slices_is_read_at_once(kind: str, tmp_path: Path) -> None
     assert found == list(range(POINTS))
 
 
-def test_a_client_that_others_opened_is_used_in_this_process(server: StandIn) -> None:
-    client = QdrantClient(url=server.url, check_compatibility=False)
+def test_a_client_that_others_opened_is_used_in_this_process(sliced: StandIn) -> None:
+    client = QdrantClient(url=sliced.url, check_compatibility=False)
     fill(client)
     place = Collection(client, "docs", readers=2)
     here = list[int]()

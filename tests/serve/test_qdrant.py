@@ -19,6 +19,7 @@ from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedR
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.model.care_model import CareModel
+from care_qdrant.qdrant.connection import require_server
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Document
 from tests.reliability.processes import BINARY, QdrantServer, free_port
@@ -179,6 +180,7 @@ def test_scopes_quotas_deadlines_and_request_ids_against_a_real_server(pair_fold
             url=server.url, grpc_port=server.grpc_port, cloud_inference=True, check_compatibility=False
         )
         stack.callback(qdrant.close)
+        require_server(qdrant, (1, 16), "passing on the 429 of an inference service")
         model = CareModel.load(pair_folder)
         ingest([Document(f"d{number}", text) for number, text in enumerate(TEXTS)], model, qdrant, "corpus")
         query = models.Document(text=TEXTS[2], model=model.name)

@@ -50,5 +50,5 @@ def test_ingest(client: QdrantClient, pair: CareModel) -> None:
 
 def test_the_plan_of_an_attach_says_it(client: QdrantClient, pair: CareModel) -> None:
     fill(client, "named", "plain")
-    (refusal,) = plan_attach(client, NAME, pair).refusals
-    assert "document encoder needs torch" in refusal
+    refusals = plan_attach(client, NAME, pair).refusals
+    assert any("document encoder needs torch" in refusal for refusal in refusals)
