@@ -28,7 +28,10 @@ from tests.serve.test_lines import GatedEncoder
 from tests.serve.test_workers import Running, wait_until
 from tests.tiny import TEXTS
 
-pytestmark = pytest.mark.skipif(not BINARY, reason="QDRANT_BINARY names no qdrant server program")
+pytestmark = [
+    pytest.mark.skipif(not BINARY, reason="QDRANT_BINARY names no qdrant server program"),
+    pytest.mark.server,
+]
 
 
 @pytest.fixture(scope="module")
