@@ -33,9 +33,9 @@ from tests.ingestion.conftest import WriteCorpus, short_rows
 from tests.tiny import HashModel
 
 PROGRAM = """
-from care_qdrant.model import pair
+from care_qdrant.model import care_model
 from tests.tiny import HashModel
-pair.CareModel.load = lambda *_args, **_options: HashModel()
+care_model.CareModel.load = lambda *_args, **_options: HashModel()
 from care_qdrant.cli.ingest import main
 main()
 """
