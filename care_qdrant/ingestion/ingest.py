@@ -464,9 +464,8 @@ class _Run:
         report.tokens_per_second = round(self.worker.meter.tokens_per_second, 1)
         report.encoder_idle_fraction = round(self.meter.idle_fraction, 4)
         report.rejects_file = str(rejects.path) if rejects is not None and report.rejected else None
-        if (
-            report.rejected and rejects is None and not self.settings.dry_run
-        ):  # documents of a program have no such file
+        # Documents of a program have no such file.
+        if report.rejected and rejects is None and not self.settings.dry_run:
             logger.warning(
                 "collection %r: %s rejected, so not stored as given: %s",
                 report.collection,
