@@ -1,5 +1,6 @@
 """The plain data that all packages exchange."""
 
+import hashlib
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -114,7 +115,11 @@ def half_character(text: str) -> str:
 @lru_cache(maxsize=1 << 14)
 def point_id(document_id: str, chunk_number: int = 0) -> str:
     """Return the Qdrant point id of a chunk: Qdrant takes only integers and UUIDs."""
-    return str(uuid.uuid5(_POINT_NAMESPACE, f"{document_id}\x1f{chunk_number}"))
+    # As uuid.uuid5 does it, in a third of the time.
+    name = f"{document_id}\x1f{chunk_number}".encode()
+    digits = hashlib.sha1(_POINT_NAMESPACE.bytes + name, usedforsecurity=False).hexdigest()
+    variant = "89ab"[int(digits[16], 16) & 3]
+    return f"{digits[:8]}-{digits[8:12]}-5{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:32]}"
 
 
 def embedded_text(title: str, text: str) -> str:

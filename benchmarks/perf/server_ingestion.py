@@ -20,7 +20,6 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.qdrant.connection import open_client
-from care_qdrant.types import point_id
 from tests.reliability.processes import QdrantServer
 from tests.reliability.ready_model import ReadyModel, write_corpus
 
@@ -103,9 +102,7 @@ def _upload_points(client: QdrantClient, name: str, corpus: Path, dim: int, _: b
     def points() -> Iterator[models.PointStruct]:
         for number, row in enumerate(_rows(corpus)):
             payload = {"doc_id": row["id"], "text": row["text"], **row["metadata"]}
-            yield models.PointStruct(
-                id=point_id(row["id"]), vector={"v": vectors[number % len(vectors)]}, payload=payload
-            )
+            yield models.PointStruct(id=_uuid(row["id"]), vector={"v": vectors[number % len(vectors)]}, payload=payload)
 
     client.upload_points(name, points(), batch_size=256, parallel=1, wait=True)
 
@@ -120,7 +117,7 @@ def _llama_index(client: QdrantClient, name: str, corpus: Path, dim: int, _: boo
         store.add(
             [
                 TextNode(
-                    id_=point_id(row["id"]),
+                    id_=_uuid(row["id"]),
                     text=row["text"],
                     metadata=row["metadata"],
                     embedding=vectors[number % len(vectors)],
@@ -138,6 +135,11 @@ def _create(client: QdrantClient, name: str, vector: str, dim: int) -> None:
     no_graph = models.HnswConfigDiff(m=0)
     params = models.VectorParams(size=dim, distance=models.Distance.COSINE, hnsw_config=no_graph)
     client.create_collection(name, {vector: params} if vector else params)
+
+
+def _uuid(document_id: str) -> str:
+    """Make a point id of a document's, which is a string, as users of Qdrant do."""
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, document_id))
 
 
 def _rows(corpus: Path) -> Iterator[dict[str, Any]]:

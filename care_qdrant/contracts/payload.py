@@ -36,7 +36,8 @@ def _json_encoder(encoder: json.JSONEncoder) -> Callable[[Any], str]:
 
 
 _text = _json_encoder(json.JSONEncoder(ensure_ascii=False, separators=(",", ":")))
-_canonical = _json_encoder(json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":")))
+canonical_json = _json_encoder(json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":")))
+"""Function that returns a value as JSON, the same text for equal objects, whatever the order of their keys."""
 
 
 def content_hash(fingerprint: str, title: str, text: str) -> str:
@@ -117,7 +118,7 @@ def _node_content(chunk: Chunk, title: Mapping[str, str]) -> str:
 
 
 def _digest(value: Any) -> str:
-    return hashlib.sha256(_canonical(value).encode()).hexdigest()[:32]
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:32]
 
 
 def stored_hash(payload: Mapping[str, Any], vector_name: str) -> str | None:

@@ -204,15 +204,19 @@ class Reader:
 
     def _cut(self, window: Sequence[Document | CutDocument]) -> list[CutDocument]:
         documents: list[CutDocument] = []
+        numbers: dict[str, int] = {}
         uncut = [row for row in window if isinstance(row, Document)]
         cut = self.cut(uncut) if uncut else iter(())
         for row in window:
             chunks = next(cut) if isinstance(row, Document) else row
             if isinstance(chunks, Reject):
                 self._reject(chunks)
+                numbers[_document_of(row).id] = 0
             else:
                 documents.append(chunks)
-        self.seen.set_chunks({chunks[0].document.id: len(chunks) for chunks in documents})
+                if len(chunks) != 1:
+                    numbers[chunks[0].document.id] = len(chunks)
+        self.seen.set_chunks(numbers)
         return documents
 
     def _reject(self, reject: Reject) -> None:

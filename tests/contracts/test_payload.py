@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import uuid
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from qdrant_client import models
 
 from care_qdrant.contracts.layouts import read_hit
 from care_qdrant.contracts.payload import chunk_payload, content_hash, payload_hash
-from care_qdrant.types import Chunk, Document
+from care_qdrant.types import Chunk, Document, point_id
 
 DOCUMENT = Document("d-1", "二甲双胍常见的不良反应是恶心。", "二甲双胍", {"department": "内分泌科", "year": 2024})
 CHUNK = Chunk(DOCUMENT, DOCUMENT.text)
@@ -23,6 +24,13 @@ def test_llama_index_reads_text_metadata_and_source() -> None:
     assert node.ref_doc_id == "d-1"
     assert node.get_content(MetadataMode.NONE) == DOCUMENT.text
     assert node.metadata == {"department": "内分泌科", "year": 2024, "title": "二甲双胍"}
+
+
+@given(st.text(st.characters(codec="utf-8")), st.integers(0, 10**9))
+def test_a_point_id_is_the_uuid5_of_document_and_number(document_id: str, number: int) -> None:
+    # Written out here: another id for the same chunk would write every collection a second time.
+    namespace = uuid.uuid5(uuid.NAMESPACE_URL, "https://arxiv.org/abs/2604.10937#document")
+    assert point_id(document_id, number) == str(uuid.uuid5(namespace, f"{document_id}\x1f{number}"))
 
 
 def test_llama_index_embeds_the_text_that_ingestion_embeds() -> None:
