@@ -84,9 +84,10 @@ def judge(hits: Sequence[Hit], good_match: GoodMatch | None, unread: Sequence[st
 
 
 def known_good_match(retriever: Retriever) -> GoodMatch | None:
-    """Return the good-match score that a collection keeps; None where it has none, or has changed markedly since.
+    """Return the good-match score that a collection keeps; None where it has none, or one that tells nothing any more.
 
-    It costs no request beyond the check of the contract, where that is due.
+    That is so where the collection has changed markedly since, and where terms of queries or the dense list count
+    otherwise than they did. It costs no request beyond the check of the contract, where that is due.
     """
     if not retriever.is_plain or retriever.fingerprint is None:
         return None
@@ -96,7 +97,7 @@ def known_good_match(retriever: Retriever) -> GoodMatch | None:
         kept = GoodMatch(None if entry["score"] is None else float(entry["score"]), int(entry["points"]))
     except (KeyError, TypeError, ValueError):  # none is there, or another version wrote it
         return None
-    is_same = bool(entry.get("vector") == retriever.resolved.vector_name)
+    is_same = (entry.get("vector"), entry.get("scale")) == (retriever.resolved.vector_name, retriever.scale)
     return kept if is_same and kept.holds(schema.points) else None
 
 
@@ -147,7 +148,12 @@ def _keep(retriever: Retriever, good_match: GoodMatch) -> None:
         return
     # As text: a server may return a number of its metadata with another last bit.
     score = None if good_match.score is None else repr(good_match.score)
-    entry: dict[str, Any] = {"vector": resolved.vector_name, "score": score, "points": good_match.points}
+    entry: dict[str, Any] = {
+        "vector": resolved.vector_name,
+        "scale": retriever.scale,
+        "score": score,
+        "points": good_match.points,
+    }
     collection: Collection = resolved.collection.sibling(resolved.name)
     try:
         collection.update("keeping which score is a good one", metadata={_key(retriever): entry})

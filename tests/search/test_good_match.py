@@ -8,6 +8,7 @@ import pytest
 from qdrant_client import QdrantClient
 from qdrant_client.http.exceptions import UnexpectedResponse
 
+from care_qdrant.encoders.terms import bm25
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.qdrant.schema import GOOD_MATCH_PREFIX
@@ -82,6 +83,20 @@ def test_a_good_match_score_is_measured_again_when_the_collection_has_changed_ma
     after = measured(filled)
     assert (after == before) is is_kept
     assert known_good_match(Retriever(filled, "c", HashModel())) == after
+
+
+@pytest.mark.parametrize(("mode", "is_kept"), [("hybrid", False), ("dense", True)])
+def test_a_good_match_score_is_measured_again_when_terms_of_queries_count_otherwise(
+    filled: QdrantClient, mode: Any, is_kept: bool
+) -> None:
+    before = measured(filled, mode)
+    taught = HashModel()  # as after `care-train terms`: the vectors, and so the fingerprint, stay
+    taught.query_terms = bm25.query_vector  # type: ignore[method-assign]
+    retriever = Retriever(filled, "c", taught, mode=mode)
+    assert known_good_match(retriever) == (before if is_kept else None)
+    after = measure_good_match(retriever, fixed_questions(retriever))
+    assert (after == before) is is_kept
+    assert known_good_match(Retriever(filled, "c", taught, mode=mode)) == after
 
 
 @pytest.mark.parametrize("options", [{"alpha": 0.1}, {"fusion": "rrf"}])

@@ -20,6 +20,7 @@ from care_qdrant.model.card import read_card
 from care_qdrant.model.care_model import CareModel
 from care_qdrant.model.export.onnx import add_onnx, export_document_encoder, export_query_encoder
 from care_qdrant.model.folder import describe_side, verify_checkpoint
+from care_qdrant.model.hub import BUILT_IN, find_folder
 from tests import tiny
 from tests.encoders.conftest import Exported
 
@@ -162,3 +163,10 @@ def test_a_folder_gets_its_document_encoder_and_keeps_its_fingerprint(tmp_path: 
     assert isinstance(model.document_encoder, OnnxEncoder)
     texts = [*tiny.TEXTS, "很长" * 100]
     np.testing.assert_allclose(model.encode_document(texts), stock.encode_document(texts), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("graph", ["query/onnx/model_int8.onnx", "document/model.onnx"])
+def test_the_graphs_of_the_included_pair_compute_no_layer_of_zeros(graph: str) -> None:
+    operators = Counter(node.op_type for node in onnx.load(find_folder(BUILT_IN) / graph).graph.node)
+    assert operators["Gather"], "a lookup of token vectors"
+    assert not operators["Attention"] + operators["Gelu"] + operators["Softmax"]
