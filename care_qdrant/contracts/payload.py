@@ -17,26 +17,25 @@ from collections.abc import Callable, Mapping, Sequence
 from json.encoder import c_make_encoder, encode_basestring  # type: ignore[attr-defined]  # missing in typeshed
 from typing import Any
 
+from pydantic_core import to_json
+
 from care_qdrant.contracts.stand_in import STAND_INS
 from care_qdrant.types import CARE_KEY, Chunk, embedded_text
 
 
-def _json_encoder(encoder: json.JSONEncoder) -> Callable[[Any], str]:
-    """Return what ``encoder.encode`` does, as a function that keeps the encoder written in C.
+def _canonical_encoder() -> Callable[[Any], str]:
+    """Return the ``encode`` of a `json.JSONEncoder`, as a function that keeps the encoder written in C.
 
-    `json.JSONEncoder` makes one for every call, which takes longer than encoding a short document.
+    The class makes one for every call, which takes longer than encoding a short document.
     """
+    encoder = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":"))
     if c_make_encoder is None:  # not CPython
         return encoder.encode
-    colon, comma = encoder.key_separator, encoder.item_separator
-    encode = c_make_encoder(
-        None, encoder.default, encode_basestring, None, colon, comma, encoder.sort_keys, False, True
-    )
+    encode = c_make_encoder(None, encoder.default, encode_basestring, None, ":", ",", True, False, True)
     return lambda value: "".join(encode(value, 0))
 
 
-_text = _json_encoder(json.JSONEncoder(ensure_ascii=False, separators=(",", ":")))
-canonical_json = _json_encoder(json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":")))
+canonical_json = _canonical_encoder()
 """Function that returns a value as JSON, the same text for equal objects, whatever the order of their keys."""
 
 
@@ -105,16 +104,15 @@ def _node_content(chunk: Chunk, title: Mapping[str, str]) -> str:
     excluded = sorted(chunk.document.metadata)
     hidden = {"excluded_embed_metadata_keys": excluded, "excluded_llm_metadata_keys": excluded} if excluded else {}
     shown = {"metadata_template": "{value}", "text_template": "{metadata_str} {content}"} if title else {}
-    return _text(
-        {
-            "id_": chunk.point_id,
-            **({"metadata": metadata} if metadata else {}),
-            **hidden,
-            **shown,
-            "relationships": {"1": {"node_id": chunk.document.id, "node_type": "4"}},
-            "text": chunk.text,
-        }
-    )
+    node = {
+        "id_": chunk.point_id,
+        **({"metadata": metadata} if metadata else {}),
+        **hidden,
+        **shown,
+        "relationships": {"1": {"node_id": chunk.document.id, "node_type": "4"}},
+        "text": chunk.text,
+    }
+    return to_json(node).decode()
 
 
 def _digest(value: Any) -> str:

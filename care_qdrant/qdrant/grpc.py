@@ -60,7 +60,11 @@ def upsert_request(name: str, points: Sequence[models.PointStruct]) -> grpc.Upse
         if not rows:
             request.points.append(RestToGrpc.convert_point_struct(point))
             continue
-        message = request.points.add(id=RestToGrpc.convert_extended_point_id(point.id))
+        message = request.points.add()
+        if isinstance(point.id, str):
+            message.id.uuid = point.id
+        else:
+            message.id.MergeFrom(RestToGrpc.convert_extended_point_id(point.id))
         _fill(message.payload, point.payload or {})
         if others := {key: vector for key, vector in named.items() if key not in rows}:
             message.vectors.MergeFrom(RestToGrpc.convert_vector_struct(others))
