@@ -2,8 +2,9 @@
 
 A share of a collection's documents counts as new: a table is learned from the others (`learn_choices`) and encodes the
 new ones as `care ingest --stand-in` does. The collection's questions are scored with the old model's vectors of all
-documents, with the table's vectors of the new ones, and with the new ones found by BM25 alone; questions whose answer
-is new, and those whose answer is old, also apart. Above all it is counted how many of the first ten are new.
+documents, with the table's vectors of the new ones, moved among the stored ones (`care_trainer.learn.stand_in`) and as
+they are, and with the new ones found by BM25 alone; questions whose answer is new, and those whose answer is old, also
+apart. Above all it is counted how many of the first ten are new.
 
     python -m benchmarks.experiments.stand_in CACHE --sources cpsycoun,haimol_tcm --limit 1000 --output stand-in.json
 """
@@ -22,6 +23,7 @@ from care_benchmarks.machine import describe_machine
 from care_trainer.learn import quality, split
 from care_trainer.learn import table as tables
 from care_trainer.learn.settings import LearnSettings
+from care_trainer.learn.stand_in import shift
 from care_trainer.learn.start import built_in_tokenizer
 from care_trainer.models.tokens import tokenize
 
@@ -51,11 +53,19 @@ def measure(cache: Path, source: str, teacher: str, share: float, seed: int, lim
     sentences = [
         split.question_of(fewer.documents[row], "", generator) for row in generator.permutation(len(old_rows))[:HELD]
     ]
-    alpha = quality.fusion_alpha(sentences, encode(sentences), fewer.documents, documents[old_rows]) or 1.0
+    asked = encode(sentences)
+    alpha = quality.fusion_alpha(sentences, asked, fewer.documents, documents[old_rows]) or 1.0
     questions, lexical = encode(texts.questions), bm25_scores(texts.documents, texts.questions)
-    stored = questions @ documents.T
-    stands_in = np.where(new, questions @ encode(texts.documents).T, stored)
-    dense = {"old_vectors": stored, "stand_in": stands_in, "no_vector": np.where(new, 0.0, stored)}
+    stored, encoded = questions @ documents.T, encode(texts.documents)
+    moved = encoded + shift(encoded[old_rows], documents[old_rows], asked)
+    moved /= np.linalg.norm(moved, axis=1, keepdims=True)
+    stands_in, unmoved = (np.where(new, questions @ each.T, stored) for each in (moved, encoded))
+    dense = {
+        "old_vectors": stored,
+        "stand_in": stands_in,
+        "unmoved": unmoved,
+        "no_vector": np.where(new, 0.0, stored),
+    }
     ways = {"old_model": vectors.questions @ documents.T, "bm25": lexical, **dense}
     ways |= {f"{name}_with_bm25": alpha * scores + (1 - alpha) * lexical for name, scores in dense.items()}
     return {

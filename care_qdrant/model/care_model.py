@@ -18,6 +18,7 @@ from care_qdrant.model.sides import (
     PlainModel,
     PlainSide,
     QueryFolder,
+    StandInSide,
 )
 from care_qdrant.model.sides import Precision as Precision
 from care_qdrant.types import Vectors
@@ -51,6 +52,7 @@ class CareModel:
         geometry: Geometry = "unit",
         card: Card | None = None,
         term_weights: str | Path | None = None,
+        folder: Path | None = None,
         light_documents: bool = False,
     ) -> None:
         """Put a model together of its two sides; `CareModel.load` is the usual way."""
@@ -62,6 +64,8 @@ class CareModel:
         """Content of ``care.json``; None for a plain sentence-transformers model that is both sides."""
         self.term_weights = None if term_weights is None else Path(term_weights)
         """File with the weights of the terms of queries; None where the model has none."""
+        self.folder = folder
+        """The CARE folder; None for a model without a card."""
         self.light_documents = light_documents
         """Whether the document encoder needs neither torch nor much memory, as that of the built-in model."""
 
@@ -108,6 +112,7 @@ class CareModel:
                 geometry=card.geometry,
                 card=card,
                 term_weights=None if card.term_weights is None else folder / TERM_WEIGHTS,
+                folder=folder,
                 light_documents=source == BUILT_IN and document.kind == "onnx",
             )
         if (folder / "modules.json").is_file():
@@ -191,19 +196,22 @@ class CareModel:
 
         Raises:
             InputError: The model has a document encoder.
+            ModelError: It was learned by a version that did not measure where its documents lie.
         """
-        if self.encodes_documents:
+        if self.encodes_documents or self.card is None or self.folder is None:
             raise InputError(
                 f"--stand-in: model {self.name!r} has a document encoder, and documents are better encoded by it; "
                 "leave the option out"
             )
+        side = StandInSide(self.query, self.folder, self.card)
+        side.require()
         return CareModel(
             name=self.name,
             dim=self.dim,
             fingerprint=self.fingerprint,
             temperature=self.temperature,
             query=self.query,
-            document=self.query,
+            document=side,
             card=self.card,
             term_weights=self.term_weights,
         )

@@ -354,7 +354,8 @@ def _check_sample(
     encoder: Encoder | None = None
     own = [True] * len(pairs)
     if model is not None and _is_learned(model):  # it can make no vectors but its own
-        encoder, own = model.query_encoder, [contract.fingerprint in stand_ins(payload) for _, payload in pairs]
+        own = [contract.fingerprint in stand_ins(payload) for _, payload in pairs]
+        encoder = model.standing_in().document_encoder if any(own) else None
     elif model is not None:
         encoder = model.document_encoder
     report.sampled = sum(own)

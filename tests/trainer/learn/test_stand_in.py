@@ -1,12 +1,15 @@
 """A learned query encoder encodes new documents where the old model is gone: asked for, marked, and undone."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from care_trainer.learn.learn import learn
 from care_trainer.learn.settings import LearnSettings
+from care_trainer.learn.stand_in import shift
 from click.testing import CliRunner
 from qdrant_client import QdrantClient
 
@@ -14,10 +17,13 @@ from care_qdrant.cli import care
 from care_qdrant.errors import FingerprintMismatch, InputError, ModelError
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestReport, IngestSettings
+from care_qdrant.model.card import read_card
 from care_qdrant.model.care_model import CareModel
+from care_qdrant.model.folder import write_checkpoint
+from care_qdrant.model.sides import STAND_IN_FILE
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.search.retriever import Retriever
-from care_qdrant.types import Document
+from care_qdrant.types import Document, Vectors
 from care_qdrant.vectors.status import inspect_collection
 from care_qdrant.vectors.verify import VerifySettings, verify_collection
 from tests.tiny import document_tower, medical_texts
@@ -28,6 +34,10 @@ NEW = [Document(f"new-{number}", text) for number, text in enumerate(word_texts(
 pytestmark = pytest.mark.timeout(400)
 STAND_IN = IngestSettings(stand_in=True)
 QUICK = LearnSettings(vocabulary=200, batch=64, epochs=2, learning_rate=2e-2)
+
+
+def unit(vectors: npt.NDArray[np.floating]) -> Vectors:
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), dtype=np.float32)
 
 
 def vectors_of(client: QdrantClient, vector_name: str) -> dict[str, Any]:
@@ -63,6 +73,36 @@ def test_documents_are_refused_until_it_is_asked_for(copied: tuple[QdrantClient,
         IngestSettings(stand_in=True, replace_others=True)
     assert client.get_collection("articles").config.metadata == before
     assert client.count("articles").count == len(TEXTS)
+
+
+def test_documents_are_moved_among_the_stored_ones() -> None:
+    """An old model whose vectors lie close together, and an encoder that spreads them and knows no common direction."""
+    generator = np.random.default_rng(0)
+    common, subjects = generator.normal(size=64), generator.normal(size=(400, 64))
+    stored = unit(2 * common + subjects)
+    encoded = unit(subjects + 0.5 * generator.normal(size=(400, 64)))
+    questions = unit(common + subjects[:50] + generator.normal(size=(50, 64)))
+    moved = unit(encoded + shift(encoded[:200], stored[:200], questions))[200:]
+
+    scores, new = questions @ stored[200:].T, questions @ moved.T
+    assert abs(new.mean() - scores.mean()) < 0.1 * scores.std()
+    assert new.std(axis=1).mean() == pytest.approx(scores.std(axis=1).mean(), rel=0.1)
+    as_it_is = questions @ encoded[200:].T
+    assert abs(as_it_is.mean() - scores.mean()) > 2 * scores.std(), "else nothing is shown"
+
+
+def test_an_encoder_of_an_earlier_version_is_learned_again_first(
+    copied: tuple[QdrantClient, Path], tmp_path: Path
+) -> None:
+    client, folder = copied
+    query = shutil.copytree(folder / "query", tmp_path / "query")
+    (query / STAND_IN_FILE).unlink()
+    earlier = tmp_path / "earlier"
+    write_checkpoint(earlier, name="earlier", query=query, document=None, onnx=read_card(folder).onnx)
+    with pytest.raises(ModelError, match="learn again"):
+        ingest(NEW, CareModel.load(earlier), client, "articles", settings=STAND_IN)
+    assert client.count("articles").count == len(TEXTS)
+    assert len(CareModel.load(earlier).encode_query(["心痛"])) == 1, "queries are encoded as before"
 
 
 def test_its_documents_are_found_marked_and_never_learned_from(

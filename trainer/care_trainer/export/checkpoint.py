@@ -31,6 +31,7 @@ from care_trainer.learn.outcome import Student, Training, conclude
 from care_trainer.learn.report import write_report
 from care_trainer.learn.settings import FOLDER
 from care_trainer.learn.snapshot import Snapshot, load_snapshot, opened
+from care_trainer.learn.stand_in import write_shift
 from care_trainer.models import towers
 from care_trainer.stages.context import rows_folder
 from care_trainer.terms import give_terms
@@ -160,6 +161,8 @@ def export(run: Run, command: str) -> Card:
             queries = snapshot.split.questions[: run.export.probe_texts]
             documents = snapshot.split.candidates[:GATE_DOCUMENTS]
         _write_side(run, query, queries)
+        if snapshot is not None:
+            write_shift(query, snapshot.split)
         onnx = None
         if _exports(query):
             onnx = export_query_encoder(

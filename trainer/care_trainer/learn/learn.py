@@ -29,6 +29,7 @@ from care_trainer.learn.queries import QueryFile
 from care_trainer.learn.reading import dense_vector, read_pairs, restored
 from care_trainer.learn.settings import LearnSettings
 from care_trainer.learn.split import Split
+from care_trainer.learn.stand_in import write_shift
 from care_trainer.learn.training import train
 
 Progress = Callable[[str, int, int], None]
@@ -42,7 +43,7 @@ GATE_DOCUMENTS = 1_000
 def write_folder(
     folder: Path,
     encoder: SentenceTransformer,
-    basis: Vectors | None,
+    split: Split,
     *,
     document: Path | None,
     probe_texts: Sequence[str],
@@ -54,7 +55,9 @@ def write_folder(
     """Save a query encoder as a complete sentence-transformers model, export it and write the CARE folder."""
     with tempfile.TemporaryDirectory(prefix="care-learn-") as scratch:
         query = Path(scratch) / "query"
-        _write_encoder(query, encoder, basis)
+        _write_encoder(query, encoder, split.pairs.basis)
+        if document is None:
+            write_shift(query, split)
         onnx = export_query_encoder(query, probe_texts, document_vectors=document_vectors, keep_fp32=False)
         return write_checkpoint(
             folder,
@@ -168,7 +171,7 @@ def learn(
     card = write_folder(
         output,
         trained.encoder,
-        pairs.basis,
+        split,
         document=document,
         probe_texts=student.sentences,
         document_vectors=restored(split.candidates[:GATE_DOCUMENTS], pairs.basis),
