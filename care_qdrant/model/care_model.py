@@ -52,7 +52,7 @@ class CareModel:
         geometry: Geometry = "unit",
         card: Card | None = None,
         term_weights: str | Path | None = None,
-        folder: Path | None = None,
+        folder: str | Path | None = None,
         light_documents: bool = False,
     ) -> None:
         """Put a model together of its two sides; `CareModel.load` is the usual way."""
@@ -64,7 +64,7 @@ class CareModel:
         """Content of ``care.json``; None for a plain sentence-transformers model that is both sides."""
         self.term_weights = None if term_weights is None else Path(term_weights)
         """File with the weights of the terms of queries; None where the model has none."""
-        self.folder = folder
+        self.folder = None if folder is None else Path(folder)
         """The CARE folder; None for a model without a card."""
         self.light_documents = light_documents
         """Whether the document encoder needs neither torch nor much memory, as that of the built-in model."""

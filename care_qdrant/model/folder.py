@@ -3,7 +3,7 @@
 ::
 
     modules.json  router_config.json  care.json  README.md  term_weights.npz
-    query/        a complete sentence-transformers model; onnx/ beside its weights
+    query/        a complete sentence-transformers model; onnx/ beside its weights; stand_in.npy of a learned one
     document/     a complete sentence-transformers model, LoRA merged; model.onnx reads the weights beside it
 
 The root is a sentence-transformers ``Router`` without a default route: the stock stack embeds queries with the document
