@@ -117,7 +117,7 @@ def running_service(folder: Path, workers: int) -> Iterator[str]:
     log = folder / "serve.log"
     command = [sys.executable, "-c", "from care_qdrant.cli import main; main()", "serve", "--port", "0"]
     with log.open("wb") as errors:
-        process = subprocess.Popen([*command, "--workers", str(workers)], stderr=errors)
+        process = subprocess.Popen([*command, "--workers", str(workers)], stdout=subprocess.DEVNULL, stderr=errors)
     try:
         until = time.monotonic() + START_SECONDS
         while not (found := re.search(r"serving on (\S+)", log.read_text())):
