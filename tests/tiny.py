@@ -92,6 +92,8 @@ class HashModel:
         """Reading it is no reading of the model."""
         return self._encoder
 
+    alpha = 0.5
+
     def query_terms(self, text: str) -> models.SparseVector:
         return TERM_WEIGHTS.query_vector(text)
 

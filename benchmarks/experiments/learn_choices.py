@@ -32,6 +32,7 @@ from torch import nn
 
 from care_qdrant.measures import ndcg_at_10
 from care_qdrant.model.care_model import CareModel
+from care_qdrant.search.share import DENSE_SHARE
 from care_qdrant.types import Vectors
 
 from .learn_data import SOURCES, TEACHERS, Texts, read_texts, read_vectors, smaller
@@ -198,7 +199,7 @@ def measure(cache_: Path, source: str, teacher: str, name: str, seed: int, limit
     dense = encode(table, texts.questions) @ documents.T
     old = vectors.questions @ vectors.documents.T
     recommended = quality.fusion_alpha(sentences, encode(table, sentences), texts.documents, documents) or 1.0
-    odds = recommended / (1 - recommended) * (1 - quality.DENSE_SHARE) / quality.DENSE_SHARE
+    odds = recommended / (1 - recommended) * (1 - DENSE_SHARE) / DENSE_SHARE
     alphas = {share: round(share * odds / (share * odds + 1 - share), 3) for share in SHARES}
 
     def hybrid(weight: float) -> float:

@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 from care_benchmarks.machine import describe_machine
 from care_trainer.learn import table as tables
-from care_trainer.learn.quality import DENSE_SHARE
 from care_trainer.learn.settings import LearnSettings
 from care_trainer.learn.start import built_in_tokenizer
 from care_trainer.models.tokens import tokenize
+
+from care_qdrant.search.share import DENSE_SHARE
 
 from .learn_choices import VARIANTS, Scores, ndcg, run
 from .learn_data import SOURCES, read_texts, read_vectors

@@ -88,6 +88,8 @@ class Card:
     # Not under the fingerprint: they change how stored terms are asked for, and no vector that is stored.
     term_weights: TermWeightsEntry | None = None
     """Weights of the terms of queries; None where the model has none."""
+    alpha: float | None = None
+    """Share of the dense score that suits the model in hybrid searches; None where each collection measures it."""
     geometry: Geometry = "unit"
     license: str = ""
     stages: tuple[Mapping[str, Any], ...] = ()

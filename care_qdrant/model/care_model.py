@@ -135,6 +135,11 @@ class CareModel:
         return self.card is None or self.card.document.pooling != STORED
 
     @property
+    def alpha(self) -> float | None:
+        """Share of the dense score in a hybrid search that its card gives; None where each collection measures it."""
+        return None if self.card is None else self.card.alpha
+
+    @property
     def query_encoder(self) -> Encoder:
         """The online side."""
         return self.query.open()

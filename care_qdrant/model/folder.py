@@ -82,6 +82,7 @@ def write_checkpoint(
     query_tasks: Mapping[str, str] | None = None,
     document_tasks: Mapping[str, str] | None = None,
     license: str = "",
+    alpha: float | None = None,
     stages: Sequence[Mapping[str, Any]] = (),
     bases: Sequence[Mapping[str, Any]] = (),
     data: Sequence[Mapping[str, Any]] = (),
@@ -104,6 +105,7 @@ def write_checkpoint(
         query_tasks: Prompts of the query side by task name.
         document_tasks: Prompts of the document side by task name.
         license: SPDX identifier of the weights.
+        alpha: Share of the dense score in hybrid searches; None lets each collection measure it.
         stages: Training history.
         bases: Base models.
         data: Training data.
@@ -153,6 +155,7 @@ def write_checkpoint(
             geometry=geometry,
             references_sha256=bind_references(digest, onnx, document_onnx),
             license=license,
+            alpha=alpha,
             stages=tuple(stages),
             bases=tuple(bases),
             data=tuple(data),

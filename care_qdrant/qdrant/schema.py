@@ -21,6 +21,8 @@ RUN_PREFIX = "care_run:"
 """Prefix of metadata keys: one for each ingestion that has begun to write and has not finished."""
 GOOD_MATCH_PREFIX = "care_good_match:"
 """Metadata keys: one for each model and mode, the lowest score of a good match."""
+SHARE_PREFIX = "care_share:"
+"""Metadata keys: one for each model, the measured share of its scores in a hybrid search."""
 ATTACH_PREFIX = "care_attach:"
 """Prefix of metadata keys: one for each vector that ``care attach`` has begun to write and has not finished."""
 COPY_KEY = "care_copy"
@@ -144,10 +146,11 @@ class CollectionSchema:
         own, runs = (IDENTITY_KEY, PUBLISH_KEY, COPY_KEY), (RUN_PREFIX, ATTACH_PREFIX)
         return {key: value for key, value in self.metadata.items() if key not in own and not key.startswith(runs)}
 
-    def good_match_keys(self, vector_name: str) -> list[str]:
-        """Return the metadata keys of the good-match scores of a vector; hybrid ones belong to every BM25 vector."""
-        entries = {key: entry for key, entry in self.metadata.items() if key.startswith(GOOD_MATCH_PREFIX)}
-        of_terms = f"{GOOD_MATCH_PREFIX}hybrid:" if vector_name in self.sparse else "\0"
+    def measured_keys(self, vector_name: str) -> list[str]:
+        """Return the metadata keys of what searches of a vector measured; hybrid ones belong to BM25, too."""
+        measured = (GOOD_MATCH_PREFIX, SHARE_PREFIX)
+        entries = {key: entry for key, entry in self.metadata.items() if key.startswith(measured)}
+        of_terms = (f"{GOOD_MATCH_PREFIX}hybrid:", SHARE_PREFIX) if vector_name in self.sparse else "\0"
         return [
             key
             for key, entry in entries.items()

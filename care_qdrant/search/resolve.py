@@ -7,8 +7,9 @@ alias was switched after the check.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from qdrant_client import models
 
@@ -23,6 +24,7 @@ from care_qdrant.qdrant.retry import is_not_found
 from care_qdrant.qdrant.schema import CollectionSchema, Limits
 from care_qdrant.search.conditions import Keys
 from care_qdrant.search.fusion import DEFAULT_ALPHA
+from care_qdrant.search.share import keep_alpha, known_alpha, measured_alpha
 from care_qdrant.search.tuning import recorded_rescoring
 from care_qdrant.types import Hit, Vectors
 
@@ -53,6 +55,8 @@ class StoreConfig:
     """Payload field of the text; None finds out."""
     encode: Callable[[Sequence[str]], Vectors] | None = None
     """Encoder of queries, which compares vectors that were written anew under a learned encoder with their texts."""
+    terms: Callable[[str], Any] | None = None
+    """Terms of queries, by which the share of the dense score is measured; None takes what is recorded, or 0.5."""
     sample_points: int = 0
     """Number of points whose payloads show the layout; 0 reads none."""
 
@@ -80,9 +84,8 @@ class ResolvedCollection:
     """Measured parameters for searches of a quantised dense vector; None leaves them to the server."""
     checked_at: float
     """Time of the check by the monotonic clock, in seconds."""
-    alpha: float = DEFAULT_ALPHA
-    """Share of the dense score in the linear fusion where the caller gives none: what `care learn` found to suit the
-    scores of a query encoder that it made, else the default."""
+    find_alpha: Callable[[], float] = lambda: DEFAULT_ALPHA
+    """Function that returns `alpha`."""
     hnsw_ef: int | None = None
     """Width of a graph search where the caller gives none: what `care learn` measured for its query encoder; None
     leaves it to the server."""
@@ -106,6 +109,15 @@ class ResolvedCollection:
     def searched(self) -> tuple[str, str | None, str | None]:
         """The collection itself, and the names of its vectors that are searched."""
         return self.name, self.vector_name, self.sparse_vector_name
+
+    @property
+    def alpha(self) -> float:
+        """Share of the dense score in the linear fusion where the caller gives none.
+
+        It is what `care learn` found to suit the scores of a query encoder that it made, what the model's card says, or
+        what is measured at the first hybrid search.
+        """
+        return self.find_alpha()
 
     @property
     def limits(self) -> Limits:
@@ -140,6 +152,7 @@ class CollectionResolver:
         """Result of the last check; None before the first one."""
         self._named, self._check_seconds = collection, check_seconds
         self._keys: tuple[Collection, Keys] | None = None
+        self._alphas: dict[tuple[str, str | None, str | None], float] = {}
 
     def forget(self) -> None:
         """Check again at the next use."""
@@ -159,10 +172,30 @@ class CollectionResolver:
                 resolved = replace(
                     resolved, layout=chosen.layout, is_sampled=chosen.is_sampled, told_keys=chosen.told_keys
                 )
+            if resolved.bm25 is not None and resolved.vector_name is not None and self.config.terms is not None:
+                learned = _learned(schema, resolved.vector_name, self.config)
+                if learned is None or learned.alpha is None:
+                    resolved = replace(resolved, find_alpha=partial(self._measured_alpha, resolved))
         if self.config.sample_points and not resolved.is_sampled:
             resolved = self._sample(resolved)
         self.resolved = resolved
         return resolved
+
+    def _measured_alpha(self, resolved: ResolvedCollection) -> float:
+        """Return the share of the dense score, measured once for each collection and its vectors."""
+        (_, vector_name, sparse_name), config = resolved.searched, self.config
+        assert vector_name is not None
+        assert sparse_name is not None
+        assert config.encode is not None
+        assert config.terms is not None
+        fingerprint, collection = config.expected or "", resolved.collection
+        found = self._alphas.get(resolved.searched) or known_alpha(collection, fingerprint, vector_name)
+        if found is None:
+            found = measured_alpha(collection, vector_name, sparse_name, config.encode, config.terms)
+            if found is None:  # it may have more points at the next search
+                return DEFAULT_ALPHA
+            keep_alpha(collection, fingerprint, vector_name, found)
+        return self._alphas.setdefault(resolved.searched, found)
 
     def keys(self, resolved: ResolvedCollection) -> Keys:
         """Return the keys in the payloads of a collection that this object resolved: one request after each check."""
@@ -250,7 +283,7 @@ def resolve_vectors(
         unchecked=unchecked,
         quantization=None if rescoring is None else rescoring.params,
         checked_at=checked_at,
-        alpha=DEFAULT_ALPHA if learned is None or learned.alpha is None else learned.alpha,
+        find_alpha=partial(float, DEFAULT_ALPHA if learned is None or learned.alpha is None else learned.alpha),
         hnsw_ef=None if vector_name is None else _hnsw_ef(schema, vector_name, config),
         held_out_deviations=_held_out_deviations(learned),
         # BM25 that is being added is not searched yet by who takes what there is, and will be.

@@ -88,8 +88,9 @@ class Retriever:
                 (`care_qdrant.encoders.terms.sparse`); nothing checks that it fits the stored vectors.
             fusion: Fusion of the two lists of a hybrid search (`care_qdrant.search.fusion`); None is ``linear``, and
                 ``rrf`` with a ``sparse_encoder``.
-            alpha: Share of the dense list in the fusions ``linear`` and ``rrf``, from 0 to 1; None takes what `care
-                learn` recorded for this model and vector (linear), else 0.5.
+            alpha: Share of the dense list in the fusions ``linear`` and ``rrf``, from 0 to 1; None takes 0.5 for ``rrf``,
+                and for ``linear`` what the model's card or `care learn` says, else what is measured at the first search
+                (`care_qdrant.search.share`).
             task: Name of the task whose prompt queries get; None is the model's own prompt.
             params: Parameters of Qdrant for the dense vector: exact, hnsw_ef, quantization, acorn.
             shard_key: Shards to search in a collection with shards by key; None searches all.
@@ -136,6 +137,7 @@ class Retriever:
             sparse_vector_name=sparse_vector_name,
             contract=None if self._model is None else self._model.contract(),
             encode=None if self._model is None else self._model.encode_query,
+            terms=self._model.query_terms if self._model is not None and self._model.alpha is None else None,
         )
         self._resolver = CollectionResolver(self._collection, config, check_seconds=check_seconds)
 

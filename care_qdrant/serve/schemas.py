@@ -199,8 +199,8 @@ class SearchRequest(_Request):
         default=None,
         ge=0,
         le=1,
-        description="Weight of the dense list in `linear` and `rrf`; null is what `care learn` recorded for `linear`, "
-        "else 0.5.",
+        description="Weight of the dense list in `linear` and `rrf`; null is 0.5 for `rrf`, and for `linear` what the "
+        "model's card or `care learn` says, or what is measured at the first search.",
     )
     marks: bool = Field(default=False, description="Whether the terms of the query are found in the texts.")
 

@@ -55,12 +55,12 @@ def detach_vector(collection: Collection, vector_name: str | None = None) -> Det
             return DetachReport(target.name, record.adds, points, 0, deleted_copy=True)
     _require_removal(target, record)
     name, points = _checked_name(target.schema, vector_name), target.count()
-    good_matches = dict.fromkeys(target.schema.good_match_keys(name))
+    measured = dict.fromkeys(target.schema.measured_keys(name))
     tune_embedded(target.client, target.name)
     cleaned = sum(_clean_payloads(part, name) for part in target.parts())
     if target.schema.has_vector(name):
         target.remove_vector(name)
-    records = rescoring_removal(name) | good_matches | learned_metadata(name, None) | stand_in_metadata(name, None)
+    records = rescoring_removal(name) | measured | learned_metadata(name, None) | stand_in_metadata(name, None)
     if records.keys() & target.schema.metadata.keys():
         target.update("removing what was recorded of the vector", metadata=records)
     end_attach(target, name)

@@ -15,6 +15,7 @@ from care_trainer.config.stages import (
     Geometry,
     Name,
     PositiveOrZero,
+    Share,
     Side,
     Threshold,
 )
@@ -219,6 +220,8 @@ class Export:
     """Register the query encoder of a ``[document.collection]`` even if its quality is below the limit."""
     license: str = ""
     """SPDX identifier of the weights' license."""
+    alpha: Share | None = None
+    """Share of the dense score in hybrid searches; None lets each collection measure it."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -184,6 +184,7 @@ def export(run: Run, command: str) -> Card:
             query_tasks={name: task.query for name, task in run.tasks.items()},
             document_tasks={name: task.document for name, task in run.tasks.items() if task.document},
             license=run.export.license,
+            alpha=run.export.alpha,
             stages=[{key: record[key] for key in _HISTORY if key in record} for record in records],
             bases=[
                 {

@@ -6,6 +6,7 @@ no contract, so that an encoder which is not registered is measured as well.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -137,7 +138,8 @@ def measure_labelled(
     """
     config = StoreConfig(sparse=None, vector_name=vector_name)
     plain = replace(resolve_vectors(collection, collection.schema, config, checked_at=0.0), hnsw_ef=None)
-    resolved = replace(plain, alpha=plain.alpha if alpha is None else alpha, hnsw_ef=hnsw_ef)
+    find_alpha = plain.find_alpha if alpha is None else partial(float, alpha)
+    resolved = replace(plain, find_alpha=find_alpha, hnsw_ef=hnsw_ef)
     questions = labels.questions
     depth = TOP if labels.unit == "points" else min(_DEPTH, resolved.limits.query or _DEPTH)
     count = len(questions.texts)

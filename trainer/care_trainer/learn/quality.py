@@ -11,6 +11,7 @@ import numpy.typing as npt
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.model.export.gate import compare
 from care_qdrant.search.fusion import bm25_weight
+from care_qdrant.search.share import balanced_alpha
 from care_qdrant.types import Vectors
 from care_trainer.learn.queries import Questions
 from care_trainer.learn.split import HeldOut
@@ -21,10 +22,6 @@ CHANCE_PERCENTILE = 0.6
 """Mean percentile below which texts and vectors have nothing to do with each other; 0.5 is chance."""
 MIN_KEPT = 0.9
 """Share of the old model's nDCG@10 below which the loss is warned of before the encoder is registered."""
-DENSE_SHARE = 0.7
-"""Weight of the dense score in a fusion of standardised scores. It is the best of 0.3 to 0.7 on another collection
-(8,000 answers, 1,000 questions of patients), for learned queries and for those of the model itself
-(docs/evidence/experiments.md)."""
 _FUSION_QUESTIONS = 100
 FUSION_DOCUMENTS = 2_000
 
@@ -96,10 +93,7 @@ def fusion_alpha(questions: Sequence[str], vectors: Vectors, texts: Sequence[str
     scores = _lexical_scores(questions[:_FUSION_QUESTIONS], texts)
     if not scores.any():
         return None
-    spread_lexical = float(scores.std(axis=1).mean())
-    spread_dense = float((vectors[:_FUSION_QUESTIONS] @ documents.T).std(axis=1).mean())
-    dense, lexical = DENSE_SHARE * spread_lexical, (1 - DENSE_SHARE) * spread_dense
-    return round(dense / (dense + lexical), 3)
+    return round(balanced_alpha(vectors[:_FUSION_QUESTIONS] @ documents.T, scores), 3)
 
 
 def _lexical_scores(questions: Sequence[str], texts: Sequence[str]) -> npt.NDArray[np.float64]:

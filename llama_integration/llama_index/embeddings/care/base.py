@@ -196,6 +196,11 @@ class CareEmbedding(BaseEmbedding):
         return self._shared().query_terms(text)
 
     @property
+    def alpha(self) -> float | None:
+        """Share of the dense score in a hybrid search by the model's card; None where collections measure it."""
+        return self._shared().alpha
+
+    @property
     def document_tokenizer(self) -> "TokenCounter":
         """Counts tokens as the document encoder does, by the model's own prompt; reads no weights."""
         return self._shared().document_tokenizer

@@ -81,6 +81,11 @@ class SharedModel:
         return self._model().query_terms(text)
 
     @property
+    def alpha(self) -> float | None:
+        """Share of the dense score that the model's card gives."""
+        return self._model().alpha
+
+    @property
     def document_tokenizer(self) -> TokenCounter:
         """Counts the tokens of documents."""
         return self._model().document_tokenizer

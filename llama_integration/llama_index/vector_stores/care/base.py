@@ -188,6 +188,7 @@ class CareVectorStore(StoreSettings):
             only_vector=True,
             text_field=text_field,
             encode=getattr(embedding, "encode_query", None),
+            terms=getattr(embedding, "query_terms", None) if getattr(embedding, "alpha", 0.5) is None else None,
             sample_points=SAMPLE_POINTS,
         )
         policy = replace(SEARCH_POLICY, attempts=max(1, self.max_retries))
