@@ -34,9 +34,7 @@ DENSE_SHARE = 0.7
 """Weight of the dense score in a fusion of standardised scores. It is the best of 0.3 to 0.7 on a collection of 8,000
 answers, for learned queries and for those of the model itself (docs/evidence/experiments.md)."""
 _QUESTIONS, _MIN_QUESTIONS = 64, 16
-_STEPS = 20
-"""Shares are multiples of one twentieth, so that they stay what they are while a collection grows."""
-_LEAST, _MOST = 0.3, 0.95
+_LEAST, _MOST = 0.3, 0.99
 _GROWTH = 2
 """Ratio of a collection's numbers of points, now and at the measurement, up to which it holds."""
 
@@ -117,9 +115,9 @@ def measured_alpha(
     lexical = _lexical([sparse for _, sparse, _ in whole], [terms(question) for question in questions])
     if not lexical.any():
         return None
-    alpha = round(balanced_alpha(dense, lexical) * _STEPS) / _STEPS
+    alpha = round(min(max(balanced_alpha(dense, lexical), _LEAST), _MOST), 2)
     logger.info("collection %r: the dense score counts %g in hybrid searches, as measured", collection.name, alpha)
-    return min(max(alpha, _LEAST), _MOST)
+    return alpha
 
 
 def _lexical(documents: Sequence[models.SparseVector], asked: Sequence[models.SparseVector]) -> Scores:

@@ -63,8 +63,7 @@ def test_it_is_measured_at_the_first_hybrid_search_and_kept(client: QdrantClient
     asked = len(model.query_encoder.encoded)
     assert 17 <= asked <= 65
     alpha = retriever.resolved.alpha
-    assert 0.7 < alpha <= 0.95
-    assert round(alpha * 20) == pytest.approx(alpha * 20)
+    assert 0.7 < alpha <= 0.99
     retriever.search(["头痛怎么办"], 5)
     assert len(model.query_encoder.encoded) == asked + 1
     [same] = Retriever(client, "c", model, alpha=alpha).search(["头痛怎么办"], 5)  # type: ignore[arg-type]
