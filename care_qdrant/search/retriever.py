@@ -88,9 +88,9 @@ class Retriever:
                 (`care_qdrant.encoders.terms.sparse`); nothing checks that it fits the stored vectors.
             fusion: Fusion of the two lists of a hybrid search (`care_qdrant.search.fusion`); None is ``linear``, and
                 ``rrf`` with a ``sparse_encoder``.
-            alpha: Share of the dense list in the fusions ``linear`` and ``rrf``, from 0 to 1; None takes 0.5 for ``rrf``
-                and, for ``linear``, what the model's card or `care learn` says, else what is measured at the first
-                search (`care_qdrant.search.share`).
+            alpha: Share of the dense list in the fusions ``linear`` and ``rrf``, from 0 to 1. None takes 0.5 for
+                ``rrf``; for ``linear`` it takes what the model's card or `care learn` says, else what is measured at
+                the first search (`care_qdrant.search.share`).
             task: Name of the task whose prompt queries get; None is the model's own prompt.
             params: Parameters of Qdrant for the dense vector: exact, hnsw_ef, quantization, acorn.
             shard_key: Shards to search in a collection with shards by key; None searches all.
