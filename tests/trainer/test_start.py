@@ -203,7 +203,9 @@ def test_one_command_goes_from_pairs_to_a_table_and_on(tmp_path: Path, monkeypat
     assert (
         "CC0 48" in first.stderr and "on held-out questions nDCG@10" in first.stderr and "CPU minutes" in first.stderr
     )
-    assert set(json.loads(Path("faq", RESULT).read_text())) == {"model", "ndcg_at_10", "recall_at_10", "differences"}
+    result = json.loads(Path("faq", RESULT).read_text())
+    assert set(result) == {"model", "ndcg_at_10", "recall_at_10", "differences"}
+    assert CareModel.load(result["model"]).alpha == CareModel.load().alpha == 0.5, "as the model that it goes on from"
     again = CliRunner().invoke(care_train, ["start", "faq.jsonl", "--output", "faq"], catch_exceptions=False)
     assert again.stdout == first.stdout
     assert "is trained already" in again.stderr and "is trained already" not in first.stderr

@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 
 from care_qdrant.encoders.agreement import LEAST_HALF_PRECISION, cosines
 from care_qdrant.errors import InputError, TrainingError
-from care_qdrant.model.card import Card, OnnxFiles
+from care_qdrant.model.card import CARD_FILE, Card, OnnxFiles, read_card
 from care_qdrant.model.export.onnx import export_query_encoder
 from care_qdrant.model.folder import copy_term_weights, write_checkpoint
 from care_qdrant.model.hub import BUILT_IN, find_folder
@@ -184,7 +184,7 @@ def export(run: Run, command: str) -> Card:
             query_tasks={name: task.query for name, task in run.tasks.items()},
             document_tasks={name: task.document for name, task in run.tasks.items() if task.document},
             license=run.export.license,
-            alpha=run.export.alpha,
+            alpha=_alpha(run),
             stages=[{key: record[key] for key in _HISTORY if key in record} for record in records],
             bases=[
                 {
@@ -219,8 +219,20 @@ def _give_terms(run: Run, card: Card) -> Card:
             return found
     except InputError as error:
         logger.info("no weights of BM25 terms: %s", error)
-    base = find_folder(BUILT_IN) if run.query.base == BUILT_IN else Path(run.query.base or folder)
-    return copy_term_weights(base, folder) or card
+    return copy_term_weights(_base(run) or folder, folder) or card
+
+
+def _base(run: Run) -> Path | None:
+    """Return the folder of the model that the query encoder goes on from; None for one from scratch."""
+    return find_folder(BUILT_IN) if run.query.base == BUILT_IN else Path(run.query.base) if run.query.base else None
+
+
+def _alpha(run: Run) -> float | None:
+    """Return the share of the dense score that the run names, or else that of the model that it goes on from."""
+    base = _base(run)
+    if run.export.alpha is not None or base is None or not (base / CARD_FILE).is_file():
+        return run.export.alpha
+    return read_card(base).alpha
 
 
 def _register(
