@@ -7,7 +7,7 @@ alias was switched after the check.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -55,8 +55,10 @@ class StoreConfig:
     """Payload field of the text; None finds out."""
     encode: Callable[[Sequence[str]], Vectors] | None = None
     """Encoder of queries, which compares vectors that were written anew under a learned encoder with their texts."""
+    alpha: float | None = DEFAULT_ALPHA
+    """Share of the dense score that the model's card gives; None measures it, where there are `encode` and `terms`."""
     terms: Callable[[str], Any] | None = None
-    """Terms of queries, by which the share of the dense score is measured; None takes what is recorded, or 0.5."""
+    """Maker of the terms of queries, by which that share is measured."""
     sample_points: int = 0
     """Number of points whose payloads show the layout; 0 reads none."""
 
@@ -172,14 +174,22 @@ class CollectionResolver:
                 resolved = replace(
                     resolved, layout=chosen.layout, is_sampled=chosen.is_sampled, told_keys=chosen.told_keys
                 )
-            if resolved.bm25 is not None and resolved.vector_name is not None and self.config.terms is not None:
-                learned = _learned(schema, resolved.vector_name, self.config)
-                if learned is None or learned.alpha is None:
-                    resolved = replace(resolved, find_alpha=partial(self._measured_alpha, resolved))
+            if self._has_to_measure_alpha(resolved):
+                # Where it cannot be told, it is tried again after the next check.
+                resolved = replace(resolved, find_alpha=cache(partial(self._measured_alpha, resolved)))
         if self.config.sample_points and not resolved.is_sampled:
             resolved = self._sample(resolved)
         self.resolved = resolved
         return resolved
+
+    def _has_to_measure_alpha(self, resolved: ResolvedCollection) -> bool:
+        config = self.config
+        if config.alpha is not None or config.encode is None or config.terms is None or resolved.bm25 is None:
+            return False
+        if resolved.vector_name is None:
+            return False
+        learned = _learned(resolved.schema, resolved.vector_name, config)
+        return learned is None or learned.alpha is None
 
     def _measured_alpha(self, resolved: ResolvedCollection) -> float:
         """Return the share of the dense score, measured once for each collection and its vectors."""
@@ -192,7 +202,7 @@ class CollectionResolver:
         found = self._alphas.get(resolved.searched) or known_alpha(collection, fingerprint, vector_name)
         if found is None:
             found = measured_alpha(collection, vector_name, sparse_name, config.encode, config.terms)
-            if found is None:  # it may have more points at the next search
+            if found is None:
                 return DEFAULT_ALPHA
             keep_alpha(collection, fingerprint, vector_name, found)
         return self._alphas.setdefault(resolved.searched, found)
@@ -283,12 +293,18 @@ def resolve_vectors(
         unchecked=unchecked,
         quantization=None if rescoring is None else rescoring.params,
         checked_at=checked_at,
-        find_alpha=partial(float, DEFAULT_ALPHA if learned is None or learned.alpha is None else learned.alpha),
+        find_alpha=partial(float, _recorded_alpha(learned, config)),
         hnsw_ef=None if vector_name is None else _hnsw_ef(schema, vector_name, config),
         held_out_deviations=_held_out_deviations(learned),
         # BM25 that is being added is not searched yet by who takes what there is, and will be.
         unfinished=schema.unfinished_of(vector_name, sparse_name, *(schema.sparse if config.sparse is None else ())),
     )
+
+
+def _recorded_alpha(learned: LearnedContract | None, config: StoreConfig) -> float:
+    if learned is not None and learned.alpha is not None:
+        return learned.alpha
+    return DEFAULT_ALPHA if config.alpha is None else config.alpha
 
 
 def choose_dense(schema: CollectionSchema, config: StoreConfig, before: str | None = None) -> str:

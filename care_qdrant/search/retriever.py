@@ -137,7 +137,8 @@ class Retriever:
             sparse_vector_name=sparse_vector_name,
             contract=None if self._model is None else self._model.contract(),
             encode=None if self._model is None else self._model.encode_query,
-            terms=self._model.query_terms if self._model is not None and self._model.alpha is None else None,
+            alpha=None if self._model is None else self._model.alpha,
+            terms=None if self._model is None else self._model.query_terms,
         )
         self._resolver = CollectionResolver(self._collection, config, check_seconds=check_seconds)
 

@@ -73,6 +73,17 @@ def test_it_is_measured_at_the_first_hybrid_search_and_kept(client: QdrantClient
     assert another.query_encoder.encoded == [], "every program takes what the first one has measured"
 
 
+def test_a_card_gives_any_share(client: QdrantClient) -> None:
+    model: Any = CloseModel()
+    model.alpha = 0.7
+    ingest(DOCUMENTS, model, client, "c", settings=SETTINGS)
+    model.query_encoder.encoded.clear()
+    retriever = Retriever(client, "c", model)
+    assert retriever.resolved.alpha == 0.7
+    retriever.search(["头痛怎么办"], 5)
+    assert model.query_encoder.encoded == ["头痛怎么办"]
+
+
 @pytest.mark.parametrize(
     ("documents", "model", "mode"),
     [(300, HashModel(name="close"), "auto"), (10, CloseModel(), "auto"), (300, CloseModel(), "dense")],
@@ -87,7 +98,7 @@ def test_what_a_card_says_is_taken_and_too_few_points_tell_nothing(
 def test_a_collection_that_grows_is_measured_as_soon_as_it_tells_something(client: QdrantClient) -> None:
     model = CloseModel()
     ingest(DOCUMENTS[:10], model, client, "c", settings=SETTINGS)
-    retriever = Retriever(client, "c", model)  # type: ignore[arg-type]
+    retriever = Retriever(client, "c", model, check_seconds=0)  # type: ignore[arg-type]
     assert retriever.resolved.alpha == 0.5
     ingest(DOCUMENTS[:100], model, client, "c", settings=SETTINGS)
     assert retriever.resolved.alpha > 0.7

@@ -39,7 +39,7 @@ from care_qdrant.forking import ForkPool
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME
 from care_qdrant.search.fallback import Fallback
-from care_qdrant.search.fusion import Fusion, require_fusion
+from care_qdrant.search.fusion import DEFAULT_ALPHA, Fusion, require_fusion
 from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver, ResolvedCollection, StoreConfig
 from care_qdrant.search.retriever import SEARCH_POLICY
 
@@ -188,7 +188,8 @@ class CareVectorStore(StoreSettings):
             only_vector=True,
             text_field=text_field,
             encode=getattr(embedding, "encode_query", None),
-            terms=getattr(embedding, "query_terms", None) if getattr(embedding, "alpha", 0.5) is None else None,
+            alpha=getattr(embedding, "alpha", DEFAULT_ALPHA),
+            terms=getattr(embedding, "query_terms", None),
             sample_points=SAMPLE_POINTS,
         )
         policy = replace(SEARCH_POLICY, attempts=max(1, self.max_retries))
