@@ -66,11 +66,11 @@ def known_alpha(collection: Collection, fingerprint: str, vector_name: str) -> f
 
 def keep_alpha(collection: Collection, fingerprint: str, vector_name: str, alpha: float) -> None:
     """Write a share into the metadata, where this program may and no other is writing to the collection."""
-    schema = collection.schema
-    if schema.unfinished is not None:
+    if collection.schema.unfinished is not None:
         return
-    entry = {"vector": vector_name, "alpha": repr(alpha), "points": schema.points}
     try:
+        # The schema may be older than the last writes of this program.
+        entry = {"vector": vector_name, "alpha": repr(alpha), "points": collection.count(as_seen=True)}
         own = collection.sibling(collection.name)
         own.update("keeping what the dense score counts", metadata={_key(fingerprint): entry})
     except (QdrantError, ValueError) as error:  # a key that may only read, an old server
