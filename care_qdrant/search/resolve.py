@@ -186,7 +186,7 @@ class CollectionResolver:
         config = self.config
         if config.alpha is not None or config.encode is None or config.terms is None or resolved.bm25 is None:
             return False
-        if resolved.vector_name is None:
+        if resolved.vector_name is None or config.expected is None:  # no model that a share could be kept for
             return False
         learned = _learned(resolved.schema, resolved.vector_name, config)
         return learned is None or learned.alpha is None
@@ -198,7 +198,8 @@ class CollectionResolver:
         assert sparse_name is not None
         assert config.encode is not None
         assert config.terms is not None
-        fingerprint, collection = config.expected or "", resolved.collection
+        assert config.expected is not None
+        fingerprint, collection = config.expected, resolved.collection
         found = self._alphas.get(resolved.searched) or known_alpha(collection, fingerprint, vector_name)
         if found is None:
             found = measured_alpha(collection, vector_name, sparse_name, config.encode, config.terms)

@@ -173,7 +173,7 @@ class Retriever:
 
     @property
     def scale(self) -> str:
-        """What decides how large scores are beside the vectors; equal for retrievers whose scores can be compared."""
+        """Description of what sets the size of scores beside the vectors; equal where scores can be compared."""
         resolved = self.resolved
         if resolved.sparse_vector_name is None:
             return "dense"
