@@ -60,7 +60,7 @@ STEPS = (
     Step("llama-speed.json", "embedding speed", 12),
     Step("bulk-overhead.json", "bulk", 8),
     Step("bulk-load.json", "bulk --loaders 1 --loaders 2 --loaders 4", 10, "server"),
-    Step("bulk-slices.json", "bulk_slices --points 1000000", 30, "server"),
+    Step("bulk-slices.json", "bulk_slices --points 1000000 --repeats 1", 15, "server"),
     Step("deployment-memory.json", "attach memory", 30, "server"),
     Step("server-search-100000.json", "server_search --points 100000", 15, "server"),
     Step("server-search-1000000.json", "server_search --points 1000000", 120, "server"),

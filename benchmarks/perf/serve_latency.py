@@ -24,6 +24,7 @@ from typing import Any
 import httpx
 import numpy as np
 from qdrant_client import QdrantClient, models
+from qdrant_client.http.exceptions import ResponseHandlingException
 
 from care_qdrant import CareModel
 from care_qdrant.encoders.microbatch import MicroBatcher
@@ -63,14 +64,20 @@ def measure(client: QdrantClient, model: CareModel, queries: int, rounds: int) -
     lines = (SAMPLE / "queries.jsonl").read_text(encoding="utf-8").splitlines()
     texts = [json.loads(line)["text"] for line in lines]
     batcher = MicroBatcher(model.query_encoder.encode)
+    lost: list[ResponseHandlingException] = []
+
+    def asked(query: list[float] | models.Document) -> list[float]:
+        try:
+            return scores(client.query_points(COLLECTION, query, using=model.name, limit=10))
+        except ResponseHandlingException as error:  # under many threads one can break: seen with httpx
+            lost.append(error)
+            return scores(client.query_points(COLLECTION, query, using=model.name, limit=10))
 
     def by_vector(text: str) -> list[float]:
-        vector = batcher.encode(text).tolist()
-        return scores(client.query_points(COLLECTION, vector, using=model.name, limit=10))
+        return asked(batcher.encode(text).tolist())
 
     def by_text(text: str) -> list[float]:
-        document = models.Document(text=text, model=model.name)
-        return scores(client.query_points(COLLECTION, document, using=model.name, limit=10))
+        return asked(models.Document(text=text, model=model.name))
 
     differences = [float(np.abs(np.subtract(by_vector(text), by_text(text))).max()) for text in texts]
     result: dict[str, Any] = {"largest_difference_of_scores": max(differences), "queries": queries, "rounds": rounds}
@@ -91,7 +98,7 @@ def measure(client: QdrantClient, model: CareModel, queries: int, rounds: int) -
             for way, found in times.items()
         }
     batcher.close()
-    return result
+    return {**result, "asked_again": len(lost)}
 
 
 def timed(ask: Callable[[str], Any], texts: list[str], queries: int, clients: int) -> list[float]:

@@ -87,7 +87,8 @@ def known_good_match(retriever: Retriever) -> GoodMatch | None:
     """Return the good-match score that a collection keeps; None where it has none, or one that tells nothing any more.
 
     That is so where the collection has changed markedly since, and where terms of queries or the dense list count
-    otherwise than they did. It costs no request beyond the check of the contract, where that is due.
+    otherwise than they did. It costs no request beyond the check of the contract, where that is due; a hybrid search
+    whose dense share nobody has measured yet measures it first.
     """
     if not retriever.is_plain or retriever.fingerprint is None:
         return None

@@ -17,9 +17,13 @@ from qdrant_client import QdrantClient
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.encoders.terms.weights import TermWeights
 from care_qdrant.errors import FingerprintMismatch, InputError
+from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.qdrant.connection import is_embedded, open_client
+from care_qdrant.qdrant.schema import SHARE_PREFIX
+from care_qdrant.types import Document
 from tests.llama.collections import DOCUMENTS, NAME, fill, node_id, query_of, vector
-from tests.tiny import HashModel
+from tests.tiny import HashModel, medical_texts
 
 
 @pytest.fixture
@@ -119,6 +123,25 @@ def test_queries_are_hybrid_where_the_collection_has_bm25(client: QdrantClient, 
     node = TextNode(id_=node_id(DOCUMENTS[0]), text="肛裂", embedding=vector("肛裂"))
     store.add([node])
     assert (store.query(query_of("肛裂", VectorStoreQueryMode.SPARSE)).nodes or [])[0].get_content() == "肛裂"
+
+
+def test_what_the_dense_list_counts_is_measured_where_no_card_says_it(
+    client: QdrantClient, hash_model: HashModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = [Document(f"d{n}", text, title=f"第 {n} 问怎么办") for n, text in enumerate(medical_texts(300))]
+    ingest(documents, hash_model, client, NAME, settings=IngestSettings(sparse=True))  # type: ignore[arg-type]
+    monkeypatch.setattr(hash_model, "alpha", None)
+    store = CareVectorStore(NAME, client, embedding=CareEmbedding(model="m"), check_vectors=False)
+
+    def scores(alpha: float | None) -> list[float]:
+        return store.query(replace(query_of("头痛怎么办"), alpha=alpha)).similarities or []
+
+    by_default = scores(None)
+    [kept] = [
+        value for key, value in client.get_collection(NAME).config.metadata.items() if key.startswith(SHARE_PREFIX)
+    ]
+    assert by_default == pytest.approx(scores(float(kept["alpha"])))
+    assert by_default != pytest.approx(scores(0.5))
 
 
 def test_a_hybrid_query_can_be_switched_off(client: QdrantClient) -> None:
