@@ -72,7 +72,7 @@ examples: $(VENV)/.dev
 	set -e; for example in examples/0*.py; do echo "== $$example"; $(BIN)/python $$example; done
 
 measure: $(VENV)/.dev
-	$(BIN)/python -m benchmarks.perf.measure $(if $(DEV),--dev $(DEV)) $(if $(WITHIN),--within $(WITHIN))
+	$(BIN)/python -m benchmarks.perf.measure $(if $(DEV),--dev $(DEV)) $(if $(VECTORS),--vectors $(VECTORS)) $(if $(WITHIN),--within $(WITHIN))
 
 reliability: $(VENV)/.dev
 	mkdir -p build/reliability

@@ -111,7 +111,7 @@ def _promises() -> Iterator[str]:
     gain = loads[("huggingface", 1)] / loads[("care-int8", most)]
     what = f"{most} concurrent queries, int8, against single queries of the stock class"
     yield f"| {what} | {gain:.1f}× less CPU a query | `python -m benchmarks.perf.embedding speed` |"
-    for system in _read("dev-speed/result.json")["systems"]:
+    for system in _read("dev/result.json")["systems"]:
         one = next(load for load in system["speed"]["whole"] if load["concurrency"] == 1)
         rate, p50, p99 = one["queries_per_second"], one["latency"]["p50_ms"], one["latency"]["p99_ms"]
         how = "one client, embedded, 8,913 documents"
@@ -138,8 +138,7 @@ def _promises() -> Iterator[str]:
 
 def _machine() -> Iterator[str]:
     places = {
-        "scores": "dev/result.json",
-        "the pair's speed": "dev-speed/result.json",
+        "the pair": "dev/result.json",
         "cold starts": "command-start.json",
         "embedded ingestion": "ingestion-throughput.json",
         "BERT-base": "llama-speed.json",

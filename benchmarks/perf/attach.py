@@ -13,7 +13,6 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.vectors.attach import attach_vector
-from tests.reliability.processes import standin_server
 from tests.reliability.ready_model import ReadyModel
 
 from .measured import output_option, plain, save_measured, shown
@@ -22,10 +21,12 @@ OLD_DIM = 8
 BATCH = 1_000
 _SPAWN = multiprocessing.get_context("spawn")
 
+url_option = click.option("--url", envvar="QDRANT_URL", show_envvar=True, required=True, help="URL of a Qdrant server.")
+
 
 @dataclass(frozen=True, slots=True)
 class AttachCost:
-    """One attach on the stand-in server, in a process of its own."""
+    """One attach, in a process of its own."""
 
     points: int
     covered: int
@@ -62,16 +63,16 @@ def group() -> None:
 )
 @click.option("--rate", type=click.FloatRange(1), default=300, show_default=True, help="Points per second encoded.")
 @click.option("--dim", type=click.IntRange(1), default=256, show_default=True, help="Length of the vectors.")
+@url_option
 @output_option
-def speed(points: Sequence[int], rate: float, dim: int, output: Path) -> None:
-    """Compare the time of an attach with that of the encoding alone.
+def speed(points: Sequence[int], rate: float, dim: int, url: str, output: Path) -> None:
+    """Compare the time of an attach on a server with that of the encoding alone.
 
     \b
     Example:
       python -m benchmarks.perf.attach speed --output benchmarks/results/deployment-attach-speed.json
     """
-    with standin_server() as url:
-        results = [shown(measure_attach(url, number, dim, rate)) for number in points]
+    results = [shown(measure_attach(url, number, dim, rate)) for number in points]
     save_measured(output, {"results": plain(results)})
 
 
@@ -85,7 +86,7 @@ def speed(points: Sequence[int], rate: float, dim: int, output: Path) -> None:
     help="Sizes to measure; repeatable.",
 )
 @click.option("--dim", type=click.IntRange(1), default=8, show_default=True, help="Length of the vectors.")
-@click.option("--url", envvar="QDRANT_URL", show_envvar=True, required=True, help="URL of a Qdrant server.")
+@url_option
 @output_option
 def memory(points: Sequence[int], dim: int, url: str, output: Path) -> None:
     """Compare the peak memory of attaching to a small and to a large collection on a server.

@@ -5,6 +5,7 @@ so that the tree stays as it was committed, and a run that was stopped goes on w
 """
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -39,10 +40,13 @@ class Step:
     minutes: int
     """Rough time on two cores."""
     needs: str = ""
-    """``server``: the program of a Qdrant server. ``dev``: a folder of tasks with real questions."""
+    """``server``: the program of a Qdrant server. ``vectors``: that, and vectors of real sentences. ``dev``: a folder
+    of tasks with real questions."""
 
 
 SAMPLE = "examples/sample"
+_INDEX = "server_index --vectors {vectors}/documents.npy --queries {vectors}/queries.npy"
+_MILLION = "--points 1000000 --way float32 --way 'int8, originals on disk' --way 'float32 on disk' --memory-mib 600"
 STEPS = (
     Step("command-start.json", f"command_start {SAMPLE}/corpus.jsonl", 2),
     Step("embedded-bm25.json", "embedded_bm25", 1),
@@ -53,7 +57,7 @@ STEPS = (
     Step("serve-cost.json", "serve_cost", 4, "server"),
     Step("serve-latency.json", "serve_latency", 3, "server"),
     Step("serve-latency-grpc.json", "serve_latency --grpc", 3, "server"),
-    Step("dev-speed", "", 5, "dev"),
+    Step("dev", "", 5, "dev"),
     Step("first-minute.json", "first_minute", 4),
     Step("training.json", f"training_cost {SAMPLE}/corpus.jsonl", 6),
     Step("ingestion-memory.json", "ingestion memory", 8),
@@ -61,19 +65,30 @@ STEPS = (
     Step("bulk-overhead.json", "bulk", 8),
     Step("bulk-load.json", "bulk --loaders 1 --loaders 2 --loaders 4", 10, "server"),
     Step("bulk-slices.json", "bulk_slices --points 1000000 --repeats 1", 15, "server"),
-    Step("deployment-memory.json", "attach memory", 30, "server"),
-    Step("server-search-100000.json", "server_search --points 100000", 15, "server"),
-    Step("server-search-1000000.json", "server_search --points 1000000", 120, "server"),
+    Step("deployment-attach-speed.json", "attach speed", 3, "server"),
+    Step("deployment-memory.json", "attach memory", 15, "server"),
+    Step("server-search-100000.json", "server_search --points 100000", 5, "server"),
+    Step("server-search-1000000.json", "server_search --points 1000000", 40, "server"),
+    Step("server-index-10000.json", f"{_INDEX} --points 10000 --asked 100 --stage ways", 5, "vectors"),
+    Step("server-index-100000.json", f"{_INDEX} --points 100000 --asked 300", 30, "vectors"),
+    Step("server-index-1000000.json", f"{_INDEX} {_MILLION} --asked 300 --stage ways", 60, "vectors"),
 )
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--binary", envvar="QDRANT_BINARY", show_envvar=True, help="Qdrant server, for what needs one.")
 @click.option("--dev", type=click.Path(exists=True, file_okay=False), help="Folder of tasks with real questions.")
+@click.option(
+    "--vectors",
+    type=click.Path(exists=True, file_okay=False),
+    help="Folder with vectors of a million sentences, as benchmarks.perf.text_vectors writes it.",
+)
 @click.option("--within", type=click.IntRange(1), help="Leave out what takes more minutes.")
 @click.option("--only", multiple=True, type=click.Choice([step.result for step in STEPS]), help="Repeatable.")
 @click.option("--busy", is_flag=True, help="Measure beside other work, too; the results say the load.")
-def main(binary: str | None, dev: str | None, within: int | None, only: tuple[str, ...], busy: bool) -> None:
+def main(
+    binary: str | None, dev: str | None, vectors: str | None, within: int | None, only: tuple[str, ...], busy: bool
+) -> None:
     """Measure all speeds that the pages state, and write them into the pages.
 
     Commit first. The machine has to be quiet. Stop it when you like: the same command goes on with what is left.
@@ -87,7 +102,7 @@ def main(binary: str | None, dev: str | None, within: int | None, only: tuple[st
         raise click.ClickException("the tree has uncommitted changes, so that no commit would name what was measured")
     folder = ROOT / "build" / "measured" / commit
     folder.mkdir(parents=True, exist_ok=True)
-    have = {"server": binary, "dev": dev, "": "nothing"}
+    have = {"server": binary, "dev": dev, "vectors": binary and vectors, "": "nothing"}
     chosen = [step for step in STEPS if (not only or step.result in only) and (not within or step.minutes <= within)]
     left_out = [step.result for step in chosen if not have[step.needs]]
     steps = [step for step in chosen if have[step.needs] and not (folder / step.result).exists()]
@@ -97,8 +112,9 @@ def main(binary: str | None, dev: str | None, within: int | None, only: tuple[st
         click.echo(f"{number} of {len(steps)}: {step.result}, about {step.minutes} minutes")
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / step.result
-            with _server(binary if step.needs == "server" else None, Path(scratch)) as environment:
-                subprocess.run([sys.executable, *_arguments(step, dev, made)], cwd=ROOT, env=environment, check=True)
+            with _server(binary if step.needs in ("server", "vectors") else None, Path(scratch)) as environment:
+                arguments = _arguments(step, dev, vectors, made)
+                subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment, check=True)
             made.rename(folder / step.result)
     for result in folder.iterdir():  # of a folder its files; its database and rankings stay
         for file in result.iterdir() if result.is_dir() else [result]:
@@ -106,18 +122,18 @@ def main(binary: str | None, dev: str | None, within: int | None, only: tuple[st
                 shutil.copy(file, RESULTS / file.relative_to(folder))
     subprocess.run([sys.executable, "docs/generate_measured.py"], cwd=ROOT, check=True)
     if left_out:
-        click.echo(f"left out, for want of --binary or --dev: {', '.join(left_out)}")
+        click.echo(f"left out, for want of --binary, --dev or --vectors: {', '.join(left_out)}")
 
 
-def _arguments(step: Step, dev: str | None, made: Path) -> list[str]:
+def _arguments(step: Step, dev: str | None, vectors: str | None, made: Path) -> list[str]:
     if step.needs == "dev":
         tasks = ROOT / "build" / "measured" / "dev"  # results name their command, and no folder of this machine
         tasks.unlink(missing_ok=True)
         tasks.symlink_to(Path(dev or "").resolve())
         folders = [str(tasks.relative_to(ROOT)), "--output", str(made.relative_to(ROOT))]
-        controls = ["--control", "bm25", "--control", "hybrid", "--control", "document", "--without-texts"]
-        return ["-m", "care_benchmarks.cli", "run", *folders, "--model", "built-in", *controls]
-    program, *arguments = step.command.split()
+        controls = [word for name in ("bm25", "hybrid", "document", "query") for word in ("--control", name)]
+        return ["-m", "care_benchmarks.cli", "run", *folders, "--model", "built-in", *controls, "--without-texts"]
+    program, *arguments = shlex.split(step.command.format(vectors=Path(vectors or "").resolve()))
     return ["-m", f"benchmarks.perf.{program}", *arguments, "--output", str(made)]
 
 
