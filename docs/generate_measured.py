@@ -143,13 +143,14 @@ def _machine() -> Iterator[str]:
         "embedded ingestion": "ingestion-throughput.json",
         "BERT-base": "llama-speed.json",
     }
-    told = []
+    measured: dict[str, list[str]] = {}
     for what, name in places.items():
         machine = _read(name)["machine"]
-        told.append(f"{what} on {machine['cpu']} at commit {machine['commit']}")
+        measured.setdefault(f"on {machine['cpu']} at commit {machine['commit']}", []).append(what)
+    told = "; ".join(f"{', '.join(what)} {where}" for where, what in measured.items())
     yield (
-        f"Two shared cores, 24 GiB, no GPU: {'; '.join(told)}. Each file under `benchmarks/results/` names its own "
-        "machine, commit and load."
+        f"Two cores, 24 GiB, no GPU: {told}. Each file under `benchmarks/results/` names its own machine, commit and "
+        "load."
     )
 
 

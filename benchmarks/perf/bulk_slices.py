@@ -51,7 +51,13 @@ class Reading:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--binary", type=click.Path(exists=True, dir_okay=False), required=True, help="Server, 1.19 or newer.")
+@click.option(
+    "--binary",
+    envvar="QDRANT_BINARY",
+    type=click.Path(exists=True, dir_okay=False),
+    required=True,
+    help="Server, 1.19 or newer.",
+)
 @click.option("--points", type=click.IntRange(1), default=200_000, show_default=True, help="Points of the collection.")
 @click.option(
     "--readers",

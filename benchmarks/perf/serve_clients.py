@@ -15,7 +15,7 @@ import click
 from qdrant_client import QdrantClient
 
 from benchmarks.perf.measured import output_option, plain, save_measured, shown
-from benchmarks.perf.serve_latency import COLLECTION, SAMPLE, running_qdrant, running_service
+from benchmarks.perf.serve_latency import COLLECTION, SAMPLE, inferring_qdrant, running_service
 from care_qdrant import CareModel, Hit, Retriever
 from care_qdrant.ingestion.ingest import ingest
 
@@ -47,12 +47,12 @@ class Compared:
     required=True,
     help="Name and command of a client; COLLECTION VECTOR MODEL QUERY are appended. Repeatable.",
 )
+@click.option("--binary", envvar="QDRANT_BINARY", required=True, help="Server program, which is started on loopback.")
 @output_option
-def main(clients: tuple[tuple[str, str], ...], output: Path) -> None:
+def main(clients: tuple[tuple[str, str], ...], binary: str, output: Path) -> None:
     """Run each client for every query of the sample, against a real server that asks care serve.
 
-    QDRANT_BINARY names the server program. A client prints for each document its score with nine decimals, id, title
-    and text, with tabs between them.
+    A client prints for each document its score with nine decimals, id, title and text, with tabs between them.
 
     \b
     Example:
@@ -63,12 +63,12 @@ def main(clients: tuple[tuple[str, str], ...], output: Path) -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         service = stack.enter_context(running_service(folder, workers=1))
-        url, grpc_port = stack.enter_context(running_qdrant(folder, f"{service}/inference"))
+        server = stack.enter_context(inferring_qdrant(binary, folder, service))
         model = CareModel.load()
-        qdrant = QdrantClient(url=url, check_compatibility=False)
+        qdrant = QdrantClient(url=server.url, check_compatibility=False)
         ingest(SAMPLE / "corpus.jsonl", model, qdrant, COLLECTION)
         expected = Retriever(qdrant, COLLECTION, model).search(texts, TOP_K)
-        where = {"QDRANT_URL": url, "QDRANT_GRPC_PORT": str(grpc_port)}
+        where = {"QDRANT_URL": server.url, "QDRANT_GRPC_PORT": str(server.grpc_port)}
         compared = [
             shown(compare(name, shlex.split(command), model.name, texts, expected, where)) for name, command in clients
         ]

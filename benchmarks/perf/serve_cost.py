@@ -1,14 +1,5 @@
-"""CPU that traces and quotas add to a search of `care serve`, against a real Qdrant server, in turns.
+"""CPU that traces and quotas add to a search of `care serve`, against a real Qdrant server, in turns."""
 
-    QDRANT_BINARY=qdrant python -m benchmarks.perf.serve_cost --output benchmarks/results/serve-cost.json
-
-Each query is asked of every variant, one after the other in random order. A turn is the mean of its queries, and the
-cost the median over the turns of the difference to the plain service in the same turn, with a 95 % bootstrap interval.
-Only this process is counted: the application without its HTTP server, so that the shares are larger than those of a
-whole service. The collector is a process of its own.
-"""
-
-import argparse
 import asyncio
 import os
 import random
@@ -20,6 +11,7 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 
+import click
 import httpx
 from qdrant_client import QdrantClient
 
@@ -29,9 +21,9 @@ from care_qdrant.serve.app import Service
 from care_qdrant.serve.settings import ServeSettings
 from care_qdrant.serve.tracing import ENDPOINTS
 from care_qdrant.types import Document
-from tests.reliability.processes import BINARY, QdrantServer
+from tests.reliability.processes import QdrantServer
 
-from .measured import save_measured
+from .measured import output_option, save_measured
 
 KEY = "a-key-for-this-measurement"
 COLLECTOR = """
@@ -44,27 +36,36 @@ server = HTTPServer(("127.0.0.1", 0), H); print(server.server_port, flush=True);
 """
 
 
-def main() -> None:
-    """Run and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=30)
-    parser.add_argument("--queries", type=int, default=60, help="of each variant in a turn")
-    parser.add_argument("--output", type=Path, required=True)
-    options = parser.parse_args()
-    assert BINARY, "QDRANT_BINARY names no server program"
-    with tempfile.TemporaryDirectory() as folder, QdrantServer(BINARY, Path(folder)) as server:
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--binary", envvar="QDRANT_BINARY", required=True, help="Server program, which is started on loopback.")
+@click.option("--turns", "count", type=click.IntRange(1), default=30, show_default=True, help="Turns of all variants.")
+@click.option("--queries", type=click.IntRange(1), default=60, show_default=True, help="Of each variant in a turn.")
+@output_option
+def main(binary: str, count: int, queries: int, output: Path) -> None:
+    """Compare the CPU time of searches with traces, with quotas and without.
+
+    Each query is asked of every variant, one after the other in random order. A turn is the mean of its queries, and
+    the cost the median over the turns of the difference to the plain service in the same turn, with a 95 % bootstrap
+    interval. Only this process is counted: the application without its HTTP server, so that the shares are larger than
+    those of a whole service. The collector is a process of its own.
+
+    \b
+    Example:
+      QDRANT_BINARY=qdrant python -m benchmarks.perf.serve_cost --output benchmarks/results/serve-cost.json
+    """
+    with tempfile.TemporaryDirectory() as folder, QdrantServer(binary, Path(folder)) as server:
         collector = subprocess.Popen([sys.executable, "-c", COLLECTOR], stdout=subprocess.PIPE, text=True)
         assert collector.stdout is not None
         try:
             port = collector.stdout.readline().strip()
-            turns = asyncio.run(_measure(server.url, port, Path(folder), options.turns, options.queries))
+            turns = asyncio.run(_measure(server.url, port, Path(folder), count, queries))
         finally:
             collector.terminate()
             collector.wait()
     plain = statistics.median(turn["plain"] for turn in turns)
     result = {
-        "turns": options.turns,
-        "queries": options.queries,
+        "turns": count,
+        "queries": queries,
         "cpu_ms_plain": round(plain, 4),
         "cost_percent": {
             name: _median_and_interval([100 * (turn[name] / turn["plain"] - 1) for turn in turns])
@@ -73,7 +74,7 @@ def main() -> None:
         },
         "turns_cpu_ms": [{name: round(value, 4) for name, value in turn.items()} for turn in turns],
     }
-    save_measured(options.output, result)
+    save_measured(output, result)
 
 
 def _median_and_interval(values: list[float]) -> list[float]:

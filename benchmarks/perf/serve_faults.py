@@ -1,15 +1,6 @@
-"""Send mixed requests to `care serve`, a third of them faulty, and check every answer.
+"""Send mixed requests to `care serve`, a third of them faulty, and check every answer."""
 
-    python benchmarks/perf/serve_faults.py --requests 10000 --output benchmarks/results/serve-faults.json
-
-Counts requests that were lost (no answer), crossed (an answer that belongs to another request) or answered with
-another status than their kind must have, and the memory of the workers before and after.
-"""
-
-import argparse
 import asyncio
-import json
-import platform
 import random
 import re
 import subprocess
@@ -20,11 +11,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import click
 import httpx
 import numpy as np
 
 from care_qdrant import CareModel
 from care_qdrant.types import Vectors
+
+from .measured import output_option, save_measured
 
 KEY = "a-key-for-this-measurement"
 CLIENTS = 32
@@ -32,45 +26,39 @@ TEXTS = [f"高血压患者{number}饮食上要注意什么" for number in range(
 JSON = {"content-type": "application/json"}
 
 
-def main() -> None:
-    """Run and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--requests", type=click.IntRange(1), default=10_000, show_default=True, help="Requests, all kinds.")
+@click.option("--workers", type=click.IntRange(1), default=2, show_default=True, help="Processes of care serve.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the order and the faults.")
+@output_option
+def main(requests: int, workers: int, seed: int, output: Path) -> None:
+    """Count requests that went wrong, and the memory of the workers before and after.
+
+    A request is lost (no answer), crossed (an answer that belongs to another request), or answered with another status
+    than its kind must have.
+
+    \b
+    Example:
+      python -m benchmarks.perf.serve_faults --output benchmarks/results/serve-faults.json
+    """
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder, "keys")
         keys.write_text(f"{KEY}\n")
         log = Path(folder, "log")
         command = [sys.executable, "-c", "from care_qdrant.cli import main; main()"]
-        command += [
-            "serve",
-            "--port",
-            "0",
-            "--workers",
-            str(options.workers),
-            "--keys",
-            str(keys),
-            "--documents",
-        ]
+        command += ["serve", "--port", "0", "--workers", str(workers), "--keys", str(keys), "--documents"]
         with log.open("wb") as errors:
             process = subprocess.Popen(command, stderr=errors)
         try:
             url = wait_for_address(log, process)
-            result = asyncio.run(Run(url, process.pid, options.seed).all(options.requests))
+            result = asyncio.run(Run(url, process.pid, seed).all(requests))
         finally:
             process.terminate()
             code = process.wait(90)
         lines = log.read_text().splitlines()
         failures = [line for line in lines if '"level": "error"' in line or line.startswith("Traceback")]
-    result |= {"exit_code": code, "errors_in_the_log": failures, "seed": options.seed, "workers": options.workers}
-    result |= {"machine": platform.platform(), "python": platform.python_version()}
-    text = json.dumps(result, ensure_ascii=False, indent=2)
-    print(text)
-    if options.output:
-        options.output.write_text(text + "\n", encoding="utf-8")
+    result |= {"exit_code": code, "errors_in_the_log": failures, "seed": seed, "workers": workers}
+    save_measured(output, result)
 
 
 def wait_for_address(log: Path, process: "subprocess.Popen[bytes]") -> str:

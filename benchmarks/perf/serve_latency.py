@@ -1,16 +1,7 @@
-"""Measure what the detour over Qdrant's `inference.address` adds to a query.
+"""Measure what the detour over Qdrant's `inference.address` adds to a query."""
 
-    QDRANT_BINARY=/path/to/qdrant python -m benchmarks.perf.serve_latency --output benchmarks/results/serve-latency.json
-
-Starts a Qdrant server whose inference.address is a `care serve`, and writes a sample corpus. Then the same queries go
-both ways, in turns: encoded in this process and sent as vectors, and sent as texts.
-"""
-
-import argparse
 import json
-import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import click
 import numpy as np
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import ResponseHandlingException
@@ -29,34 +20,51 @@ from qdrant_client.http.exceptions import ResponseHandlingException
 from care_qdrant import CareModel
 from care_qdrant.encoders.microbatch import MicroBatcher
 from care_qdrant.ingestion.ingest import ingest
+from tests.reliability.processes import QdrantServer
 
-from .measured import save_measured
+from .measured import output_option, save_measured
 
 SAMPLE = Path(__file__).parents[2] / "examples" / "sample"
 START_SECONDS = 60
 COLLECTION = "sample"
 
 
-def main() -> None:
-    """Run and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--queries", type=int, default=400, help="Queries of one round and one way.")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=1, help="Of care serve.")
-    parser.add_argument("--grpc", action="store_true")
-    parser.add_argument("--output", type=Path, required=True)
-    options = parser.parse_args()
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--binary", envvar="QDRANT_BINARY", required=True, help="Server program, which is started on loopback.")
+@click.option("--queries", type=click.IntRange(1), default=400, show_default=True, help="Of one round and one way.")
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Rounds of both ways, in turns.")
+@click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes of care serve.")
+@click.option("--grpc", is_flag=True, help="Search over gRPC.  [default: over HTTP]")
+@output_option
+def main(binary: str, queries: int, rounds: int, workers: int, grpc: bool, output: Path) -> None:
+    """Search the sample by vector and by text, on a Qdrant server whose inference.address is a care serve.
+
+    The same queries go both ways, in turns: encoded in this process and sent as vectors, and sent as texts.
+
+    \b
+    Example:
+      QDRANT_BINARY=qdrant python -m benchmarks.perf.serve_latency --output benchmarks/results/serve-latency.json
+    """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        service = stack.enter_context(running_service(folder, options.workers))
-        url, grpc_port = stack.enter_context(running_qdrant(folder, f"{service}/inference"))
+        service = stack.enter_context(running_service(folder, workers))
+        server = stack.enter_context(inferring_qdrant(binary, folder, service))
         client = QdrantClient(
-            url=url, grpc_port=grpc_port, prefer_grpc=options.grpc, cloud_inference=True, check_compatibility=False
+            url=server.url,
+            grpc_port=server.grpc_port,
+            prefer_grpc=grpc,
+            cloud_inference=True,
+            check_compatibility=False,
         )
         model = CareModel.load()
         ingest(SAMPLE / "corpus.jsonl", model, client, COLLECTION)
-        result = measure(client, model, options.queries, options.rounds)
-    save_measured(options.output, {"workers": options.workers, "grpc": options.grpc, **result})
+        result = measure(client, model, queries, rounds)
+    save_measured(output, {"workers": workers, "grpc": grpc, **result})
+
+
+def inferring_qdrant(binary: str, folder: Path, service: str) -> QdrantServer:
+    """Return a Qdrant server that asks a service for the vectors of texts."""
+    return QdrantServer(binary, folder, {"QDRANT__INFERENCE__ADDRESS": f"{service}/inference"})
 
 
 def measure(client: QdrantClient, model: CareModel, queries: int, rounds: int) -> dict[str, Any]:
@@ -135,51 +143,6 @@ def running_service(folder: Path, workers: int) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait()
-
-
-@contextmanager
-def running_qdrant(folder: Path, inference: str) -> Iterator[tuple[str, int]]:
-    """Run a Qdrant server that asks an inference service, and give its address and its gRPC port."""
-    http, grpc = free_port(), free_port()
-    settings = {
-        "QDRANT__SERVICE__HOST": "127.0.0.1",
-        "QDRANT__SERVICE__HTTP_PORT": str(http),
-        "QDRANT__SERVICE__GRPC_PORT": str(grpc),
-        "QDRANT__STORAGE__STORAGE_PATH": str(folder / "storage"),
-        "QDRANT__STORAGE__SNAPSHOTS_PATH": str(folder / "snapshots"),
-        "QDRANT__TELEMETRY_DISABLED": "true",
-        "QDRANT__INFERENCE__ADDRESS": inference,
-    }
-    binary = os.environ.get("QDRANT_BINARY") or sys.exit("QDRANT_BINARY is not set; it names a qdrant server program")
-    with (folder / "qdrant.log").open("wb") as log:
-        process = subprocess.Popen([binary], env=os.environ | settings, cwd=folder, stdout=log, stderr=log)
-    try:
-        url = f"http://127.0.0.1:{http}"
-        until = time.monotonic() + START_SECONDS
-        while not answers(f"{url}/readyz"):
-            if process.poll() is not None or time.monotonic() > until:
-                raise SystemExit((folder / "qdrant.log").read_text())
-            time.sleep(0.1)
-        yield url, grpc
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def answers(url: str) -> bool:
-    """Return whether something answers there."""
-    try:
-        return httpx.get(url).status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":
