@@ -30,6 +30,13 @@ from care_qdrant.qdrant.nodes import ClusterClient
 logger = logging.getLogger(__name__)
 
 DEFAULT_HTTP_PORT = 6333
+PLAIN_ANSWERS = {"accept-encoding": "identity"}
+"""Headers of REST requests by which a server does not compress its answers.
+
+A compressed answer comes in pieces, of which the last waits for an acknowledgement that the system of the client holds
+back for 40 ms. That is so on connections that are kept alive, as all to other hosts than localhost are: a search took
+44 ms there in place of 0.8 (docs/evidence/experiments/2026-11-27.md).
+"""
 REQUEST_TIMEOUT_SECONDS = 60
 _START_PAUSE_SECONDS = 0.2
 """Pause between two attempts to open a server."""
@@ -213,6 +220,7 @@ def _node(url: str, api_key: str | None, grpc: bool, grpc_port: int | None, time
                 check_compatibility=False,
                 # Else every number of every vector is looked at, for texts that fastembed would encode.
                 cloud_inference=True,
+                metadata=PLAIN_ANSWERS,
                 **tls,
             )
     except ValueError as error:

@@ -6,10 +6,12 @@ import subprocess
 import sys
 import threading
 from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import models
 
 from care_qdrant.errors import FolderLocked, InputError, QdrantError, Unreachable
@@ -101,6 +103,31 @@ def test_a_server_that_comes_up_late_is_waited_for() -> None:
         with open_client(url=f"http://127.0.0.1:{port}", patience_seconds=60) as client:
             assert client.get_collections().collections == []
         starting.join()
+
+
+def test_answers_are_asked_for_without_compression() -> None:
+    asked: list[str | None] = []
+
+    class Empty(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.headers["accept-encoding"])
+            body = b'{"result": {"collections": [], "exists": false}, "status": "ok", "time": 0}'
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Empty) as server:
+        threading.Thread(target=server.serve_forever).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        with open_client(url=url) as client:
+            client.get_collections()
+        CareVectorStore("corpus", url=url, client_kwargs={"check_compatibility": False}).client.get_collections()
+        server.shutdown()
+    assert {*asked} == {"identity"}
 
 
 def test_a_server_without_grpc_is_said_with_the_port_and_the_option() -> None:

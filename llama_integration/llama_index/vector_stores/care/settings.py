@@ -13,6 +13,7 @@ from care_qdrant.contracts.contract import VectorContract
 from care_qdrant.contracts.paths import readings
 from care_qdrant.encoders.terms.sparse import Terms
 from care_qdrant.errors import InputError
+from care_qdrant.qdrant.connection import PLAIN_ANSWERS
 
 
 class HasContract(Protocol):
@@ -113,7 +114,8 @@ def open_client(settings: StoreSettings, aclient: AsyncQdrantClient | None) -> Q
     if aclient is None:
         if settings.url is None:
             raise InputError("CareVectorStore needs client=, aclient= or url=")
-        return QdrantClient(url=settings.url, api_key=settings.api_key, **settings.client_kwargs)
+        options = {"metadata": PLAIN_ANSWERS, **settings.client_kwargs}
+        return QdrantClient(url=settings.url, api_key=settings.api_key, **options)
     if isinstance(aclient._client, AsyncQdrantLocal):
         raise InputError(
             "aclient= is an embedded database, which only one client can open: give client=QdrantClient(...) in "
