@@ -28,7 +28,7 @@ from benchmarks.perf.measured import output_option, plain, save_measured, shown
 from benchmarks.perf.serve_latency import SAMPLE
 from care_qdrant import CareModel
 from care_qdrant.types import Vectors
-from tests.reliability.processes import free_ports
+from tests.reliability.processes import free_port
 
 OURS = "care-{precision}"
 PROGRAM = (sys.executable, "-c", "from care_qdrant.cli import main; main()")
@@ -231,7 +231,7 @@ def _ours(model: Path, precision: str) -> str:
 @contextmanager
 def running(name: str, command: str, prompt: str, core: int | None) -> Iterator[Server]:
     """Run a server, on one core or on all, until the block ends; ready when it lists its models or has no list."""
-    port, *_ = free_ports()
+    port = free_port()
     with tempfile.NamedTemporaryFile() as log:
         process = subprocess.Popen(
             [part.replace("{port}", str(port)) for part in shlex.split(command)],

@@ -1,7 +1,7 @@
 """Forecast of a job: tokens, hours, money, bytes, memory and nodes, from a sample and from measured constants.
 
 Each constant comes from a result file of this repository, and holds for what was measured there: up to a million
-points, on two cores of one machine; an older one took twice as long. Beyond, it is extrapolated along a straight line,
+points, on two cores of one machine; another took twice as long. Beyond, it is extrapolated along a straight line,
 and the report says so.
 """
 

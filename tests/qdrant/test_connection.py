@@ -121,7 +121,7 @@ def test_answers_are_asked_for_without_compression() -> None:
             """Say nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Empty) as server:
-        threading.Thread(target=server.serve_forever).start()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
         with open_client(url=url) as client:
             client.get_collections()

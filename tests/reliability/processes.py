@@ -52,7 +52,7 @@ class QdrantServer:
     ) -> None:
         """Choose ports; ``settings`` are environment variables, ``first`` a node of the cluster that this one joins."""
         self.folder, self._host, self._command = folder, host, [*prefix, binary]
-        self.port, self.grpc_port, p2p_port = free_ports()
+        self.port, self.grpc_port, p2p_port = _free_ports()
         self._p2p_url = f"http://{host}:{p2p_port}"
         if (settings or {}).get("QDRANT__CLUSTER__ENABLED"):
             self._command += ["--bootstrap", first._p2p_url] if first else []
@@ -215,7 +215,7 @@ def free_port() -> int:
         return port
 
 
-def free_ports() -> tuple[int, int, int]:
+def _free_ports() -> tuple[int, int, int]:
     """Return three neighbouring free ports: the second is where clients look for gRPC."""
     while True:
         with ExitStack() as held:
