@@ -4,6 +4,8 @@ import logging
 from contextlib import closing
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from llama_index.core import Document
 from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.node_parser import SentenceSplitter
@@ -103,3 +105,16 @@ def test_settings_survive_saving(embedding: CareEmbedding) -> None:
     parser = CareNodeParser(embedding=embedding)
     again = CareNodeParser.from_dict(parser.to_dict())
     assert [node.id_ for node in again(DOCUMENTS)] == [node.id_ for node in parser(DOCUMENTS)]
+
+
+@given(st.lists(st.sampled_from(["重复的句子很短。", "另一句。", "\n\n", "  "]), min_size=1, max_size=400))
+@settings(max_examples=20)
+def test_a_node_knows_where_its_text_stands(sentences: list[str]) -> None:
+    """Also where a text repeats itself: nodes follow each other, and together they hold the whole text."""
+    text = "".join(sentences)
+    nodes = CareNodeParser(embedding=CareEmbedding())([Document(text=text)])
+    spans = [(node.start_char_idx, node.end_char_idx) for node in nodes if isinstance(node, TextNode)]
+    assert [text[start:end] for start, end in spans] == [node.get_content() for node in nodes]
+    assert [start for start, _ in spans] == sorted({start for start, _ in spans})
+    covered = {at for start, end in spans for at in range(start or 0, end or 0)}
+    assert all(at in covered or character.isspace() for at, character in enumerate(text))

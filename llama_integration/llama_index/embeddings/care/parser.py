@@ -9,7 +9,7 @@ from typing import Any
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, SerializeAsAny, field_validator
 from llama_index.core.node_parser.interface import NodeParser
 from llama_index.core.node_parser.node_utils import IdFuncCallable, build_nodes_from_splits
-from llama_index.core.schema import BaseNode, Document, MetadataMode
+from llama_index.core.schema import BaseNode, Document, MetadataMode, TextNode
 from llama_index.embeddings.care.base import TITLE_KEY, CareEmbedding, embed_title_and_text_only
 from typing_extensions import override
 
@@ -129,8 +129,13 @@ class CareNodeParser(NodeParser):
             and source.hash != parent.hash
         }
         own = {document_id: parent for document_id, parent in parent_doc_map.items() if document_id not in shared}
+        pieces = [node for node in nodes if isinstance(node, TextNode)]
+        spans = [(piece.start_char_idx, piece.end_char_idx) for piece in pieces]
         # The metadata come here, and with them what must not be embedded.
         nodes = super()._postprocess_parsed_nodes(nodes, own)
+        # It has looked for each text from the last find on, and found an earlier copy where a text repeats itself.
+        for piece, span in zip(pieces, spans, strict=True):
+            piece.start_char_idx, piece.end_char_idx = span
         for node in nodes:
             embed_title_and_text_only(node)
         return nodes
