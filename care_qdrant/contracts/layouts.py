@@ -347,7 +347,7 @@ def _without(metadata: dict[str, Any], path: str) -> dict[str, Any]:
 def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # the second where thousands of brackets are nested
         return None
 
 

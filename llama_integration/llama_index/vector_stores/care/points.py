@@ -44,9 +44,8 @@ def as_result(hits: Sequence[Hit]) -> VectorStoreQueryResult:
 
 def as_node(hit: Hit) -> BaseNode:
     """Return the node of a hit, with its vector where that was asked for; its text is empty where it has none."""
-    if "_node_content" in hit.payload:
-        node: BaseNode = metadata_dict_to_node(dict(hit.payload))
-    else:
+    node = _stored_node(hit)
+    if node is None:
         node = TextNode(id_=hit.point_id, text=hit.text, metadata=dict(hit.metadata))
         if hit.document_id != hit.point_id:
             source = RelatedNodeInfo(node_id=hit.document_id, node_type=ObjectType.DOCUMENT)
@@ -54,6 +53,18 @@ def as_node(hit: Hit) -> BaseNode:
     if node.embedding is None and hit.vector is not None:
         node.embedding = list(hit.vector)
     return node
+
+
+def _stored_node(hit: Hit) -> BaseNode | None:
+    """Return the node that a payload holds in LlamaIndex's form; None where it holds none that can be read."""
+    if "_node_content" not in hit.payload:
+        return None
+    try:
+        node = metadata_dict_to_node(dict(hit.payload))
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
+        return None  # cut JSON, or the form of another tool, such as LlamaIndex.TS
+    # LlamaIndex makes an empty node of any JSON object.
+    return node if not hit.text or node.get_content(MetadataMode.NONE) else None
 
 
 def build_points(
@@ -112,6 +123,12 @@ def check_points(nodes: Iterable[BaseNode]) -> None:
 def is_listed(node: BaseNode) -> bool:
     """Return whether LlamaIndex's `VectorStoreIndex` lists a node that it adds to a store that keeps texts."""
     return isinstance(node, ImageNode | IndexNode)
+
+
+IS_LISTED = models.FieldCondition(
+    key="_node_type", match=models.MatchAny(any=[ImageNode.class_name(), IndexNode.class_name()])
+)
+"""Condition that such nodes pass."""
 
 
 def is_listed_point(record: models.Record) -> bool:
