@@ -3,7 +3,7 @@
 import logging
 import uuid
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -175,6 +175,35 @@ def test_a_deletion_of_everything_by_oversight_is_refused(
         stores[0].delete_nodes(filters=filters)
     stores[0].delete_nodes(node_ids=[], filters=filters)
     assert kept(stores[0]) == set(range(len(METADATA)))
+
+
+NOTHING_SAID: tuple[Any, ...] = ("", " ", "\n", [], [""], ["", " "], None)
+
+
+@given(
+    operator=st.sampled_from([one for one in OP if one is not OP.IS_EMPTY]),
+    value=st.sampled_from(NOTHING_SAID),
+    wrap=st.sampled_from(["alone", "or", "not", "deep or"]),
+)
+@settings(max_examples=60)
+def test_a_value_that_says_nothing_deletes_no_key(operator: FilterOperator, value: Any, wrap: str) -> None:
+    """No point has an empty value here, so whatever an operator makes of one, the points with the key stay."""
+    empty: Any = MetadataFilter(key="s", operator=operator, value=value)
+    other = MetadataFilter(key="n", value=7)
+    match wrap:
+        case "or":
+            chosen = MetadataFilters(filters=[other, empty], condition=FilterCondition.OR)
+        case "not":
+            chosen = MetadataFilters(filters=[empty], condition=FilterCondition.NOT)
+        case "deep or":
+            inner = MetadataFilters(filters=[empty, other], condition=FilterCondition.OR)
+            chosen = MetadataFilters(filters=[other, inner], condition=FilterCondition.OR)
+        case _:
+            chosen = MetadataFilters(filters=[empty])
+    with two_stores([{"s": "内科"}, {"s": "外 科"}, {"s": "儿科", "n": 1}, {"n": 2}]) as (care, _):
+        with suppress(InputError):
+            care.delete_nodes(filters=chosen)
+        assert {0, 1, 2} & kept(care)
 
 
 def test_a_key_that_was_there_before_saves_no_point(stores: tuple[CareVectorStore, SimpleVectorStore]) -> None:

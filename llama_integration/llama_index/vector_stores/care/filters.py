@@ -54,6 +54,8 @@ _FOR_EQUAL = (
     FilterOperator.CONTAINS,
 )
 """Operators that look for values equal to those of the filter."""
+_FOR_PART = (FilterOperator.TEXT_MATCH, FilterOperator.TEXT_MATCH_INSENSITIVE)
+"""Operators that look for a part of a text."""
 
 
 def query_filter(query: VectorStoreQuery, layout: Layout | None, keys: Keys) -> models.Filter | None:
@@ -124,6 +126,15 @@ def passing_without(filters: MetadataFilters, *, negated: bool = False) -> Itera
             yield one
 
 
+def _matching_every_text(filters: MetadataFilters) -> Iterator[MetadataFilter]:
+    """Yield the filters that every point with their key passes: those for a part of a text, without a part."""
+    for one in filters.filters:
+        if isinstance(one, MetadataFilters):
+            yield from _matching_every_text(one)
+        elif one.operator in _FOR_PART and isinstance(one.value, str) and not one.value.strip():
+            yield one
+
+
 def written_numbers(filters: MetadataFilters) -> Iterator[MetadataFilter]:
     """Yield the filters for equal values that look for a text which writes a number or a boolean."""
     for one in filters.filters:
@@ -148,11 +159,16 @@ def has_numbers(collection: Collection, keys: Keys, key: str) -> bool:
 
 
 def require_selective(filters: MetadataFilters, collection: Collection, keys: Keys) -> None:
-    """Refuse filters of a deletion that every point may pass: one rules points out by a key or a value that none has.
+    """Refuse filters of a deletion that rule nothing out: by an empty text, or by a key or a value that no point has.
 
     Raises:
         InputError: There is such a filter.
     """
+    for one in _matching_every_text(filters):
+        raise InputError(
+            f"filter {one.key!r} {one.operator.value} {one.value!r}: every text holds this, so every point with "
+            f"{one.key!r} passes; nothing was deleted"
+        )
     ruling_out = list(passing_without(filters))
     for one in ruling_out:
         said = f"filter {one.key!r} {one.operator.value} {one.value!r}"
@@ -204,7 +220,7 @@ def _at(one: MetadataFilter, path: str, keys: Keys) -> models.Condition:
     match one.operator:
         case FilterOperator.ALL:
             return models.Filter(must=[_same(path, value, kind) for value in _values(one)])
-        case FilterOperator.TEXT_MATCH | FilterOperator.TEXT_MATCH_INSENSITIVE:
+        case operator if operator in _FOR_PART:
             any_case = one.operator is FilterOperator.TEXT_MATCH_INSENSITIVE
             return holds(path, _text(one), kind, any_case=any_case, is_embedded=keys.is_embedded)
         case FilterOperator.EQ:
