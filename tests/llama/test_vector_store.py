@@ -1,7 +1,11 @@
 """`CareVectorStore`: the right vector of the right model, whoever wrote the collection."""
 
+import copy
+import pickle
+
 import pytest
 from llama_index.core import VectorStoreIndex
+from llama_index.core.schema import TextNode
 from llama_index.embeddings.care import CareEmbedding
 from llama_index.vector_stores.care import CareVectorStore
 from llama_index.vector_stores.qdrant import QdrantVectorStore
@@ -131,3 +135,13 @@ class _Contract:
 
     def contract(self) -> VectorContract:
         return self._contract
+
+
+def test_a_copy_shares_the_client_and_a_pickle_is_refused(client: QdrantClient, embedding: CareEmbedding) -> None:
+    store = CareVectorStore("copies", client, embedding=embedding)
+    store.add([TextNode(text="发烧", embedding=embedding.get_text_embedding("发烧"))])
+    for copied in (copy.copy(store), copy.deepcopy(store), store.model_copy(deep=True)):
+        assert copied.client is client
+        assert len(copied.get_nodes()) == 1
+    with pytest.raises(TypeError, match="open the store in the other process"):
+        pickle.dumps(store)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
 from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.schema import BaseNode
@@ -207,6 +207,18 @@ class CareVectorStore(StoreSettings):
     @override
     def class_name(cls) -> str:
         return "CareVectorStore"
+
+    @override
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """Return a store that shares the client and its checks: an open client has no copy."""
+        return self.__copy__()
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            f"CareVectorStore({self.collection_name!r}) holds an open client, which cannot be pickled: open the store "
+            "in the other process"
+        )
 
     @property
     @override
