@@ -70,6 +70,23 @@ def test_sparse_alone(store: CareVectorStore) -> None:
     assert store.query(query_of("？！", VectorStoreQueryMode.SPARSE)).nodes == []
 
 
+def test_a_sparse_query_says_how_many_it_wants(store: CareVectorStore) -> None:
+    asked = query_of("可", VectorStoreQueryMode.SPARSE)
+    asked = replace(asked, query_str="高血压 二甲双胍 耳鸣 阑尾炎", similarity_top_k=1)
+    assert len(store.query(asked).nodes or ()) == 1
+    assert len(store.query(replace(asked, sparse_top_k=3)).nodes or ()) == 3
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n\u3000"])
+@pytest.mark.parametrize(
+    "mode", [VectorStoreQueryMode.DEFAULT, VectorStoreQueryMode.HYBRID, VectorStoreQueryMode.SPARSE]
+)
+def test_a_text_without_a_character_finds_nothing(
+    store: CareVectorStore, text: str, mode: VectorStoreQueryMode
+) -> None:
+    assert store.query(VectorStoreQuery(query_str=text, similarity_top_k=3, mode=mode)).nodes == []
+
+
 def test_a_query_without_terms_is_dense(store: CareVectorStore) -> None:
     assert (store.query(query_of("？")).nodes or [])[0].ref_doc_id == "d0"
 

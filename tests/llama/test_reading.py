@@ -201,6 +201,32 @@ def test_nodes_that_somebody_names_restrict_a_query(client: QdrantClient, embedd
         assert {hit.node.node_id for hit in hits} == set(ids)
     missing = VectorIndexRetriever(index, similarity_top_k=9, node_ids=[str(uuid.uuid4())])
     assert missing.retrieve("高血压") == []
+    reopened = CareVectorStore(NAME, client, embedding=embedding)
+    vector = embedding.get_query_embedding("高血压")
+    for named, count in ((images[:1], 1), (images, 3)):  # all of them are what an index names
+        ids = [node.node_id for node in named]
+        asked = VectorStoreQuery(query_embedding=vector, node_ids=ids, similarity_top_k=9)
+        assert len(reopened.query(asked).nodes or ()) == count
+
+
+NO_NODES: list[object] = [None, {}, [], 7, "", "null", "{", "[1", '{"a": 1}', '{"id_": 5}', "[" * 100_000]
+
+
+@pytest.mark.parametrize("content", NO_NODES, ids=lambda content: repr(content)[:12])
+def test_a_payload_that_only_looks_like_a_node_is_read_as_it_is(client: QdrantClient, content: object) -> None:
+    """LlamaIndex.TS and others write the same key in another form; a writer may cut it."""
+    client.create_collection(NAME, {"care": models.VectorParams(size=2, distance=models.Distance.COSINE)})
+    payloads = [
+        {"text": "高血压", "dept": "内科"},
+        {"text": "耳鸣", "_node_content": content, "_node_type": "TextNode"},
+    ]
+    client.upsert(
+        NAME, [models.PointStruct(id=i, vector={"care": [1.0, i]}, payload=p) for i, p in enumerate(payloads)]
+    )
+    store = CareVectorStore(NAME, client)
+    found = store.query(VectorStoreQuery(query_embedding=[1.0, 0.0], similarity_top_k=9))
+    assert [node.get_content() for node in found.nodes or ()] == ["高血压", "耳鸣"]
+    assert len(store.get_nodes()) == 2
 
 
 def _numbered(client: QdrantClient, count: int) -> QdrantClient:

@@ -1,19 +1,20 @@
 """Index and image nodes: LlamaIndex's index keeps these alone of the nodes that it adds to a store of texts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from llama_index.core.schema import BaseNode
-from llama_index.vector_stores.care.points import as_point_id, is_listed, is_listed_point
+from llama_index.vector_stores.care.points import IS_LISTED, as_point_id, is_listed, is_listed_point
+from qdrant_client import models
 
-from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.collection import Collection, PointId
 
 
 class IndexNodes:
     """The index and image nodes of one store, as far as it has met them.
 
     `VectorStoreIndex.as_retriever` names the whole list of its index in each query. Taken as a restriction, one such
-    node hides all texts. A list has all such nodes of a call of `add`, or none, so a query that names some of them
-    means those.
+    node hides all texts. A list has all such nodes of a call of `add`, or none. So a query is not restricted where it
+    names all of those that this object added together, or all of the collection; one that names some of them is.
     """
 
     def __init__(self) -> None:
@@ -31,10 +32,21 @@ class IndexNodes:
         """Return whether an index may have named these nodes as its list, so that nobody restricts the query."""
         asked = set(node_ids)
         if unknown := asked - self._known:
-            ids = [point_id for one in unknown if (point_id := as_point_id(one)) is not None]
-            found = collection.retrieve(ids, payload=["_node_type"])
-            listed = {str(point_id) for point_id, record in found.items() if is_listed_point(record)}
-            self._known |= {one for one in unknown if str(as_point_id(one)) in listed}
-            if len(listed) < len(found):
+            stored = collection.retrieve(list(_point_ids(unknown)), payload=["_node_type"])
+            listed = {str(point_id) for point_id, record in stored.items() if is_listed_point(record)}
+            self._known |= {node_id for node_id in unknown if str(as_point_id(node_id)) in listed}
+            if len(listed) < len(stored):
                 return False
-        return bool(asked & self._known) and all(self._added_with.get(one, asked) <= asked for one in asked)
+        if asked <= self._added_with.keys():
+            return all(self._added_with[node_id] <= asked for node_id in asked)
+        return bool(asked & self._known) and not _has_others(collection, asked)
+
+
+def _point_ids(node_ids: Iterable[str]) -> Iterator[PointId]:
+    return (point_id for node_id in node_ids if (point_id := as_point_id(node_id)) is not None)
+
+
+def _has_others(collection: Collection, node_ids: Iterable[str]) -> bool:
+    """Return whether a collection has index or image nodes besides these."""
+    others = models.Filter(must=[IS_LISTED], must_not=[models.HasIdCondition(has_id=list(_point_ids(node_ids)))])
+    return any(collection.scroll("looking for other index nodes", where=others, limit=1, payload=False, as_seen=True))

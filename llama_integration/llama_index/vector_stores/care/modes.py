@@ -72,6 +72,11 @@ def has_terms(query: VectorStoreQuery) -> bool:
     return query.mode in LEXICAL and bool(query.query_str)
 
 
+def is_blank(query: VectorStoreQuery) -> bool:
+    """Return whether a query has a text without a character to search by, and no vector; nothing answers it."""
+    return query.query_embedding is None and query.query_str is not None and not query.query_str.strip()
+
+
 def is_diverse(query: VectorStoreQuery) -> bool:
     """Return whether the hits of a query are chosen to differ from each other, for which their vectors are read."""
     return query.mode == VectorStoreQueryMode.MMR and query.query_embedding is not None

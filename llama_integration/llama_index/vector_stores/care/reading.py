@@ -22,7 +22,15 @@ from llama_index.vector_stores.care.filters import (
     written_numbers,
 )
 from llama_index.vector_stores.care.index_nodes import IndexNodes
-from llama_index.vector_stores.care.modes import has_terms, is_diverse, is_hybrid, is_lexical, made_hybrid, require_mode
+from llama_index.vector_stores.care.modes import (
+    has_terms,
+    is_blank,
+    is_diverse,
+    is_hybrid,
+    is_lexical,
+    made_hybrid,
+    require_mode,
+)
 from llama_index.vector_stores.care.once import OnceLogger
 from llama_index.vector_stores.care.points import as_node, as_point_id, as_result, having_ids
 from llama_index.vector_stores.care.scores import choose_diverse, clip_scores, fuse_by_scaled_score
@@ -81,6 +89,8 @@ class Reader:
         """
         if resolved.bm25 is not None:
             query = made_hybrid(query)
+        if is_blank(query):
+            return as_result([])
         asked = self._asked(resolved, query, options, settings)
         if self.fallback is not None and asked.vector is not None and query.query_str:
             [vector] = self.fallback.improve(resolved, [query.query_str], [asked.vector], asked.shard_key)
@@ -144,11 +154,11 @@ class Reader:
         require_mode(query, resolved, is_hybrid=settings.enable_hybrid, finds_bm25=self.finds_bm25)
         params = options.get("search_params")
         terms = self.terms.of_query(query) if has_terms(query) else None
-        hybrid_top_k = query.hybrid_top_k if is_hybrid(query) else None
+        own_top_k = query.hybrid_top_k if is_hybrid(query) else query.sparse_top_k if is_lexical(query) else None
         return Query(
             None if is_lexical(query) else query.query_embedding,
             terms,
-            hybrid_top_k or query.similarity_top_k,
+            own_top_k or query.similarity_top_k,
             filter=all_of(options.get("qdrant_filters"), self._filter(resolved, query, settings)),
             params=models.SearchParams(**params) if isinstance(params, dict) else params,
             fusion=self._fusion_by_qdrant(resolved, settings),
