@@ -245,6 +245,17 @@ def describe_side(folder: Path, side: str) -> tuple[Side, int]:
     """Read from a saved sentence-transformers model how it encodes one side, and its output dimension."""
     modules = read_json(folder / "modules.json")
     by_type = {module["type"].rsplit(".", 1)[-1]: folder / module["path"] for module in modules}
+    settings = _read_optional(folder / "config_sentence_transformers.json")
+    if "Router" in by_type:
+        raise ModelError(
+            f"{folder}: has a Router, so its two sides are two encoders: care model import makes a CARE folder of one "
+            "at the root; where it stands behind other modules, save each side as a model of its own and import those"
+        )
+    if settings.get("truncate_dim") is not None:
+        raise ModelError(
+            f"{folder}: was saved with truncate_dim={settings['truncate_dim']}, which cuts vectors after they are "
+            "normalised; save it without, with a Dense module of that many dimensions in front of Normalize"
+        )
     is_static = "StaticEmbedding" in by_type
     if not is_static and not {"Transformer", "Pooling"} <= by_type.keys():
         raise ModelError(
@@ -252,7 +263,7 @@ def describe_side(folder: Path, side: str) -> tuple[Side, int]:
         )
     if "Normalize" not in by_type:
         raise ModelError(f"{folder}: lacks a Normalize module, so its vectors have no unit length; add one")
-    prompt = _read_optional(folder / "config_sentence_transformers.json").get("prompts", {}).get(side) or ""
+    prompt = settings.get("prompts", {}).get(side) or ""
     if is_static:
         found = Side(pooling="static", max_tokens=static_limit(_tokenizer(folder)), prompt=prompt)
         dim = _table_width(folder)
