@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from care_data.config import Config
+from care_data.estimates import Votes, krippendorff_alpha, raw_agreement
 from care_data.files import read_rows
-from care_data.kappa import Votes, cohen_kappa, fleiss_kappa, krippendorff_alpha, raw_agreement
 from care_data.pool import CORPUS, QUERIES
 from care_data.prompts import GRADES, RELEVANT
 from care_data.source import shown
@@ -34,7 +34,6 @@ def agreement_report(
     without = {name: alpha for name, alpha in alphas.items() if not np.isnan(alpha)}
     best = max(without, key=lambda name: without[name], default="")
     return {
-        "fleiss_kappa_relevant": fleiss_kappa(votes, 2, questions).plain(),
         "krippendorff_alpha_relevant": whole.plain(),
         "krippendorff_alpha_grades": krippendorff_alpha(grades, len(GRADES), "ordinal", questions).plain(),
         "pairs": pairs(votes, judges, questions),
@@ -46,7 +45,7 @@ def agreement_report(
 
 
 def pairs(votes: Votes, raters: Sequence[str], questions: Sequence[str]) -> list[dict[str, Any]]:
-    """Return raw agreement and Cohen's kappa of every two raters."""
+    """Return raw agreement and Krippendorff's alpha of every two raters."""
     couples = ((votes[:, [i, j]], [raters[i], raters[j]]) for i, j in combinations(range(len(raters)), 2))
     return [{"raters": names, **_both(columns, questions)} for columns, names in couples]
 
@@ -63,8 +62,10 @@ def binary(grades: Votes) -> Votes:
 
 
 def _both(votes: Votes, questions: Sequence[str]) -> dict[str, Any]:
-    measures = {"agreement": raw_agreement, "cohen_kappa": cohen_kappa}
-    return {name: measure(votes, 2, questions).plain() for name, measure in measures.items()}
+    return {
+        "agreement": raw_agreement(votes, 2, questions).plain(),
+        "alpha": krippendorff_alpha(votes, 2, "nominal", questions).plain(),
+    }
 
 
 def _with_experts(

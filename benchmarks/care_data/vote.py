@@ -9,10 +9,10 @@ import numpy as np
 
 from care_data.agreement import agreement_report
 from care_data.config import Config, Rule
+from care_data.estimates import krippendorff_alpha
 from care_data.exchange import read_judgements
 from care_data.files import LABELS, read_json, read_rows, write_json, write_rows
 from care_data.judging import JUDGEMENTS, is_anchor
-from care_data.kappa import cohen_kappa
 from care_data.pool import POOL, contributions
 from care_data.prompts import RELEVANT
 from care_data.sheets import read_opinions
@@ -150,7 +150,7 @@ def _require_judgement(config: Config, tiers: Mapping[str, int]) -> None:
 
 
 def _weights(ballots: Ballots, experts: Mapping[Pair, Mapping[str, int]], judges: Sequence[str]) -> dict[str, float]:
-    """Return Cohen's kappa of each judge with the experts' majority, at least 0."""
+    """Return Krippendorff's alpha of each judge with the experts' majority, at least 0."""
     sums = {pair: sum(1 if grade >= RELEVANT else -1 for grade in given.values()) for pair, given in experts.items()}
     truth = {pair: int(balance > 0) for pair, balance in sums.items() if balance and pair in ballots}
     if not truth:
@@ -159,8 +159,8 @@ def _weights(ballots: Ballots, experts: Mapping[Pair, Mapping[str, int]], judges
     for judge in judges:
         given = ((ballots[pair].get(judge), right) for pair, right in truth.items())
         rows = [[int(grade >= RELEVANT), right] for grade, right in given if grade is not None]
-        kappa = cohen_kappa(np.asarray(rows, dtype=np.int64).reshape(-1, 2), 2).value
-        weights[judge] = float(np.nan_to_num(max(0.0, kappa)))
+        alpha = krippendorff_alpha(np.asarray(rows, dtype=np.int64).reshape(-1, 2), 2).value
+        weights[judge] = float(np.nan_to_num(max(0.0, alpha)))
     if not any(weights.values()):
         raise InputError("no judge agrees with the experts better than chance; there is nothing to weigh")
     return weights

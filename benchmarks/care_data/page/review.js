@@ -6,7 +6,7 @@ const TEXTS = {
     name: "Your name", begin: "Begin", grades: "Grade", place: (n, of, left) => `Pair ${n} of ${of}, ${left} left`,
     keys: "Keys: S A B C D or 1 to 5 to rate, ← → to look back and forth, n to the next pair without a grade.",
     done: "All pairs are rated. Thank you.", next: "The computer that made this page compares experts and judges with care-data vote.",
-    agree: (who, share, kappa, n) => `With ${who}: the same on ${share} % of ${n} pairs, Cohen's kappa ${kappa}`,
+    agree: (who, share, alpha, n) => `With ${who}: the same on ${share} % of ${n} pairs, Krippendorff's alpha ${alpha}`,
     failed: (reason) => `The answer could not be stored (${reason}).`, unreachable: "the program does not answer; start care-data review again",
     S: "answers directly and completely", A: "has an answer", B: "same subject, other intent", C: "related subject", D: "unrelated",
   },
@@ -15,7 +15,7 @@ const TEXTS = {
     name: "您的姓名", begin: "开始", grades: "评分", place: (n, of, left) => `第 ${n} 对，共 ${of} 对，还剩 ${left} 对`,
     keys: "按键：S A B C D 或 1 到 5 评分，← → 前后翻看，n 跳到下一对未评分的。",
     done: "全部评完了，谢谢。", next: "在生成本页的电脑上运行 care-data vote，可以比较专家与模型。",
-    agree: (who, share, kappa, n) => `与 ${who}：${n} 对中有 ${share} % 相同，Cohen's kappa ${kappa}`,
+    agree: (who, share, alpha, n) => `与 ${who}：${n} 对中有 ${share} % 相同，Krippendorff's alpha ${alpha}`,
     failed: (reason) => `评分没有保存（${reason}）。`, unreachable: "程序没有回应，请重新运行 care-data review",
     S: "直接、完整地回答", A: "含有答案", B: "主体相同，意图不同", C: "主体相关", D: "无关",
   },
@@ -60,7 +60,7 @@ async function load() {
     const item = document.createElement("li");
     const number = (value, scale, digits) => (value === null ? "–" : (scale * value).toFixed(digits));
     item.textContent = t("agree", each.raters.find((name) => name !== state.expert), number(each.agreement.value, 100, 0),
-      number(each.cohen_kappa.value, 1, 2), each.agreement.items);
+      number(each.alpha.value, 1, 2), each.agreement.items);
     return item;
   }));
 }
