@@ -35,7 +35,7 @@ PLAIN_ANSWERS = {"accept-encoding": "identity"}
 
 A compressed answer comes in pieces, of which the last waits for an acknowledgement that the system of the client holds
 back for 40 ms. That is so on connections that are kept alive, as all to other hosts than localhost are: a search took
-44 ms there in place of 0.8 (docs/evidence/experiments/2026-11-27.md).
+44 ms there in place of 0.8 (docs/evidence/experiments.md).
 """
 REQUEST_TIMEOUT_SECONDS = 60
 _START_PAUSE_SECONDS = 0.2

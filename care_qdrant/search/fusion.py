@@ -16,7 +16,7 @@ the same. Servers before 1.17 know no weights, so there the two lists are fused 
 
 ``dbsf``: Qdrant's distribution-based fusion, where both lists always count the same.
 
-Which is best was measured, not argued (docs/evidence/experiments/2026-11-21.md).
+Which is best was measured, not argued (docs/evidence/experiments.md).
 """
 
 import math

@@ -37,7 +37,7 @@ VECTOR_NAME = "bm25"
 DEFAULT_K1 = 0.4
 DEFAULT_B = 0.3
 DEFAULT_LEAD = 40.0
-"""The three were chosen together on held-out sources (``python -m benchmarks.experiments.bm25_constants``)."""
+"""The three were chosen together on held-out sources (docs/evidence/experiments.md)."""
 
 Numbers = npt.NDArray[np.float64]
 
