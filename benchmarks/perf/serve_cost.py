@@ -1,4 +1,4 @@
-"""CPU that traces and quotas add to a search of `care serve`, against a real Qdrant server, in turns."""
+"""CPU that traces add to a search of `care serve`, against a real Qdrant server, in turns."""
 
 import asyncio
 import os
@@ -42,7 +42,7 @@ server = HTTPServer(("127.0.0.1", 0), H); print(server.server_port, flush=True);
 @click.option("--queries", type=click.IntRange(1), default=60, show_default=True, help="Of each variant in a turn.")
 @output_option
 def main(binary: str, count: int, queries: int, output: Path) -> None:
-    """Compare the CPU time of searches with traces, with quotas and without.
+    """Compare the CPU time of searches with traces and without.
 
     Each query is asked of every variant, one after the other in random order. A turn is the mean of its queries, and
     the cost the median over the turns of the difference to the plain service in the same turn, with a 95 % bootstrap
@@ -88,15 +88,13 @@ async def _measure(url: str, collector: str, folder: Path, turns: int, queries: 
     texts = [f"高血压患者{number}饮食上要注意什么" for number in range(500)]
     ingest([Document(str(number), text) for number, text in enumerate(texts)], model, qdrant, "corpus")
     variants = {}
-    for name, line, share in (
-        ("plain", KEY, None),
-        ("quotas", f"{KEY} search:corpus 1000000000/day", None),
-        ("traces", KEY, "0.02"),
-        ("traces and quotas", f"{KEY} search:corpus 1000000000/day", "0.02"),
-        ("every request traced", KEY, "1.0"),
+    for name, share in (
+        ("plain", None),
+        ("traces", "0.02"),
+        ("every request traced", "1.0"),
     ):
         keys = folder / f"keys-{len(variants)}"
-        keys.write_text(line)
+        keys.write_text(KEY)
         os.environ.pop(ENDPOINTS[0], None)
         if share is not None:
             os.environ |= {ENDPOINTS[0]: f"http://127.0.0.1:{collector}", "OTEL_TRACES_SAMPLER_ARG": share}

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 @click.option(
     "--keys",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="File of API keys, one a line, with scopes and quota. It is read again when it changes.  [default: no key is "
+    help="File of API keys, one a line, with its scopes. It is read again when it changes.  [default: no key is "
     "needed]",
 )
 @click.option(

@@ -16,7 +16,7 @@ from care_qdrant.serve import pages, schemas
 from care_qdrant.serve.embeddings import SIDES, infer, openai_embeddings, openai_models, tei_embed, tei_info
 from care_qdrant.serve.endpoint import Get, Post
 from care_qdrant.serve.gateway import METRICS_PATH, Exchange, Gateway, unknown_key, unknown_path
-from care_qdrant.serve.keys import Keys, KeyScope, Quotas
+from care_qdrant.serve.keys import Keys, KeyScope
 from care_qdrant.serve.metrics import CONTENT_TYPE, Metrics
 from care_qdrant.serve.models import ServedModel, ServedModels, check_answers
 from care_qdrant.serve.pages import PATHS, PageFile
@@ -41,7 +41,7 @@ class Service:
     def __init__(self, settings: ServeSettings, models: Sequence[CareModel]) -> None:
         """Load the query encoders; `load` makes the service ready."""
         self._limits, self._metrics = settings.limits, Metrics()
-        self._keys, self._quotas, self._tracing = Keys(settings.keys_file), Quotas(), Tracing()
+        self._keys, self._tracing = Keys(settings.keys_file), Tracing()
         self.models = ServedModels(
             [
                 ServedModel(model, documents=settings.documents, limits=settings.limits, metrics=self._metrics)
@@ -81,7 +81,6 @@ class Service:
     def close(self) -> None:
         """Answer what was accepted, then let everything go."""
         self._searching.close()
-        self._quotas.close()
         for served in self.models:
             served.close()
         self._tracing.close()
@@ -206,11 +205,10 @@ class Service:
     def _enter(
         self, exchange: Exchange, scope: KeyScope, texts: int, collection: str | None = None, **facts: Any
     ) -> None:
-        """Note what a request asks for; refuse it where its key is not for this, or has used up its quota."""
+        """Note what a request asks for; refuse it where its key is not for this."""
         exchange.facts.update(texts=texts, collection=collection, **facts)
         if exchange.key is not None:
             exchange.key.require(scope, collection)
-            self._quotas.take(exchange.key, texts)
         key = "" if exchange.key is None else exchange.key.id
         self._metrics.asked_texts.labels(key, scope, collection or "").inc(texts)
 

@@ -1,7 +1,7 @@
 """The collections for assistants: a server of the Model Context Protocol, over HTTP at ``/mcp`` or over stdio.
 
 An assistant that embeds its queries by itself takes another model than the one that made the vectors. Here it sends a
-text, and the model of the collection answers, behind the same checks, keys and quotas as ``POST /search``.
+text, and the model of the collection answers, behind the same checks and keys as ``POST /search``.
 """
 
 import asyncio

@@ -26,19 +26,16 @@ OPENAI_PREFIX = "/v1/"
 class Refusal(CareError):
     """A request that is answered with a reason instead of a result."""
 
-    def __init__(
-        self, status: int, code: str, reason: str, *, param: str | None = None, retry_seconds: int = 1
-    ) -> None:
+    def __init__(self, status: int, code: str, reason: str, *, param: str | None = None) -> None:
         super().__init__(reason)
         self.status, self.code, self.reason, self.param = status, code, reason, param
-        self._retry_seconds = retry_seconds
 
     def headers(self) -> dict[str, str]:
         """Return the headers that belong to the status."""
         if self.status == 405:
             return {"allow": self.param or ""}
         if self.status in (429, 503):
-            return {"retry-after": str(self._retry_seconds)}
+            return {"retry-after": "1"}
         if self.status == 401:
             # A browser asks for a user name, which is not read, and a password, which is the key.
             return {"www-authenticate": 'Basic realm="care serve: the API key is the password", charset="UTF-8"'}

@@ -198,7 +198,7 @@ class Searching:
         """Return the score from which on a best hit is a good match, by the collection's own questions.
 
         Where the collection does not keep it, it is measured: once for all requests that wait, with the deadline of
-        none of them and at the cost of none of their quotas, since the whole service asks the collection once.
+        none of them.
         """
         collection, served = await self.served(request.collection), self._model(request.model)
         retriever = await self._in_thread(lambda: self._retriever(collection, served, request.mode))

@@ -27,6 +27,7 @@ from tests.tiny import TEXTS, HashEncoder
 MakeService = Callable[..., Service]
 Ask = Callable[..., Any]
 KEY = "a-key-of-some-length-1"
+OTHER_KEY = "another-key-of-length-2"
 
 
 def pair(

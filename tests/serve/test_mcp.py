@@ -75,14 +75,14 @@ async def test_an_assistant_finds_lists_and_fetches(make_service, listen, filled
             assert reason in refused.content[0].text
 
 
-async def test_a_key_reaches_its_collections_within_its_quota(
+async def test_a_key_reaches_its_collections(
     make_service,
     listen,
     filled: QdrantClient,
     tmp_path: Path,
 ) -> None:
     keys = tmp_path / "keys"
-    keys.write_text(f"{KEY} search:corpus 2/day\n{OTHER_KEY} search:another\n")
+    keys.write_text(f"{KEY} search:corpus\n{OTHER_KEY} search:another\n")
     service = make_service(aligned(), mcp=True, keys_file=keys, collections=("corpus",), over=filled)
     address = listen(service)
     async with AsyncExitStack() as stack:
@@ -92,8 +92,7 @@ async def test_a_key_reaches_its_collections_within_its_quota(
         assert "not for search:corpus" in refused.content[0].text
     async with AsyncExitStack() as stack:
         asked = await session(stack, address, KEY)
-        answers = [await asked.call_tool("search", {"query": TEXTS[3]}) for _ in range(3)]
-    assert [answer.is_error for answer in answers] == [False, False, True]
+        assert not (await asked.call_tool("search", {"query": TEXTS[3]})).is_error
     async with httpx2.AsyncClient() as http:
         assert (await http.post(f"{address}/mcp", json={})).status_code == 401
         plain = await http.post(f"{address}/mcp", content="x", headers={"authorization": f"Bearer {KEY}"})

@@ -13,13 +13,11 @@ import numpy as np
 import pytest
 from grpc import RpcError
 from qdrant_client import QdrantClient, models
-from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.model.care_model import CareModel
-from care_qdrant.qdrant.connection import require_server
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Document
 from tests.reliability.processes import BINARY, QdrantServer, free_port
@@ -162,8 +160,8 @@ def test_a_client_of_qdrant_that_is_late_leaves_the_queue(make_service, listen, 
     assert gated.runs == [["一"], ["一"]]
 
 
-def test_scopes_quotas_deadlines_and_request_ids_against_a_real_server(pair_folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text(f"{KEY} inference 3/hour\n{KEY[::-1]} search:corpus\n")
+def test_scopes_deadlines_and_request_ids_against_a_real_server(pair_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(f"{KEY} inference\n{KEY[::-1]} search:corpus\n")
     with ExitStack() as stack:
         (tmp_path / "server").mkdir()
         port = free_port()
@@ -183,14 +181,10 @@ def test_scopes_quotas_deadlines_and_request_ids_against_a_real_server(pair_fold
             url=server.url, grpc_port=server.grpc_port, cloud_inference=True, check_compatibility=False
         )
         stack.callback(qdrant.close)
-        require_server(qdrant, (1, 16), "passing on the 429 of an inference service")
         model = CareModel.load(pair_folder)
         ingest([Document(f"d{number}", text) for number, text in enumerate(TEXTS)], model, qdrant, "corpus")
         query = models.Document(text=TEXTS[2], model=model.name)
-        for _ in range(3):
-            assert qdrant.query_points("corpus", query, using=model.name).points
-        with pytest.raises(ResourceExhaustedResponse, match="quota of this API key"):
-            qdrant.query_points("corpus", query, using=model.name)
+        assert qdrant.query_points("corpus", query, using=model.name).points
         client = stack.enter_context(httpx.Client(base_url=service.url, headers={"x-api-key": KEY[::-1]}, timeout=60))
         ask = {"query": TEXTS[2], "collection": "corpus"}
         headers = {"x-request-id": "the-id-of-this-search", "x-request-timeout": "20"}

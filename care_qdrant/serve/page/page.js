@@ -88,7 +88,7 @@ async function ask(path, body, signal) {
 // The kind of a refusal in the language of the page, then the reason as the service gives it.
 function reasonOf({ error, code }) {
   if (code === "unknown_collection" && !state.collections.length && !/several/.test(error)) return t("none");
-  const kinds = { queue_full: "busy", quota_exceeded: "busy", not_ready: "busy", qdrant_unreachable: "away", qdrant_failed: "away" };
+  const kinds = { queue_full: "busy", not_ready: "busy", qdrant_unreachable: "away", qdrant_failed: "away" };
   return `${t(kinds[code] ?? "refused")}: ${error}`;
 }
 
