@@ -20,7 +20,7 @@ import numpy as np
 
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.model.care_model import CareModel
-from care_qdrant.serve.lines import SLICE_TEXTS, Side
+from care_qdrant.serve.admission import SLICE_TEXTS, Side
 from care_qdrant.serve.models import BM25_SUFFIX, ServedModel, ServedModels, check_texts
 from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.schemas import (

@@ -16,7 +16,7 @@ from care_qdrant.encoders.agreement import LEAST_BATCHED, cosines
 from care_qdrant.encoders.references import REFERENCE_TEXTS, check_references
 from care_qdrant.errors import AlteredModel, InputError
 from care_qdrant.model.care_model import CareModel
-from care_qdrant.serve.lines import DocumentSide, QuerySide, Side
+from care_qdrant.serve.admission import DocumentSide, QuerySide, Side
 from care_qdrant.serve.metrics import Metrics
 from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.settings import Limits
@@ -54,9 +54,9 @@ class ServedModel:
         """Encode texts by one side: (len(texts), dim) float32 unit rows, in order."""
         check_texts(texts, side, self._limits)
         if side == "query":
-            return await self.query.line.encode(texts)
+            return await self.query.queue.encode(texts)
         # As the ingestion does it: a last line feed is a token to a language model.
-        return await self.require_documents().line.encode([text.strip() for text in texts])
+        return await self.require_documents().queue.encode([text.strip() for text in texts])
 
     async def count_tokens(self, texts: Sequence[str], side: Side) -> list[int]:
         """Return the uncut length of each text in tokens, special tokens and prompt included."""

@@ -78,7 +78,7 @@ class _Worker:
         self.verdict = None
 
 
-class _Told(Exception):
+class ShutdownDuringStartup(Exception):
     """The service was told to end while it started."""
 
 
@@ -108,7 +108,7 @@ class _Supervisor:
                 self._reap()
                 if signal.SIGHUP in received:
                     self._reload()
-        except _Told:
+        except ShutdownDuringStartup:
             pass
         finally:
             for port in self._ports:
@@ -183,7 +183,7 @@ class _Supervisor:
         while worker.verdict not in select.select([worker.verdict, self._inbox], [], [])[0]:
             received = os.read(self._inbox, 64)
             if set(received) & set(_ENDING):
-                raise _Told
+                raise ShutdownDuringStartup
             self._postponed += received
         if (error := worker.read_verdict()) is not None:
             raise error

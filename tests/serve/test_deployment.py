@@ -19,8 +19,8 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from care_qdrant import serve
 from care_qdrant.cli.serve import command
+from care_qdrant.serve.admission import SLICE_TEXTS
 from care_qdrant.serve.gateway import OPEN_PATHS
-from care_qdrant.serve.lines import SLICE_TEXTS
 from care_qdrant.serve.metrics import Metrics
 from care_qdrant.serve.worker import DRAIN_SECONDS, GRACE_SECONDS
 from tests.reliability.processes import free_port

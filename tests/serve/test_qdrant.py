@@ -22,7 +22,7 @@ from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Document
 from tests.reliability.processes import BINARY, QdrantServer, free_port
 from tests.serve.conftest import KEY, pair
-from tests.serve.test_lines import GatedEncoder
+from tests.serve.test_admission import GatedEncoder
 from tests.serve.test_workers import Running, wait_until
 from tests.tiny import TEXTS
 

@@ -1,4 +1,4 @@
-"""A bounded line in front of each encoder: what it accepts it encodes, in slices, so that large requests share."""
+"""A bounded queue in front of each encoder: it encodes what it accepts, in slices, so that large requests share."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ SLICE_TEXTS = 32
 _DOCUMENT_NICENESS = 10
 
 
-class Line:
+class AdmissionQueue:
     """Accepts texts for one encoder while there is room."""
 
     def __init__(
@@ -67,7 +67,7 @@ class QuerySide:
     def __init__(self, name: str, encoder: Encoder, *, capacity: int, metrics: Metrics) -> None:
         self._run = _Run(encoder, "query", name, metrics)
         self._batcher = MicroBatcher(self._run, max_batch=SLICE_TEXTS)
-        self.line = Line("query", self._encode_slice, capacity=capacity, metrics=metrics)
+        self.queue = AdmissionQueue("query", self._encode_slice, capacity=capacity, metrics=metrics)
 
     async def _encode_slice(self, texts: Sequence[str]) -> Vectors:
         trace, moments, run = tracing.current(), tracing.Moments(), self._run
@@ -100,7 +100,7 @@ class DocumentSide:
         self.ready = False
         """Whether the weights are loaded and were checked."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="care-documents", initializer=_give_way)
-        self.line = Line("document", self._encode_slice, capacity=capacity, metrics=metrics)
+        self.queue = AdmissionQueue("document", self._encode_slice, capacity=capacity, metrics=metrics)
 
     async def load(self) -> None:
         """Read the weights; queries are served meanwhile."""

@@ -1,4 +1,4 @@
-"""The bounded lines in front of the encoders: batches across clients, refusals, cancelled requests, slow documents."""
+"""The bounded queues in front of the encoders: batches across clients, refusals, cancelled requests, slow documents."""
 
 import asyncio
 import json
