@@ -73,13 +73,11 @@ if TYPE_CHECKING:
     from care_qdrant.vectors.detach import DetachReport, detach_vector
     from care_qdrant.vectors.status import CollectionDetail, inspect_collection
     from care_qdrant.vectors.verify import VerifyReport, VerifySettings, verify_collection
-    from care_qdrant.versions.attach_by_copy import CopyReport, attach_by_copy
     from care_qdrant.versions.promote import PromotionReport, promote_collection
     from care_qdrant.versions.publish import PublicationReport, PublishSettings, publish_collection, roll_back
 
 _NAMES = {
     "vectors.attach": ("AttachReport", "AttachSettings", "attach_vector"),
-    "versions.attach_by_copy": ("CopyReport", "attach_by_copy"),
     "vectors.detach": ("DetachReport", "detach_vector"),
     "vectors.attach_plan": ("AttachPlan", "plan_attach"),
     "vectors.status": ("CollectionDetail", "inspect_collection"),
@@ -140,7 +138,6 @@ __all__ = [
     "Collection",
     "CollectionDetail",
     "ContractError",
-    "CopyReport",
     "Corpus",
     "DetachReport",
     "Document",
@@ -191,7 +188,6 @@ __all__ = [
     "VerifyReport",
     "VerifySettings",
     "__version__",
-    "attach_by_copy",
     "attach_vector",
     "bm25_weight",
     "detach_vector",

@@ -27,7 +27,7 @@ TOPICS = {
     "Models": ("model.", "encoders"),
     "Write": ("ingestion.", "corpus."),
     "Search": ("search.",),
-    "Existing collections": ("vectors.", "contracts.", "versions.attach_by_copy"),
+    "Existing collections": ("vectors.", "contracts."),
     "Move collections": ("versions.",),
     "Connect": ("qdrant.",),
     "Data": ("types", "progress"),

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from qdrant_client import QdrantClient
 
-from care_qdrant.qdrant.connection import require_server
-from care_qdrant.vectors.preflight import NAMED_VECTORS_SINCE
+from care_qdrant.qdrant.collection import Collection
 from tests.reliability.processes import BINARY
 from tests.standin import StandIn
 
@@ -52,9 +51,10 @@ def behind(client: QdrantClient, alias: str) -> str | None:
     return {each.alias_name: each.collection_name for each in client.get_aliases().aliases}.get(alias)
 
 
-def require_added_vectors(client: QdrantClient) -> None:
-    """Leave a test, before it calls the client for it, where the server cannot add a vector to a collection."""
-    require_server(client, NAMED_VECTORS_SINCE, "adding a vector")
+def require_server(client: QdrantClient, version: tuple[int, ...]) -> None:
+    """Skip a test that needs a newer server than the client's; the embedded database is never too old."""
+    if not Collection(client, "").is_since(version):
+        pytest.skip(f"needs Qdrant {'.'.join(map(str, version))}")
 
 
 def _emptied(request: pytest.FixtureRequest) -> str:

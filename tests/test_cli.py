@@ -200,17 +200,17 @@ def test_a_run_of_the_benchmark_without_its_extra_is_one_line(missing: str, tmp_
 
 
 @pytest.mark.parametrize(
-    ("port", "grpc", "may_grpc"),
-    [({}, False, True), ({"QDRANT_GRPC_PORT": "6334"}, True, True), ({"QDRANT_GRPC_PORT": "0"}, False, False)],
+    ("port", "expected"),
+    [({}, None), ({"QDRANT_GRPC_PORT": "6334"}, 6334), ({"QDRANT_GRPC_PORT": "0"}, None)],
 )
-def test_the_port_of_grpc_says_whether_calls_take_it(port: dict[str, str], grpc: bool, may_grpc: bool) -> None:
+def test_only_a_port_that_is_given_takes_calls_over_grpc(port: dict[str, str], expected: int | None) -> None:
     @click.command()
     @target_options
     def command(target: Target) -> None:
-        click.echo(f"{bool(target.grpc_port)} {target.may_grpc} {target.api_key}")
+        click.echo(f"{target.grpc_port} {target.api_key}")
 
     done = CliRunner(env={"QDRANT_API_KEY": "k", **port}).invoke(command, ["--url", "http://host"])
-    assert done.output.split() == [str(grpc), str(may_grpc), "k"]
+    assert done.output.split() == [str(expected), "k"]
 
 
 _WITHOUT = """

@@ -77,7 +77,7 @@ def test_contracts_call_nothing(path: Path) -> None:
 
 
 LAYERS: tuple[set[str], ...] = (
-    {"types", "errors", "version", "progress", "measures", "forking", "destinations"},
+    {"types", "errors", "version", "progress", "measures", "forking", "destinations", "patience"},
     {"encoders"},
     {"contracts"},
     {"corpus", "qdrant"},

@@ -17,7 +17,7 @@ from care_qdrant.qdrant.connection import open_client
 from care_qdrant.vectors.attach import attach_vector
 from care_qdrant.vectors.detach import detach_vector
 from care_qdrant.vectors.verify import verify_collection
-from tests.databases import REAL, open_database, require_added_vectors
+from tests.databases import REAL, open_database
 from tests.reliability.processes import BINARY, QdrantServer
 from tests.tiny import HashModel, medical_texts
 
@@ -34,18 +34,10 @@ def server(request: pytest.FixtureRequest) -> Iterator[QdrantClient]:
         yield client
 
 
-def test_points_go_over_grpc_by_themselves(server: QdrantClient) -> None:
-    target = Collection(server, NAME)
-    ingest(DOCUMENTS[:20], HashModel(max_tokens=512), server, NAME)
-    assert target.upsert_over_grpc()
-    assert (server.count(NAME, exact=True).count, target.count_with_vector("hash-model")) == (20, 20)
-
-
 def test_the_servers_own_bm25_is_searched(server: QdrantClient) -> None:
     """The server makes the terms of documents and queries."""
     model = HashModel(max_tokens=512)
     ingest(DOCUMENTS, model, server, NAME)
-    require_added_vectors(server)
     sparse = models.SparseVectorConfig(modifier=models.Modifier.IDF)
     server.create_vector_name(NAME, "native", models.SparseVectorNameConfig(sparse=sparse))
     records, _ = server.scroll(NAME, limit=100)
@@ -82,7 +74,6 @@ def test_a_vector_that_is_made_anew_is_the_new_one_after_a_restart(tmp_path: Pat
     first, second = HashModel(salt="first"), HashModel(salt="second")
     with QdrantServer(BINARY or "", tmp_path) as server:
         with open_client(url=server.url) as client:
-            require_added_vectors(client)
             client.create_collection("c", models.VectorParams(size=2, distance=models.Distance.DOT))
             points = [
                 models.PointStruct(id=number, vector=[1.0, number], payload={"text": text})

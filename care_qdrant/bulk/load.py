@@ -51,7 +51,6 @@ def load(
     part: tuple[int, int] = (1, 1),
     storage: Storage | None = None,
     indexes: Mapping[str, Index] | None = None,
-    grpc: bool = True,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> IngestReport:
     """Load the parts of a job, or one loader's share of them."""
@@ -64,7 +63,6 @@ def load(
         shard=_Loader(number, of),
         indexes=indexes or {},
         finish=False,
-        grpc=grpc,
     )
     report = ingest_encoded(
         _documents(job, manifest, receipts[number - 1 :: of]),

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,7 @@ from care_qdrant.console.logs import bars_cleared
 from care_qdrant.console.options import (
     BATCHES,
     PATIENCE,
+    FiniteRange,
     LoadModel,
     Target,
     batch_tokens,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from care_qdrant.qdrant.retry import RetryPolicy
     from care_qdrant.vectors.attach import AttachReport
     from care_qdrant.vectors.attach_plan import AttachPlan
-    from care_qdrant.vectors.copy_plan import CopyPlan
     from care_qdrant.vectors.preflight import Preflight
 
 
@@ -59,7 +59,6 @@ if TYPE_CHECKING:
         "Engine": ["engine"],
         "Deletion": ["max_delete_fraction"],
         "New vector": ["quantization", "on_disk"],
-        "Copy behind an alias, for servers before 1.18": ["via", "alias"],
     },
 )
 @click.argument("collection")
@@ -81,19 +80,9 @@ if TYPE_CHECKING:
     "--watch",
     "watch_seconds",
     metavar="SECONDS",
-    type=click.FloatRange(0),
+    type=FiniteRange(0),
     help="Run until SIGTERM or Ctrl-C, with a pause of SECONDS after each pass. With --json, each pass prints one "
     "line.  [default: one pass]",
-)
-@click.option(
-    "--via",
-    type=click.Choice(["in-place", "copy"]),
-    default="in-place",
-    show_default=True,
-    help="Where to add the vector: in the collection, or in a copy of it behind an alias.",
-)
-@click.option(
-    "--as", "alias", help="Alias to switch to the copy, with --via copy.  [default: COLLECTION, where it is an alias]"
 )
 @target_options
 @model_options(documents=True)
@@ -104,8 +93,6 @@ def command(
     vector_name: str | None,
     dry_run: bool,
     watch_seconds: float | None,
-    via: Literal["in-place", "copy"],
-    alias: str | None,
     target: Target,
     load_model: LoadModel,
     as_json: bool,
@@ -124,51 +111,35 @@ def command(
       care attach articles --url http://localhost:6333
       care attach articles --url http://localhost:6333 --bm25
       care attach articles --url http://localhost:6333 --watch 60
-      care attach articles --url http://localhost:6333 --via copy \\
-        --as articles-live
     """
     from care_qdrant.progress import points_bar
     from care_qdrant.qdrant.collection import Collection
     from care_qdrant.vectors.attach import AttachSettings, attach_vector
-    from care_qdrant.versions.attach_by_copy import attach_by_copy
 
-    _refuse_together(
-        ("--watch", watch_seconds is not None, "--via copy", via == "copy", "give the alias, without --via copy"),
-        ("--as", alias is not None, "--via in-place", via != "copy", "it names the alias of a copy: add --via copy"),
-        ("--bm25", bm25, "--via copy", via == "copy", "BM25 needs no copy: leave out --via copy"),
-        ("--dry-run", dry_run, "--watch", watch_seconds is not None, "leave one out"),
-    )
+    if dry_run and watch_seconds is not None:
+        raise click.UsageError("--dry-run does not go with --watch: leave one out")
     settings = settings_of(AttachSettings, options, batch_tokens=batch_tokens())
     policy = retries()
     model = None if bm25 else load_model()
     if dry_run:
-        _plan(target, collection, model, settings.text_field, vector_name, alias, via == "copy", as_json)
+        _plan(target, collection, model, settings.text_field, vector_name, as_json)
         return
-    given: dict[str, Any] = {"model": model, "vector_name": vector_name, "settings": settings}
-    attach: Callable[..., Any] = partial(attach_vector, **given)
+    attach: Callable[..., AttachReport] = partial(
+        attach_vector, model=model, vector_name=vector_name, settings=settings
+    )
     if watch_seconds is not None:
         _watch(target, collection, attach, policy, watch_seconds, as_json)
         return
-    if via == "copy":
-        attach = partial(attach_by_copy, **given, alias=alias, on_plan=_tell_plan)
     with target.open() as client, points_bar(collection) as show:
         report = attach(Collection(client, collection, policy), on_preflight=_tell, on_progress=show)
     show_report(report, as_json=as_json)
-    attached: AttachReport = report.attached if via == "copy" else report
     if not (as_json or bm25):
-        click.echo(f"next: {search_command(alias or collection, target)}")
-    _warn(attached)
-    if not attached.points:
+        click.echo(f"next: {search_command(collection, target)}")
+    _warn(report)
+    if not report.points:
         click.echo("the collection has no points at the moment, so there was nothing to do", err=True)
-    if attached.covered + attached.without_text < attached.points:
+    if report.covered + report.without_text < report.points:
         click.echo("points were added or changed meanwhile: run the same command again", err=True)
-
-
-def _refuse_together(*pairs: tuple[str, bool, str, bool, str]) -> None:
-    """Refuse two options that are given together, with what to do."""
-    for option, is_given, other, other_is_given, advice in pairs:
-        if is_given and other_is_given:
-            raise click.UsageError(f"{option} does not go with {other}: {advice}")
 
 
 def _plan(
@@ -177,8 +148,6 @@ def _plan(
     model: "CareModel | None",
     text_field: str | None,
     vector_name: str | None,
-    alias: str | None,
-    by_copy: bool,
     as_json: bool,
 ) -> None:
     """Show what the command would do, and end with the exit code of a refusal."""
@@ -192,8 +161,6 @@ def _plan(
             model,
             vector_name=vector_name,
             text_field=text_field,
-            by_copy=by_copy,
-            alias=alias,
         )
     if as_json:
         show_json(asdict(plan))
@@ -218,9 +185,6 @@ def _plan_lines(plan: "AttachPlan") -> Iterator[str]:
             f"care attach {plan.collection} would add vector {plan.vector_name!r} of {plan.model} to at most "
             f"{counted(plan.points_to_encode, 'point')}{size}"
         )
-    if plan.copy_plan:
-        yield f"care attach {plan.collection} --via copy would do this:"
-        yield from (f"  - {step}" for step in plan.copy_plan)
     yield from (f"note: {notice}" for notice in plan.notices)
 
 
@@ -263,9 +227,3 @@ def _tell(preflight: "Preflight") -> None:
             click.echo(f"{preflight.layout.tool} payloads: {preflight.layout.evidence}", err=True)
         for notice in preflight.notices:
             click.echo(f"note: {notice}", err=True)
-
-
-def _tell_plan(plan: "CopyPlan") -> None:
-    with bars_cleared():
-        for line in plan.lines():
-            click.echo(f"plan: {line}", err=True)

@@ -12,6 +12,7 @@ from care_qdrant.console.groups import CONTEXT, GroupedCommand, Program
 from care_qdrant.console.options import (
     BATCHES,
     PATIENCE,
+    FiniteRange,
     LoadModel,
     Target,
     batch_tokens,
@@ -109,7 +110,7 @@ def _open(url: str) -> "Job":
 )
 @click.option(
     "--tokens-per-second",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     help="With --dry-run: speed of a worker.  [default: measured on this machine]",
 )
 @json_option
@@ -359,7 +360,6 @@ def load(
             part=shard,
             storage=settings_of(Storage, options),
             indexes=parse_indexes(indexes),
-            grpc=target.may_grpc,
             on_progress=show,
         )
     show_report(report, as_json=as_json)

@@ -289,7 +289,7 @@ def command(
             model,
             Collection(client, collection, retries(), shard_key=options["shard_key"]),
             vector_name=vector_name,
-            settings=_settings(options, target),
+            settings=_settings(options),
             storage=settings_of(Storage, options),
             reading=Reading(
                 Fields(
@@ -392,7 +392,7 @@ def _database(target: Target, dry_run: bool) -> "AbstractContextManager[QdrantCl
     return target.open(create=not dry_run)
 
 
-def _settings(options: dict[str, Any], target: Target) -> "IngestSettings":
+def _settings(options: dict[str, Any]) -> "IngestSettings":
     from care_qdrant.ingestion.settings import IngestSettings, Shard
     from care_qdrant.qdrant.create import parse_indexes
 
@@ -402,7 +402,6 @@ def _settings(options: dict[str, Any], target: Target) -> "IngestSettings":
         shard=Shard(*options["shard"]),
         batch_tokens=batch_tokens(),
         indexes=parse_indexes(options["indexes"]),
-        grpc=target.may_grpc,
     )
 
 

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
-from care_qdrant.console.options import LoadModel, Target, fallback_option, json_option, model_options, target_options
+from care_qdrant.console.options import (
+    FiniteRange,
+    LoadModel,
+    Target,
+    fallback_option,
+    json_option,
+    model_options,
+    target_options,
+)
 from care_qdrant.console.reports import show_json
 from care_qdrant.errors import counted
 
@@ -70,7 +78,7 @@ _GOOD_MATCH_SECONDS = 10.0
 @click.option("--vector-name", help="Dense vector to search.  [default: the one that the model made]")
 @click.option(
     "--alpha",
-    type=click.FloatRange(0, 1),
+    type=FiniteRange(0, 1),
     help="Weight of the dense score in a hybrid search.  [default: the one that care learn recorded, or 0.5]",
 )
 @click.option("--task", help="Task whose prompt the query gets; care model info lists the tasks.")

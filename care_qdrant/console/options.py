@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+import math
 import os
 import re
 import shlex
@@ -16,6 +17,7 @@ from care_qdrant.console.configuration import default_of
 from care_qdrant.console.groups import Option
 from care_qdrant.console.trust import came_from_file, environment_key, warn_of_foreign_folder, warn_of_plain_http
 from care_qdrant.errors import COMPLETE, redact
+from care_qdrant.patience import PATIENCE_SECONDS, START_PATIENCE_SECONDS
 from care_qdrant.qdrant.quantization import QUANTIZATION
 
 if TYPE_CHECKING:
@@ -41,18 +43,12 @@ class Target:
     url: str | None
     api_key: str | None = None
     grpc_port: int | None = None
-    """Send all that is about points over gRPC at this port; 0 keeps to HTTP, None lets ingestion choose."""
-
-    @property
-    def may_grpc(self) -> bool:
-        """Whether ingestion may choose gRPC where that port answers."""
-        return self.grpc_port != 0
+    """Port for all that is about points, over gRPC; None is HTTP."""
 
     def open(
         self, *, create: bool = False, timeout_seconds: int | None = None, patience_seconds: float | None = None
     ) -> "AbstractContextManager[QdrantClient]":
         """Return a context manager that opens it; only a command that writes may `create` the folder."""
-        from care_qdrant.encoders.engine import START_PATIENCE_SECONDS
         from care_qdrant.errors import InputError
         from care_qdrant.qdrant.connection import REQUEST_TIMEOUT_SECONDS, open_client
 
@@ -65,8 +61,8 @@ class Target:
             path=self.path,
             url=self.url,
             api_key=self.api_key,
-            grpc=bool(self.grpc_port),
-            grpc_port=self.grpc_port or None,
+            grpc=self.grpc_port is not None,
+            grpc_port=self.grpc_port,
             timeout_seconds=timeout_seconds or REQUEST_TIMEOUT_SECONDS,
             patience_seconds=START_PATIENCE_SECONDS if patience_seconds is None else patience_seconds,
         )
@@ -109,6 +105,17 @@ def settings_of(kind: type[Settings], options: Mapping[str, Any], **others: Any)
     return kind(**{name: value for name, value in options.items() if name in names} | others)
 
 
+class FiniteRange(click.FloatRange):
+    """A range of floats without NaN, which passes every comparison, and infinity."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
 def setting(variable: str, default: Any, kind: click.ParamType[Any]) -> Any:
     """Return what an environment variable says, checked as an option would be."""
     try:
@@ -129,10 +136,9 @@ MOST_READERS = 4
 
 def retries() -> "RetryPolicy":
     """Return how long to wait for a server that does not answer."""
-    from care_qdrant.encoders.engine import PATIENCE_SECONDS
     from care_qdrant.qdrant.retry import RetryPolicy
 
-    return RetryPolicy(setting("CARE_PATIENCE", PATIENCE_SECONDS, click.FloatRange(0)))
+    return RetryPolicy(setting("CARE_PATIENCE", PATIENCE_SECONDS, FiniteRange(0)))
 
 
 def readers() -> int:
@@ -157,11 +163,11 @@ url_option = click.option(
     cls=Option,
     envvar="QDRANT_URL",
     show_envvar=True,
-    help="URL of a Qdrant server, instead of a folder. Its API key is read from QDRANT_API_KEY. Several nodes of a "
-    "cluster with commas: another one is used when one does not answer.",
+    help="URL of a Qdrant server, or of the load balancer of a cluster, instead of a folder. Its API key is read from "
+    "QDRANT_API_KEY.",
     environment={
         "QDRANT_API_KEY": "API key of the server of --url.",
-        "QDRANT_GRPC_PORT": "gRPC port of the server; 0 keeps to HTTP. [default: ingestion uses 6334 where it answers]",
+        "QDRANT_GRPC_PORT": "gRPC port of the server, for all that is about points. [default: HTTP]",
     },
 )
 
@@ -171,14 +177,13 @@ def server_key(url: str) -> str | None:
 
     It has no option: other users of a machine see a command line.
     """
-    urls = [part for each in url.split(",") if (part := each.strip())]
-    return environment_key("QDRANT_API_KEY", urls, "url")
+    return environment_key("QDRANT_API_KEY", [url], "url")
 
 
 def grpc_port() -> int | None:
-    """Return the gRPC port of the server: all calls on points go there; 0 keeps to HTTP, None lets ingestion choose."""
-    port = setting("QDRANT_GRPC_PORT", -1, click.IntRange(-1, 65_535))
-    return None if port < 0 else int(port)
+    """Return the gRPC port of the server, where all calls on points go; None is HTTP."""
+    port = setting("QDRANT_GRPC_PORT", 0, click.IntRange(0, 65_535))
+    return int(port) or None
 
 
 def target_of(path: Path | None, url: str | None, default: Path) -> Target:
@@ -312,7 +317,7 @@ def engine_options(command: Command) -> Command:
     def with_engine(
         *args: Any, device: str | None, engine: str | None, endpoints: tuple[str, ...], **options: Any
     ) -> Any:
-        from care_qdrant.encoders.engine import PATIENCE_SECONDS, Engine
+        from care_qdrant.encoders.engine import Engine
 
         listed = tuple(url.strip() for each in endpoints for url in each.split(",") if url.strip())
         device, engine, urls = _choose_engine(device, engine, listed)
@@ -326,7 +331,7 @@ def engine_options(command: Command) -> Command:
             request_tokens=setting("CARE_ENDPOINT_TOKENS", 16_384, click.IntRange(1)),
             reference=Path(reference) if reference else None,
             api_key=_endpoint_key(urls, "endpoints"),
-            patience_seconds=setting("CARE_PATIENCE", PATIENCE_SECONDS, click.FloatRange(0)),
+            patience_seconds=setting("CARE_PATIENCE", PATIENCE_SECONDS, FiniteRange(0)),
         )
         return command(*args, engine=made, device=device, **options)
 
@@ -368,7 +373,7 @@ def fallback_option(command: Command) -> Command:
 
     @wraps(command)
     def with_fallback(*args: Any, fallback: str | None, **options: Any) -> Any:
-        share = setting("CARE_FALLBACK_SHARE", 0.2, click.FloatRange(0, 1))
+        share = setting("CARE_FALLBACK_SHARE", 0.2, FiniteRange(0, 1))
         if fallback is not None:
             from care_qdrant.encoders.remote.old_model import require_old_model
 
@@ -420,9 +425,7 @@ def quantization_option(help_: str) -> Callable[[Any], Any]:
 
 def deletion_option(help_: str) -> Callable[[Any], Any]:
     """Return ``--max-delete-fraction``."""
-    return click.option(
-        "--max-delete-fraction", type=click.FloatRange(0, 1), default=0.2, show_default=True, help=help_
-    )
+    return click.option("--max-delete-fraction", type=FiniteRange(0, 1), default=0.2, show_default=True, help=help_)
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout, not text.")

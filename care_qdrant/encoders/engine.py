@@ -5,11 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 from care_qdrant.errors import InputError
+from care_qdrant.patience import PATIENCE_SECONDS
 
-PATIENCE_SECONDS = 600.0
-START_PATIENCE_SECONDS = 5.0
-"""Longest time without an answer of a server, an embeddings server or a Qdrant, before a run begins: a wrong address is
-said soon. In the middle of a run a server may be away for `PATIENCE_SECONDS`, and the run waits."""
 Kind = Literal["torch", "onnx", "server"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 """Type of torch weights; ``auto`` is float32 on a CPU, else bfloat16."""

@@ -229,7 +229,7 @@ def _untraced_heap() -> Iterator[None]:
 def _refuse_version(collection: Collection) -> None:
     """Refuse what ``care publish`` made, while its source is there: the next version would lose what is written."""
     record = collection.schema.version_record
-    if record is not None and record.adds is None and collection.sibling(record.source).exists():
+    if record is not None and collection.sibling(record.source).exists():
         raise InputError(
             f"{collection.name!r} is a version that care publish made of {record.source!r}, and the next one will not "
             f"have what is written here: ingest into {record.source!r}, and publish it"
@@ -367,8 +367,6 @@ class _Run:
         )
 
     def _write(self, diffs: Iterator[Diff]) -> None:
-        if self.settings.grpc and not self.collection.is_embedded and not self.collection.upsert_over_grpc():
-            logger.info("%s: points are written over HTTP, since no gRPC port reaches it", self.collection.name)
         self.worker.run(diffs, self.collection, self._begin, self._note_batch)
         if self.last is not None:
             self._show(self.last)

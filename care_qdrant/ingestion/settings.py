@@ -97,8 +97,6 @@ class IngestSettings:
     """Payload indexes that the collection gets before its search graph: key to type of its values."""
     finish: bool = True
     """Let the server build its search graph at the end; False leaves that to whoever finishes the last part."""
-    grpc: bool = True
-    """Write new points over gRPC where that port of the server answers, also with a client for HTTP."""
 
     def __post_init__(self) -> None:
         if self.sync and self.limit is not None:

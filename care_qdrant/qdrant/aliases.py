@@ -21,14 +21,14 @@ class Versions:
     highest: int
     """Highest number of all collections that are named like a version, whoever made them."""
 
-    def name_for(self, source: str, adds: str | None = None) -> str:
+    def name_for(self, source: str) -> str:
         """Return the version that an interrupted run was making of a collection, or else a name that is free.
 
         A run that was stopped at any moment before its switch leaves a version with a number above the live one.
         """
         for name, record in sorted(self.records.items(), key=lambda item: self.number(item[0]), reverse=True):
             is_done = record.withdrawn or self.number(name) <= self.number(self.live)
-            if (record.source, record.adds) == (source, adds) and not is_done:
+            if record.source == source and not is_done:
                 return name
         return f"{self.alias}_v{self.highest + 1}"
 

@@ -13,14 +13,12 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import Unreachable, counted
 from care_qdrant.qdrant.connection import client_lock, is_embedded
-from care_qdrant.qdrant.nodes import ClusterClient
 from care_qdrant.qdrant.retry import (
     NotCompleted,
     Outage,
     RequestTooLarge,
     RetryPolicy,
     describe_error,
-    is_unanswered,
     least_delay,
 )
 
@@ -63,14 +61,13 @@ class Calls:
     """Calls to one Qdrant, one retry policy for all; may be used from several threads.
 
     Calls to the embedded database, which is not made for threads, wait for each other, also those of other objects on
-    the same client. A client of several nodes goes on with another node where its own does not answer.
+    the same client.
     """
 
     def __init__(self, client: QdrantClient, name: str, policy: RetryPolicy | None) -> None:
         self.client, self.name = client, name
         self.policy = policy or RetryPolicy()
         self.is_embedded = is_embedded(client)
-        self._cluster = client if isinstance(client, ClusterClient) else None
         self._lock = client_lock(client)
         self._stopped = threading.Event()
         self._outage = Outage()
@@ -83,7 +80,6 @@ class Calls:
         where = f"{what} in collection {self.name!r}"
         attempts, since = 0, 0.0
         while True:
-            node = self._node
             try:
                 with self._lock:
                     start = time.monotonic()
@@ -91,8 +87,6 @@ class Calls:
                     logger.debug("%s: %.0f ms", where, (time.monotonic() - start) * 1e3)
             except Exception as error:
                 least_seconds = least_delay(error, where)
-                if self._cluster and is_unanswered(error):
-                    self._cluster.leave(node)
                 now = time.monotonic()
                 since = since if attempts else now
                 attempts += 1
@@ -110,11 +104,6 @@ class Calls:
                 if attempts:
                     self._outage.end(where)
                 return result
-
-    @property
-    def _node(self) -> int:
-        """Return the node of a cluster that calls go to now."""
-        return self._cluster.node if self._cluster else 0
 
     def alone(self) -> AbstractContextManager[Any]:
         """Let other calls to the embedded database wait until the end of the block; those to a server never do."""

@@ -14,14 +14,11 @@ from care_qdrant.contracts.stand_in import made_by
 from care_qdrant.errors import InputError, NoCollection, Rejected, counted, next_command
 from care_qdrant.qdrant import grpc, rest
 from care_qdrant.qdrant.calls import Calls, Written, in_requests, seconds_left
-from care_qdrant.qdrant.connection import as_version, require_server
+from care_qdrant.qdrant.connection import as_version, require_floor
 from care_qdrant.qdrant.embedded_search import search_arrays
 from care_qdrant.qdrant.optimizer import wait_before_renaming, wait_for_hidden_points
 from care_qdrant.qdrant.retry import RequestTooLarge, RetryPolicy
-from care_qdrant.qdrant.schema import IDENTITY_KEY, TENANTS_KEY, CollectionSchema, Limits, is_tenant_index
-
-CONDITIONAL_WRITES_SINCE = (1, 17)
-"""First version of the server that updates vectors under a condition."""
+from care_qdrant.qdrant.schema import TENANTS_KEY, CollectionSchema, Limits, is_tenant_index
 
 T = TypeVar("T")
 PointId = models.ExtendedPointId
@@ -37,6 +34,7 @@ class Collection(Calls):
     again, and so does the next use after this object has changed it.
 
     Every method that calls Qdrant raises:
+        ServerTooOld: The server is older than version 1.18.
         Unreachable: The patience of the policy is used up.
         Rejected: Qdrant says that the request is wrong.
     """
@@ -66,9 +64,7 @@ class Collection(Calls):
         super().__init__(client, name, policy)
         self.shard_key, self._known_as, self.readers = shard_key, known_as or name, readers
         self._grpc = not self.is_embedded and bool(getattr(client, "init_options", {}).get("prefer_grpc"))
-        """Whether `upsert` uses gRPC: by default as the client does."""
-        self._asked_node: int | None = None
-        """Node whose gRPC port was asked for this collection; None where none had to be."""
+        """Whether `upsert` uses gRPC: as the client does."""
         self._schema: CollectionSchema | None = None
         self._version: tuple[int, ...] | None = None
 
@@ -137,6 +133,7 @@ class Collection(Calls):
 
     def exists(self) -> bool:
         """Return whether there is a collection or an alias of this name."""
+        self._require_floor()
         return self.call("looking for it", lambda: self.client.collection_exists(self.name))
 
     def resolve(self) -> "Collection":
@@ -193,11 +190,7 @@ class Collection(Calls):
         strict = self.schema.strict_mode
         if strict is not None and (strict.unindexed_filtering_update is False or strict.filter_max_conditions):
             return False
-        return not self.is_embedded and self.is_since(CONDITIONAL_WRITES_SINCE)
-
-    def require_server(self, version: tuple[int, ...], feature: str) -> None:
-        """Refuse a server that is older than a feature; the embedded database is never too old."""
-        self.call("asking its version", lambda: require_server(self.client, version, feature))
+        return not self.is_embedded
 
     # Schema and metadata
 
@@ -212,10 +205,15 @@ class Collection(Calls):
         return self.schema.limits
 
     def refresh(self) -> CollectionSchema:
-        """Read the schema again: one request."""
+        """Read the schema again: one request; the first one of a client also asks for the version of its server."""
+        self._require_floor()
         info = self.info()
         self._schema = CollectionSchema.of(self._known_as, info, embedded=self.is_embedded)
         return self._schema
+
+    def _require_floor(self) -> None:
+        if not self.is_embedded:
+            self.call("asking the version of the server", lambda: require_floor(self.client))
 
     def info(self) -> models.CollectionInfo:
         """Return what Qdrant says now, the state of its index included."""
@@ -490,8 +488,6 @@ class Collection(Calls):
         """
 
         def write() -> models.UpdateResult:
-            if self._asked_node not in (None, self._node):
-                self._ask_grpc()
             if self._grpc:
                 return grpc.upsert(self.client, self.name, points, self.shard_key)
             if self.is_embedded:
@@ -500,16 +496,6 @@ class Collection(Calls):
             return rest.upsert(self.client, self.name, points, self.shard_key)
 
         self.write(f"writing {counted(len(points), 'point')}", write)
-
-    def upsert_over_grpc(self) -> bool:
-        """Let `upsert` use gRPC from now on if its port reaches this very collection; return whether it does."""
-        if not self._grpc:
-            self._ask_grpc()
-        return self._grpc
-
-    def _ask_grpc(self) -> None:
-        self._asked_node = self._node
-        self._grpc = grpc.answers_over_grpc(self.client, self.name, self.schema.metadata.get(IDENTITY_KEY))
 
     def apply(self, what: str, operations: Sequence[models.UpdateOperation]) -> None:
         """Apply several operations in one request and in order.

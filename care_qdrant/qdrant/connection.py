@@ -16,16 +16,15 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from grpc import RpcError, StatusCode  # type: ignore[import-untyped]
 from qdrant_client import QdrantClient
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
-from care_qdrant.encoders.engine import START_PATIENCE_SECONDS
 from care_qdrant.errors import FolderLocked, InputError, Rejected, ServerTooOld, Unreachable, remember_secret
 from care_qdrant.forking import ForkLock
-from care_qdrant.qdrant.nodes import ClusterClient
+from care_qdrant.patience import START_PATIENCE_SECONDS
 
 logger = logging.getLogger(__name__)
 
@@ -63,17 +62,17 @@ def open_client(
 
     Args:
         path: Folder of the embedded database; created when it is not there. Exactly one of path and url.
-        url: URL of a server, for example ``http://localhost:6333``; or of several nodes of a cluster with commas
-            between them, of which another one is used when one does not answer.
+        url: URL of a server, or of the load balancer of a cluster, for example ``http://localhost:6333``.
         api_key: API key of the server.
         grpc: Prefer gRPC to REST for points.
-        grpc_port: gRPC port of the server, and of each node; None takes the port of the URL plus one.
+        grpc_port: gRPC port of the server; None takes the port of the URL plus one.
         timeout_seconds: Longest time to wait for the answer to a request.
         patience_seconds: Longest time to try a server that does not answer.
 
     Raises:
         FolderLocked: Another process holds the folder.
-        InputError: The URL is none, or several are not of one cluster.
+        InputError: The URL is not one of a server.
+        ServerTooOld: The server is older than version 1.18.
         Unreachable: No server answers at the URL, or at its gRPC port.
         Rejected: The server does not accept the key.
     """
@@ -145,14 +144,29 @@ def client_lock(client: QdrantClient) -> AbstractContextManager[Any]:
         return _EMBEDDED_LOCKS.setdefault(client._client, ForkLock())
 
 
-def require_server(client: QdrantClient, version: tuple[int, ...], feature: str) -> None:
-    """Refuse a server that is older than a feature; the embedded database is never too old."""
-    if is_embedded(client):
+_FLOOR = (1, 18)
+"""Oldest supported version of the server: the first that adds a vector to a collection in use."""
+_NEW_ENOUGH: WeakSet[QdrantClient] = WeakSet()
+"""Clients whose server was asked for its version."""
+
+
+def require_floor(client: QdrantClient) -> None:
+    """Refuse a server that is too old; a client asks its server once, and the embedded database is never too old."""
+    if client in _NEW_ENOUGH or is_embedded(client):
         return
-    found = client.info().version
-    if as_version(found) < version:
-        wanted = ".".join(map(str, version))
-        raise ServerTooOld(f"this Qdrant server is version {found}; {feature} needs {wanted} or newer")
+    try:
+        version = client.info().version
+    except UnexpectedResponse as error:
+        if error.status_code not in (401, 403, 404):  # a proxy may pass on the paths of collections alone
+            raise
+    else:
+        if as_version(version) < _FLOOR:
+            raise ServerTooOld(
+                f"this Qdrant server is version {version}, and {'.'.join(map(str, _FLOOR))} is the oldest that is "
+                "supported: upgrade it one minor version at a time, each started once on the same storage "
+                "(https://qdrant.tech/documentation/upgrades/)"
+            )
+    _NEW_ENOUGH.add(client)
 
 
 def as_version(text: str) -> tuple[int, ...]:
@@ -170,35 +184,33 @@ def _server(
 ) -> QdrantClient:
     if not url:
         raise InputError("neither a folder nor a URL of Qdrant was given: pass --path or --url")
-    urls = [part for each in url.split(",") if (part := each.strip())]
-    nodes = [(each, _node(each, api_key, grpc, grpc_port, timeout_seconds)) for each in urls]
+    if "," in url:
+        raise InputError(f"{url}: names several servers; give one URL, for a cluster that of its load balancer")
+    client = _client(url.strip(), api_key, grpc, grpc_port, timeout_seconds)
     try:
-        return _once_it_answers(nodes, url, grpc, patience_seconds)
+        _wait_until_it_answers(client, url, patience_seconds)
     except BaseException:
-        for _, node in nodes:
-            node.close()
+        client.close()
         raise
+    return client
 
 
-def _once_it_answers(
-    nodes: Sequence[tuple[str, QdrantClient]], url: str, grpc: bool, patience_seconds: float
-) -> QdrantClient:
-    """Return the client of the nodes when the server answers, which may still be starting."""
+def _wait_until_it_answers(client: QdrantClient, url: str, patience_seconds: float) -> None:
+    """Return when the server answers, which may still be starting."""
     gives_up_at = time.monotonic() + patience_seconds
     while True:
         try:
-            client = ClusterClient(nodes) if len(nodes) > 1 else nodes[0][1]
-            _check_answer(client, url, grpc)
+            _check_answer(client, url)
         except Unreachable as error:
             # Another program, or a gRPC port at which nothing listens, will not become a Qdrant.
             if isinstance(error.__cause__, ValueError | RpcError) or time.monotonic() >= gives_up_at:
                 raise
             time.sleep(_START_PAUSE_SECONDS)
         else:
-            return client
+            return
 
 
-def _node(url: str, api_key: str | None, grpc: bool, grpc_port: int | None, timeout_seconds: int) -> QdrantClient:
+def _client(url: str, api_key: str | None, grpc: bool, grpc_port: int | None, timeout_seconds: int) -> QdrantClient:
     """Return a client of one server; nothing is sent."""
     try:
         # As qdrant-client has it: a key goes over https, unless the URL says otherwise.
@@ -229,10 +241,9 @@ def _node(url: str, api_key: str | None, grpc: bool, grpc_port: int | None, time
         ) from error
 
 
-def _check_answer(client: QdrantClient, url: str, grpc: bool) -> None:
+def _check_answer(client: QdrantClient, url: str) -> None:
     try:
-        if grpc:
-            client.info()  # over HTTP, as all that is not about points
+        require_floor(client)  # over HTTP, as all that is not about points
         client.get_collections()
     except ValueError as error:
         raise Unreachable(

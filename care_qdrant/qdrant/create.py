@@ -13,7 +13,7 @@ from care_qdrant.contracts.contract import SparseContract, VectorContract, contr
 from care_qdrant.contracts.paths import readings
 from care_qdrant.contracts.stand_in import StandIn, stand_in_metadata
 from care_qdrant.encoders.terms import bm25
-from care_qdrant.errors import InputError, Rejected, ServerTooOld, next_command
+from care_qdrant.errors import InputError, Rejected, next_command
 from care_qdrant.qdrant.checks import check_contract, check_sparse_contract
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.quantization import QUANTIZATION, Quantization
@@ -23,8 +23,6 @@ Model = TypeVar("Model", bound=BaseModel)
 _CONFIG: TypeAdapter[models.QuantizationConfig] = TypeAdapter(models.QuantizationConfig)
 
 SPARSE_VECTOR_NAME = bm25.VECTOR_NAME
-METADATA_SINCE = (1, 15, 4)
-METADATA_FEATURE = "collection metadata, which hold the fingerprint of the model,"
 DOCUMENT_KEY = "doc_id"
 """Indexed in every collection of ours on a server; the embedded database keeps no indexes to copy."""
 
@@ -134,7 +132,6 @@ def join_collection(
         is_named: Whether the user chose the vector. Otherwise it is the one that the model was learned from, if any.
         stands_in: Whether the model's query encoder makes the vectors, in place of the model that it was learned from.
     """
-    collection.require_server(METADATA_SINCE, METADATA_FEATURE)
     if not collection.exists():
         return None
     schema = collection.refresh()
@@ -174,7 +171,6 @@ def create_collection(
 ) -> PointVectors | None:
     """Create a collection for ingestion, with its contract; return what its points carry where another run made it."""
     waits = defer_graph and not collection.is_embedded
-    require_quantization(collection, storage.quantization)
     load = {} if collection.is_embedded else {LOAD_KEY: {"vector": vectors.vector_name, "graph": waits, "done": False}}
     sparse = models.SparseVectorParams(modifier=models.Modifier.IDF)
     held = storage_settings(collection, storage.quantization, on_disk=storage.on_disk)
@@ -195,9 +191,7 @@ def create_collection(
     )
     if not is_made:
         return join_collection(collection, vectors.vector_name, vectors.dense, sparse=vectors.sparse is not None)
-    if vectors.vector_name not in collection.refresh().contracts:
-        collection.drop()
-        raise ServerTooOld(f"the server does not keep metadata of collection {collection.name!r}")
+    collection.refresh()
     return None
 
 
@@ -272,8 +266,6 @@ def create_like(collection: Collection, schema: CollectionSchema, metadata: Mapp
     params = schema.config.params
     if params.sharding_method is models.ShardingMethod.CUSTOM:
         raise InputError("the collection has shards by key, which are not copied; use Qdrant's own snapshots for it")
-    if metadata:
-        collection.require_server(METADATA_SINCE, METADATA_FEATURE)
     settings = {} if schema.embedded else _settings(schema.config)
     make_collection(collection, params.vectors, params.sparse_vectors, metadata, **settings)
     collection.create_indexes(indexes_of(schema))
@@ -311,12 +303,6 @@ def quantization_config(kind: Quantization, held: Mapping[str, Any]) -> models.Q
     [(name, settings)] = QUANTIZATION[kind].settings.items()
     config: models.QuantizationConfig = _CONFIG.validate_python({name: {**settings, **held}})
     return config
-
-
-def require_quantization(collection: Collection, quantization: Quantization | None) -> None:
-    """Refuse a kind of quantization that the server does not know, by name."""
-    if quantization is not None and (since := QUANTIZATION[quantization].since) is not None:
-        collection.require_server(since, f"{quantization} quantization")
 
 
 def _require_own_chunks(schema: CollectionSchema, vector_name: str) -> None:

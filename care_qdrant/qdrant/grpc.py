@@ -8,35 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from grpc import RpcError  # type: ignore[import-untyped]
 from qdrant_client import QdrantClient, grpc, models
 from qdrant_client.conversions.conversion import GrpcToRest, RestToGrpc
 
-from care_qdrant.qdrant.connection import REQUEST_TIMEOUT_SECONDS, is_embedded
-from care_qdrant.qdrant.schema import IDENTITY_KEY
+from care_qdrant.qdrant.connection import REQUEST_TIMEOUT_SECONDS
 from care_qdrant.types import Vectors
-
-ANSWER_SECONDS = 5.0
-"""Longest time to wait for the answer of a gRPC port that nobody has configured."""
-# A firewall may drop packets to it without an answer.
 
 _DATA_TAG = bytes([grpc.DenseVector.DESCRIPTOR.fields_by_name["data"].number << 3 | 2])
 """Protobuf tag of the packed field ``data``: its number, and wire type 2 (bytes with a length)."""
-
-
-def answers_over_grpc(client: QdrantClient, name: str, identity: str | None) -> bool:
-    """Return whether the gRPC port of a client for HTTP reaches the same collection as its URL: one request.
-
-    Another server may listen at that port, so the random identity of the collection decides.
-    """
-    if identity is None or is_embedded(client):
-        return False
-    try:
-        request = grpc.GetCollectionInfoRequest(collection_name=name)
-        answer = client.grpc_collections.Get(request, timeout=ANSWER_SECONDS)
-    except RpcError:
-        return False
-    return bool(answer.result.config.metadata[IDENTITY_KEY].string_value == identity)
 
 
 def upsert(

@@ -9,8 +9,6 @@ import numpy as np
 import numpy.typing as npt
 from qdrant_client import models
 
-from care_qdrant.types import CARE_KEY
-
 ROUNDING = 1e-6
 """Difference that normalising twice in float32 may make, relative to the largest number of a vector."""
 COARSE_ROUNDING = 2e-3
@@ -42,11 +40,8 @@ def measures(params: Mapping[str, models.VectorParams]) -> dict[str, Measure]:
     }
 
 
-def same_point(
-    one: models.Record, other: models.Record, dense: Mapping[str, Measure], beside: str | None = None
-) -> bool:
-    """Return whether two records hold the same payload and vectors, but for a vector ``beside`` them and its hash."""
-    one, other = (_without_vector(record, beside) for record in (one, other))
+def same_point(one: models.Record, other: models.Record, dense: Mapping[str, Measure]) -> bool:
+    """Return whether two records hold the same payload and vectors."""
     if not _same_value(one.payload or {}, other.payload or {}):
         return False
     these, those = vectors_of(one), vectors_of(other)
@@ -61,22 +56,6 @@ def vectors_of(record: models.Record) -> dict[str, Any]:
     if isinstance(vectors, dict):
         return dict(vectors)
     return {"": vectors} if vectors else {}
-
-
-def _without_vector(record: models.Record, name: str | None) -> models.Record:
-    """Return a point as it was before a vector was added: without the vector and without the hash of its text."""
-    if name is None:
-        return record
-    vectors, payload = vectors_of(record), dict(record.payload or {})
-    vectors.pop(name, None)
-    ours = payload.pop(CARE_KEY, None)
-    if isinstance(ours, Mapping):
-        hashes = {key: value for key, value in (ours.get("vectors") or {}).items() if key != name}
-        left = {key: value for key, value in ours.items() if key != "vectors"} | ({"vectors": hashes} if hashes else {})
-        ours = left or None
-    if ours is not None:
-        payload[CARE_KEY] = ours
-    return models.Record(id=record.id, payload=payload, vector=vectors)
 
 
 def _same_vector(one: Any, other: Any, measure: Measure) -> bool:

@@ -1,4 +1,4 @@
-"""The kinds of quantization: the size of the copy, the settings that a server gets, and from which version on.
+"""The kinds of quantization: the size of the copy, and the settings that a server gets.
 
 Options and their help read this table, so it imports no client.
 """
@@ -18,13 +18,11 @@ class Kind:
     """Size of the copy, as a part of float32 vectors."""
     settings: Mapping[str, Mapping[str, Any]]
     """Configuration in the words of Qdrant's API, without the field that says where the copy is held."""
-    since: tuple[int, int] | None = None
-    """First version of the server that knows it; None for all that are supported."""
 
 
 QUANTIZATION: dict[Quantization, Kind] = {
     "int8": Kind("1/4", {"scalar": {"type": "int8", "quantile": 0.99}}),
-    "turbo": Kind("1/8", {"turbo": {"bits": "bits4"}}, since=(1, 18)),
+    "turbo": Kind("1/8", {"turbo": {"bits": "bits4"}}),
     "product": Kind("1/16", {"product": {"compression": "x16"}}),
     "binary": Kind("1/32", {"binary": {}}),
 }

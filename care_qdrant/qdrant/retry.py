@@ -16,9 +16,9 @@ import httpx
 from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
-from care_qdrant.encoders.engine import PATIENCE_SECONDS
 from care_qdrant.errors import QdrantError, Rejected, redact
 from care_qdrant.forking import ForkLock
+from care_qdrant.patience import PATIENCE_SECONDS
 
 logger = logging.getLogger(__name__)
 
@@ -115,15 +115,6 @@ def least_delay(error: Exception, where: str) -> float:
     needs_more = "access is required" in message or "Write access to" in message
     advice = ". Give a key that may write" if needs_more else ""
     raise Rejected(f"{where}: Qdrant refuses it: {message}{advice}") from error
-
-
-def is_unanswered(error: Exception) -> bool:
-    """Return whether no server has answered, so that another node of its cluster may."""
-    if isinstance(error, UnexpectedResponse):
-        return error.status_code in (502, 503, 504)
-    if isinstance(error, grpc.RpcError):
-        return _grpc_code(error) in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-    return isinstance(error, ResponseHandlingException | httpx.TransportError)
 
 
 def is_not_found(error: Exception) -> bool:

@@ -63,8 +63,6 @@ class VersionRecord:
     """The collection behind the alias before; a rollback switches back to it."""
     withdrawn: bool = False
     """A rollback left it: no later run continues it."""
-    adds: str | None = None
-    """The vector that it has beside those of its source, where ``care attach --via copy`` made it."""
 
     def metadata(self) -> dict[str, Any]:
         """Return the record as a collection stores it."""

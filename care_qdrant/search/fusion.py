@@ -10,9 +10,8 @@ brings both to one scale: half of the best BM25 scores of real patient questions
 Candidates are the best `CANDIDATES` of both kinds, and each is scored by both: without that, a point that only one list
 holds would count as 0 in the other, which no cosine of a language model is.
 
-``rrf``: Qdrant's reciprocal-rank fusion, which needs no scale: for sparse vectors of other encoders, and for servers
-before 1.14, which have no formulas. ``alpha`` makes the weights of the ranks, which sum to 2: at 0.5 both lists count
-the same. Servers before 1.17 know no weights, so there the two lists are fused here.
+``rrf``: Qdrant's reciprocal-rank fusion, which needs no scale: for sparse vectors of other encoders. ``alpha`` makes
+the weights of the ranks, which sum to 2: at 0.5 both lists count the same.
 
 ``dbsf``: Qdrant's distribution-based fusion, where both lists always count the same.
 
@@ -24,7 +23,6 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from qdrant_client import models
-from qdrant_client.hybrid.fusion import reciprocal_rank_fusion
 
 from care_qdrant.errors import InputError
 
@@ -32,9 +30,6 @@ Fusion = Literal["linear", "dbsf", "rrf"]
 
 DEFAULT_ALPHA = 0.5
 """Share of the dense score, or rank, from 0 (the sparse list alone) to 1 (the dense list alone)."""
-
-WEIGHTED_RANKS_SINCE = (1, 17)
-"""First version of the server whose reciprocal-rank fusion takes weights."""
 
 CANDIDATES = 100
 """Points that each kind of vector offers."""
@@ -67,13 +62,6 @@ def fused_request(
     if fusion == "rrf" and alpha != DEFAULT_ALPHA:
         query = models.RrfQuery(rrf=models.Rrf(weights=_rank_weights(alpha)))
     return models.QueryRequest(prefetch=leaves, query=query, limit=limit, with_payload=True)
-
-
-def fuse_by_rank(
-    dense: list[models.ScoredPoint], sparse: list[models.ScoredPoint], *, alpha: float, limit: int
-) -> list[models.ScoredPoint]:
-    """Return what a server that knows weights makes of two lists, for one that does not."""
-    return reciprocal_rank_fusion([dense, sparse], limit=limit, weights=_rank_weights(alpha))
 
 
 def _rank_weights(alpha: float) -> list[float]:

@@ -12,10 +12,8 @@ from care_qdrant.errors import InputError
 from care_qdrant.search.conditions import keys_of, tenant_conditions
 from care_qdrant.search.fusion import (
     DEFAULT_ALPHA,
-    WEIGHTED_RANKS_SINCE,
     Fusion,
     candidates,
-    fuse_by_rank,
     fused_request,
 )
 from care_qdrant.search.resolve import ResolvedCollection
@@ -93,7 +91,7 @@ class Query:
     def requests(self, resolved: ResolvedCollection) -> list[models.QueryRequest]:
         """Return a request per list, or one for two lists that Qdrant fuses; none for a text without terms."""
         max_limit = resolved.limits.query
-        if self.is_hybrid and self.fusion is not None and not self._is_fused_here(resolved):
+        if self.is_hybrid and self.fusion is not None:
             fused = fused_request(
                 self._dense(resolved),
                 self._sparse(resolved),
@@ -124,10 +122,7 @@ class Query:
     def lists(
         self, resolved: ResolvedCollection, answers: list[list[models.ScoredPoint]]
     ) -> list[list[models.ScoredPoint]]:
-        """Return the lists of the answers to `requests`: each of them, or one that is fused of them here."""
-        if self._is_fused_here(resolved):
-            dense, sparse = answers
-            answers = [fuse_by_rank(dense, sparse, alpha=self.alpha_in(resolved), limit=self.top_k)]
+        """Return the lists of the answers to `requests`, without the hits below the threshold."""
         least = self.score_threshold
         if least is None or (self.is_hybrid and self.fusion is None):
             return answers
@@ -138,12 +133,6 @@ class Query:
             )
         sign = -1 if self.is_nearest_least(resolved) else 1
         return [[point for point in points if sign * point.score >= sign * least] for points in answers]
-
-    def _is_fused_here(self, resolved: ResolvedCollection) -> bool:
-        """Return whether the server cannot weigh ranks as this query wants it."""
-        if not self.is_hybrid or self.fusion != "rrf" or self.alpha_in(resolved) == DEFAULT_ALPHA:
-            return False
-        return not resolved.collection.is_since(WEIGHTED_RANKS_SINCE)
 
     @property
     def _passing(self) -> models.Filter | None:

@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 
 from care_qdrant.contracts.contract import SparseContract, VectorContract
-from care_qdrant.errors import InputError
 from care_qdrant.ingestion.settings import DocumentModel, name_of_vector
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.public import accepts_client
-from care_qdrant.vectors.copy_plan import plan_copy
 from care_qdrant.vectors.preflight import bytes_per_point, examine, problem_of
 
 
@@ -30,8 +28,6 @@ class AttachPlan:
     """Bytes of their vectors, in float32 and without an index; None for BM25, where the texts decide."""
     refusals: list[str]
     """Reasons to refuse; empty where nothing stands in the way."""
-    copy_plan: list[str]
-    """Steps of ``--via copy``, where it is asked for, or where it can attach and an attach in place cannot."""
     notices: list[str]
 
 
@@ -42,8 +38,6 @@ def plan_attach(
     *,
     vector_name: str | None = None,
     text_field: str | None = None,
-    by_copy: bool = False,
-    alias: str | None = None,
 ) -> AttachPlan:
     """Return what an attach would do; nothing is written.
 
@@ -52,27 +46,18 @@ def plan_attach(
         model: The model, whose weights are not read; None adds BM25.
         vector_name: None takes the model's name, or ``bm25``.
         text_field: Payload field with the text; None guesses.
-        by_copy: Whether the vector would be added to a copy behind an alias.
-        alias: The alias of that copy; None takes ``collection``, which then must be one.
 
     Raises:
         InputError: There is no such collection.
         QdrantError: Qdrant cannot be reached.
     """
-    given, target, name = collection, collection.whole(), name_of_vector(vector_name, model)
+    target, name = collection.whole(), name_of_vector(vector_name, model)
     contract = SparseContract.of_texts(()) if model is None else model.contract()
-    preflight = examine(target, name, contract, text_field, in_place=not by_copy)
+    preflight = examine(target, name, contract, text_field)
     todo = target.count() - (target.count_with_vector(name) if target.schema.has_vector(name) else 0)
     refusals = [
         str(each) for each in (*preflight.problems, problem_of(model.require_documents) if model else None) if each
     ]
-    steps: list[str] = []
-    if isinstance(contract, VectorContract):
-        if by_copy:
-            refused = problem_of(lambda: steps.extend(plan_copy(given, alias, name, contract).lines()))
-            refusals += [] if refused is None else [str(refused)]
-        elif preflight.problems and not examine(target, name, contract, text_field, in_place=False).problems:
-            steps = _copy_plan(target, name, contract)
     unfinished = target.schema.unfinished
     return AttachPlan(
         collection=target.name,
@@ -85,16 +70,5 @@ def plan_attach(
         points_to_encode=todo,
         new_bytes=todo * bytes_per_point(contract.params) if isinstance(contract, VectorContract) else None,
         refusals=refusals,
-        copy_plan=steps,
         notices=[*preflight.notices, *([unfinished] if unfinished else [])],
     )
-
-
-def _copy_plan(collection: Collection, vector_name: str, contract: VectorContract) -> list[str]:
-    """Describe a copy behind the alias that points here, or behind a new one."""
-    leading = (alias for alias, behind in collection.aliases().items() if behind == collection.name)
-    try:
-        alias = next(leading, f"{collection.name}-live")
-        return list(plan_copy(collection, alias, vector_name, contract).lines())
-    except InputError as error:
-        return [f"refused: {error}"]

@@ -5,16 +5,15 @@ from dataclasses import dataclass
 from care_qdrant.contracts.learned import learned_metadata
 from care_qdrant.contracts.payload import stored_hash
 from care_qdrant.contracts.stand_in import stand_in_metadata
-from care_qdrant.errors import InputError, ServerTooOld, next_command
+from care_qdrant.errors import InputError
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.connection import tune_embedded
 from care_qdrant.qdrant.public import accepts_client
-from care_qdrant.qdrant.schema import CollectionSchema, VersionRecord
+from care_qdrant.qdrant.schema import CollectionSchema
 from care_qdrant.search.tuning import rescoring_removal
 from care_qdrant.types import CARE_KEY
 from care_qdrant.vectors.attach import end_attach
 from care_qdrant.vectors.points import is_key_of_others
-from care_qdrant.vectors.preflight import NAMED_VECTORS_SINCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +24,13 @@ class DetachReport:
     vector_name: str
     points: int
     payloads_cleaned: int
-    deleted_copy: bool = False
-    """The collection was an unfinished copy, which nobody has searched yet: all of it is gone."""
 
 
 @accepts_client
 def detach_vector(collection: Collection, vector_name: str | None = None) -> DetachReport:
     """Remove a vector that was attached; the other vectors and the user's payload stay as they are.
 
-    The contract goes last, so that a run that was killed is finished by the same command. A copy that
-    ``care attach --via copy`` has not finished is deleted as a whole.
+    The contract goes last, so that a run that was killed is finished by the same command.
 
     Args:
         collection: An open Qdrant and a name: the collection, or an alias of it.
@@ -42,18 +38,9 @@ def detach_vector(collection: Collection, vector_name: str | None = None) -> Det
 
     Raises:
         InputError: The vector was not attached, or it is the only one of the collection.
-        ServerTooOld: The server cannot remove a vector; the message says how to go back all the same.
         QdrantError: Qdrant refused or could not be reached.
     """
     target = collection.whole()
-    record = target.schema.version_record
-    if record is not None and record.adds is not None and vector_name in (None, record.adds):
-        points, is_searched = target.count(), target.name in target.aliases().values()
-        # Only the switch of the alias records what the copy replaces.
-        if record.replaces is None and not is_searched:
-            target.drop()
-            return DetachReport(target.name, record.adds, points, 0, deleted_copy=True)
-    _require_removal(target, record)
     name, points = _checked_name(target.schema, vector_name), target.count()
     measured = dict.fromkeys(target.schema.measured_keys(name))
     tune_embedded(target.client, target.name)
@@ -66,19 +53,6 @@ def detach_vector(collection: Collection, vector_name: str | None = None) -> Det
     end_attach(target, name)
     target.write_contract(name, None)
     return DetachReport(target.name, name, points, cleaned)
-
-
-def _require_removal(collection: Collection, record: VersionRecord | None) -> None:
-    try:
-        collection.require_server(NAMED_VECTORS_SINCE, "removing a vector")
-    except ServerTooOld as error:
-        if record is None or record.adds is None:
-            raise
-        raise ServerTooOld(
-            f"{error}. {collection.name!r} is a copy of {record.source!r} with vector {record.adds!r}: delete it "
-            "when nobody reads it any more, and before that switch its alias back, "
-            + next_command("care publish ALIAS --rollback", model=False)
-        ) from error
 
 
 def _checked_name(schema: CollectionSchema, vector_name: str | None) -> str:

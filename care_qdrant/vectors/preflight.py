@@ -15,16 +15,13 @@ from care_qdrant.errors import (
     FingerprintMismatch,
     InputError,
     SchemaMismatch,
-    ServerTooOld,
     counted,
-    next_command,
 )
 from care_qdrant.qdrant.checks import check_contract, check_sparse_contract
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.schema import BYTES_PER_NUMBER, CollectionSchema
 from care_qdrant.vectors.points import NOTICEABLE_FRACTION, expected_hash, other_text_field, require_free_key
 
-NAMED_VECTORS_SINCE = (1, 18)
 SAMPLE_POINTS = 200
 """Number of points whose payloads show where the texts are."""
 
@@ -64,8 +61,6 @@ def examine(
     vector_name: str,
     contract: VectorContract | SparseContract,
     text_field: str | None,
-    *,
-    in_place: bool = True,
 ) -> Preflight:
     """Examine a collection as an attach would."""
     schema, points, sample = collection.schema, collection.count(), collection.sample(SAMPLE_POINTS)
@@ -76,8 +71,7 @@ def examine(
         schema, vector_name, contract, layout, payloads
     )
     checks: list[Callable[[], object]] = [
-        lambda: _require_named_vectors(collection, vector_name) if in_place else _require_new(schema, vector_name),
-        lambda: _require_reopenable(schema, vector_name, payloads) if in_place else None,
+        lambda: _require_reopenable(schema, vector_name, payloads),
         lambda: (
             _require_free_or_ours(schema, vector_name, contract, lost_contract=lost_contract)
             if isinstance(contract, VectorContract)
@@ -124,19 +118,6 @@ def problem_of(check: Callable[[], object]) -> CareError | None:
     return None
 
 
-def _require_named_vectors(collection: Collection, vector_name: str) -> None:
-    if collection.schema.has_vector(vector_name):
-        return
-    try:
-        feature = f"adding a vector to collection {collection.name!r} while it is in use"
-        collection.require_server(NAMED_VECTORS_SINCE, feature)
-    except ServerTooOld as error:
-        raise ServerTooOld(
-            f"{error}. Upgrade it, or let a copy with both vectors be made behind an alias, "
-            + next_command(f"care attach {collection.name} --via copy --as {collection.name}-live")
-        ) from error
-
-
 def _require_reopenable(schema: CollectionSchema, vector_name: str, payloads: Sequence[Mapping[str, Any]]) -> None:
     """Refuse a collection that Haystack wrote without sparse vectors.
 
@@ -150,17 +131,7 @@ def _require_reopenable(schema: CollectionSchema, vector_name: str, payloads: Se
             f"Haystack wrote collection {schema.name!r} without sparse vectors, and its QdrantDocumentStore could not "
             "open it any more once it has a second vector, not even after care detach. Write the documents into a "
             "store with use_sparse_embeddings=True (on a server, Haystack's migrate_to_sparse_embeddings_support does "
-            "it), open that one from then on, and attach to it; or leave this one to Haystack and let others search a "
-            "copy behind an alias, which gets nothing that is written later, "
-            + next_command(f"care attach {schema.name} --via copy --as {schema.name}-live")
-        )
-
-
-def _require_new(schema: CollectionSchema, vector_name: str) -> None:
-    if vector_name in schema.dense:
-        raise InputError(
-            f"collection {schema.name!r} has vector {vector_name!r} already, so it needs no copy; add to it, "
-            + next_command(f"care attach {schema.name} --vector-name {vector_name}")
+            "it), open that one from then on, and attach to it"
         )
 
 
@@ -239,7 +210,7 @@ def _require_room(
 
 def _notices(schema: CollectionSchema) -> Iterator[str]:
     record = schema.version_record
-    if record is not None and record.adds is None and not record.withdrawn:
+    if record is not None and not record.withdrawn:
         yield (
             f"the collection is a version that care publish made of {record.source!r}, and the next one will not have "
             f"what is added here: attach to {record.source!r}, and publish it"

@@ -70,7 +70,7 @@ class CollectionDetail:
     sampled: int
     sampled_without_text: int
     version_of: str | None
-    """Collection that ``care publish`` or ``care attach --via copy`` copied; None for no copy."""
+    """Collection that ``care publish`` copied; None for no copy."""
     versions: list[str]
     """Versions of its aliases, itself included."""
 

@@ -101,8 +101,6 @@ class CopySettings:
     """Delete points of the target that the source does not have."""
     dry_run: bool = False
     """Compare, and write nothing."""
-    beside: str | None = None
-    """A vector that only the target has; it and the hash of its text are no difference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +173,7 @@ def copy_points(
     )
 
 
-def verify_copy(
-    source: Collection, target: Collection, vectors: Dense, sample: Sequence[PointId], *, beside: str | None = None
-) -> None:
+def verify_copy(source: Collection, target: Collection, vectors: Dense, sample: Sequence[PointId]) -> None:
     """Count both sides exactly, and compare the points of a sample.
 
     A count does not show that documents were edited meanwhile, but an ingestion that has begun leaves its entry.
@@ -194,7 +190,7 @@ def verify_copy(
         originals, copies = source.retrieve(page, vectors=True), target.retrieve(page, vectors=True)
         for point_id, original in originals.items():
             copy = copies.get(point_id)
-            if copy is None or not same_point(original, copy, dense, beside):
+            if copy is None or not same_point(original, copy, dense):
                 raise NotVerified(
                     f"point {point_id!r} of collection {target.name!r} is not what {source.name!r} holds; "
                     "run the same command again"
@@ -244,7 +240,7 @@ class _Copy:
         self._note(len(added), len(changed), len(expected))
 
     def _differs(self, expected: models.Record, found: models.Record) -> bool:
-        return not same_point(expected, found, self.measures, self.settings.beside)
+        return not same_point(expected, found, self.measures)
 
     def _note(self, added: int, changed: int, read: int) -> None:
         with self.lock:

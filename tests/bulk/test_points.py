@@ -21,10 +21,11 @@ from care_qdrant.bulk.units import copied_rows
 from care_qdrant.cli import care
 from care_qdrant.errors import ContractError, InputError
 from care_qdrant.qdrant.collection import SLICES_SINCE, Collection
-from care_qdrant.qdrant.connection import open_client, require_server
+from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import Document
 from care_qdrant.vectors.attach import attach_vector
 from care_qdrant.vectors.verify import verify_collection
+from tests.databases import require_server
 from tests.standin import StandIn
 from tests.tiny import HashModel, Killed, medical_texts
 
@@ -174,7 +175,7 @@ POINTS = 400
 def sliced(server: StandIn) -> Iterator[StandIn]:
     """A server with a collection that is planned by slices, and pages smaller than a slice."""
     with open_client(url=server.url) as client:
-        require_server(client, SLICES_SINCE, "reading by slices")
+        require_server(client, SLICES_SINCE)
         fill(client, "docs", POINTS)
         strict = models.StrictModeConfig(enabled=True, max_query_limit=50)
         client.update_collection("docs", strict_mode_config=strict)

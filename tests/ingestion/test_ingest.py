@@ -16,7 +16,6 @@ from care_qdrant.qdrant.connection import is_embedded, open_client
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME, Storage
 from care_qdrant.qdrant.schema import LOAD_KEY
 from care_qdrant.types import Document, Vectors, point_id
-from tests.databases import require_added_vectors
 from tests.ingestion.conftest import WriteCorpus, short_rows, stored_texts
 from tests.standin import StandIn
 from tests.tiny import HashEncoder, HashModel, medical_texts
@@ -98,7 +97,6 @@ def test_a_document_that_became_shorter_leaves_no_old_chunk(qdrant: QdrantClient
 
 
 def test_other_vectors_of_a_point_stay(qdrant: QdrantClient, write_corpus: WriteCorpus) -> None:
-    require_added_vectors(qdrant)
     rows = short_rows(20)
     ingest(write_corpus(rows), HashModel(), qdrant, "corpus")
     before = vector_of(qdrant, "d1")

@@ -13,7 +13,6 @@ from care_qdrant.errors import (
     FingerprintMismatch,
     InputError,
     SchemaMismatch,
-    ServerTooOld,
 )
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
@@ -24,7 +23,6 @@ from care_qdrant.types import Document
 from care_qdrant.vectors.attach import attach_vector
 from care_qdrant.versions.publish import publish_collection
 from tests.ingestion.conftest import WriteCorpus, short_rows
-from tests.standin import StandIn
 from tests.tiny import HashModel
 
 COSINE, DOT = models.Distance.COSINE, models.Distance.DOT
@@ -71,14 +69,6 @@ def test_bm25_in_a_collection_without_it(qdrant: QdrantClient, write_corpus: Wri
     ingest(corpus, HashModel(), qdrant, "corpus")
     with pytest.raises(InputError, match=f"has no sparse vector '{SPARSE_VECTOR_NAME}'"):
         ingest(corpus, HashModel(), qdrant, "corpus", settings=IngestSettings(sparse=True))
-
-
-@pytest.mark.parametrize("version", ["1.14.1", "1.15.3"])
-def test_a_server_without_collection_metadata(write_corpus: WriteCorpus, version: str) -> None:
-    with StandIn(version=version) as server, open_client(url=server.url) as client:
-        with pytest.raises(ServerTooOld, match=rf"version {version}; collection metadata.* needs 1\.15\.4"):
-            ingest(write_corpus(short_rows(5)), HashModel(), client, "corpus")
-        assert client.get_collections().collections == []
 
 
 def test_a_corpus_without_a_document_makes_no_collection(qdrant: QdrantClient, tmp_path: Path) -> None:

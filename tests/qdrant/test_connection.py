@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 from llama_index.vector_stores.care import CareVectorStore
-from qdrant_client import models
+from qdrant_client import QdrantClient, models
 
-from care_qdrant.errors import FolderLocked, InputError, QdrantError, Unreachable
+from care_qdrant.errors import FolderLocked, InputError, QdrantError, ServerTooOld, Unreachable
 from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import is_embedded, open_client, tune_embedded
 from care_qdrant.types import Document
 from tests.standin.server import StandIn
@@ -111,7 +112,7 @@ def test_answers_are_asked_for_without_compression() -> None:
     class Empty(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             asked.append(self.headers["accept-encoding"])
-            body = b'{"result": {"collections": [], "exists": false}, "status": "ok", "time": 0}'
+            body = b'{"title": "", "version": "1.19.0", "result": {"collections": [], "exists": false}}'
             self.send_response(200)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
@@ -221,3 +222,28 @@ def test_a_folder_that_is_read_only_is_an_error_in_one_line(tmp_path: Path) -> N
         database.collections["corpus"].storage.storage.execute("PRAGMA query_only = ON")
         with pytest.raises(QdrantError, match=r"folder of the embedded database cannot be .*readonly database"):
             ingest([Document("b", "糖尿病")], model, client, "corpus")
+
+
+@pytest.mark.parametrize("version", ["1.15.4", "1.17.9"])
+def test_an_old_server_is_refused_when_it_is_opened_and_with_a_client_of_the_user(version: str) -> None:
+    with StandIn(version=version) as server:
+        too_old = pytest.raises(ServerTooOld, match=rf"version {version}, and 1\.18 is the oldest .*: upgrade it")
+        with too_old, open_client(url=server.url):
+            pass
+        client = QdrantClient(url=server.url, check_compatibility=False)
+        for use in (
+            lambda: Collection(client, "c").schema,
+            lambda: ingest([Document("d", "咳嗽")], HashModel(), client, "c"),
+        ):
+            with pytest.raises(ServerTooOld):
+                use()
+        assert not [each for each in server.requests if each.method != "GET"]
+        client.close()
+
+
+def test_several_urls_are_refused() -> None:
+    with (
+        pytest.raises(InputError, match="names several servers; give one URL"),
+        open_client(url="http://a:1,http://b:2"),
+    ):
+        pass

@@ -12,7 +12,6 @@ from care_qdrant.qdrant.create import Storage
 from care_qdrant.qdrant.quantization import Quantization
 from care_qdrant.types import Document
 from care_qdrant.vectors.attach import AttachSettings, attach_vector
-from care_qdrant.versions.attach_by_copy import attach_by_copy
 from tests.standin import StandIn
 from tests.tiny import HashModel
 
@@ -44,11 +43,9 @@ def test_vectors_are_placed_in_memory_as_the_server_knows_it(
         ingest([Document("a", "发热三天")], model, client, "made", storage=storage)
         ingest([Document("a", "发热三天")], model, client, "plain")
         attach_vector(client, "plain", HashModel(name="second"), settings=settings)
-        attach_by_copy(client, "plain", HashModel(name="third"), "live", settings=settings)
-        made, plain, live = (Collection(client, name).schema for name in ("made", "plain", "live"))
+        made, plain = (Collection(client, name).schema for name in ("made", "plain"))
     assert placement(made.dense[model.name], made.config.quantization_config) == expected
-    for schema, name in ((plain, "second"), (live, "third"), (live, "second")):
-        assert placement(schema.dense[name], schema.dense[name].quantization_config) == expected
+    assert placement(plain.dense["second"], plain.dense["second"].quantization_config) == expected
     untouched = plain.dense[model.name]
     assert untouched.memory is untouched.on_disk is untouched.quantization_config is None
 

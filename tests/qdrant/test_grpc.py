@@ -1,22 +1,17 @@
-"""Requests over gRPC that are built here are those that qdrant-client builds, and go to the right server only."""
+"""Requests over gRPC that are built here are those that qdrant-client builds."""
 
 import math
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from qdrant_client import QdrantClient, models
 from qdrant_client import grpc as messages
+from qdrant_client import models
 from qdrant_client.conversions.conversion import RestToGrpc
-from qdrant_client.grpc.collections_service_pb2_grpc import CollectionsServicer, add_CollectionsServicer_to_server
 
-from care_qdrant.qdrant.grpc import answers_over_grpc, upsert_request, with_lists
-from care_qdrant.qdrant.schema import IDENTITY_KEY
+from care_qdrant.qdrant.grpc import upsert_request, with_lists
 
 IDS = st.uuids().map(str) | st.integers(0, 2**64 - 1)
 VALUES = st.recursive(
@@ -50,42 +45,3 @@ def test_other_vectors_are_left_to_the_client(vector: Any) -> None:
     point = models.PointStruct(id=7, vector=vector, payload={"a": 1})
     assert with_lists([point]) == [point]
     assert list(upsert_request("c", [point]).points) == [RestToGrpc.convert_point_struct(point)]
-
-
-class Collections(CollectionsServicer):  # type: ignore[misc]
-    """Knows one collection, ``c``."""
-
-    def Get(self, request: Any, context: Any) -> messages.GetCollectionInfoResponse:  # noqa: N802
-        if request.collection_name != "c":
-            context.abort(grpc.StatusCode.NOT_FOUND, "no such collection")
-        config = messages.CollectionConfig(metadata={IDENTITY_KEY: messages.Value(string_value="this one")})
-        return messages.GetCollectionInfoResponse(result=messages.CollectionInfo(config=config))
-
-
-@pytest.fixture
-def grpc_port() -> Iterator[int]:
-    server = grpc.server(ThreadPoolExecutor(2))
-    add_CollectionsServicer_to_server(Collections(), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield port
-    server.stop(None)
-
-
-@pytest.mark.parametrize(
-    ("name", "identity", "answers"),
-    [("c", "this one", True), ("c", "another one", False), ("c", None, False), ("d", "this one", False)],
-)
-def test_a_grpc_port_is_used_only_if_the_collection_is_the_same(
-    grpc_port: int, name: str, identity: str | None, answers: bool
-) -> None:
-    client = QdrantClient(host="127.0.0.1", grpc_port=grpc_port, check_compatibility=False)
-    assert answers_over_grpc(client, name, identity) is answers
-    client.close()
-
-
-def test_no_grpc_port_and_no_server() -> None:
-    client = QdrantClient(host="127.0.0.1", grpc_port=1, check_compatibility=False)
-    assert not answers_over_grpc(client, "c", "this one")
-    client.close()
-    assert not answers_over_grpc(QdrantClient(":memory:"), "c", "this one")

@@ -11,7 +11,7 @@ from care_qdrant.errors import QdrantError
 from care_qdrant.qdrant import optimizer
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
-from tests.databases import REAL, open_database, require_added_vectors
+from tests.databases import REAL, open_database
 from tests.standin import StandIn
 
 DENSE = models.DenseVectorNameConfig(dense=models.DenseVectorConfig(size=2, distance=models.Distance.DOT))
@@ -20,7 +20,6 @@ DENSE = models.DenseVectorNameConfig(dense=models.DenseVectorConfig(size=2, dist
 @pytest.fixture
 def opened(server: StandIn) -> Iterator[tuple[StandIn, Collection]]:
     with open_client(url=server.url) as client:
-        require_added_vectors(client)
         client.create_collection("c", {"old": models.VectorParams(size=2, distance=models.Distance.DOT)})
         yield server, Collection(client, "c")
 

@@ -9,7 +9,6 @@ from qdrant_client import QdrantClient
 from care_qdrant import (
     Collection,
     Document,
-    attach_by_copy,
     attach_vector,
     detach_vector,
     ingest,
@@ -81,13 +80,12 @@ def test_a_run_that_failed_leaves_the_object_as_it_was(client: QdrantClient, ser
     "work",
     [
         lambda place: attach_vector(place, OTHER),
-        lambda place: attach_by_copy(place, OTHER, "live"),
         lambda place: detach_vector(place, "other"),
         lambda place: plan_attach(place, OTHER),
         lambda place: verify_collection(place, OTHER),
         lambda place: publish_collection(place, "live"),
     ],
-    ids=["attach", "copy", "detach", "plan", "verify", "publish"],
+    ids=["attach", "detach", "plan", "verify", "publish"],
 )
 def test_work_on_all_points_is_refused_on_the_shards_of_a_key(
     client: QdrantClient, server: StandIn, work: Callable[[Collection], object]

@@ -9,8 +9,9 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import InputError
 from care_qdrant.qdrant.collection import SLICES_SINCE, Collection, PointId
-from care_qdrant.qdrant.connection import open_client, require_server
+from care_qdrant.qdrant.connection import open_client
 from care_qdrant.qdrant.slices import Note, Slice, read_slices, slices_of, stateless
+from tests.databases import require_server
 from tests.standin import StandIn
 
 POINTS = 200
@@ -20,7 +21,7 @@ POINTS = 200
 def sliced(server: StandIn) -> StandIn:
     """A server that knows slices."""
     with open_client(url=server.url) as client:
-        require_server(client, SLICES_SINCE, "reading by slices")
+        require_server(client, SLICES_SINCE)
     return server
 
 

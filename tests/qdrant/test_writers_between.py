@@ -9,7 +9,7 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.contracts.payload import content_hash
-from care_qdrant.qdrant.collection import CONDITIONAL_WRITES_SINCE, Collection
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.sender import Kind, Write
 from care_qdrant.types import CARE_KEY, Vectors
 from care_qdrant.vectors.attach import attach_vector
@@ -77,8 +77,6 @@ def test_no_order_of_operations_leaves_a_hash_of_another_text(
     """One writer knows the former text, the other one a later one; ``whole`` says whether the first has a vector."""
     _create(served, FORMER)
     collection = Collection(served, NAME)
-    if not collection.is_embedded:
-        collection.require_server(CONDITIONAL_WRITES_SINCE, "a write under a condition")
     is_former = models.FieldCondition(key="text", match=models.MatchValue(value=FORMER))
     ones = Write(
         [_point(FORMER, first, vector=whole)], first, (MODEL.name,), {1: [is_former]} if first == "attach" else {}

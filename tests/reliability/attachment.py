@@ -11,7 +11,6 @@ from care_qdrant.qdrant.collection import Collection
 from care_qdrant.types import CARE_KEY
 from care_qdrant.vectors.attach import AttachReport, AttachSettings, attach_vector
 from care_qdrant.vectors.detach import detach_vector
-from care_qdrant.versions.attach_by_copy import attach_by_copy
 from tests.reliability.ingestion import Target
 from tests.reliability.ready_model import ReadyModel
 from tests.reliability.sample_collection import DIM, Contents, distance, make_collection, read_contents
@@ -45,18 +44,6 @@ def detach_trials(
         return Attempt(partial(_detach, target), partial(_verify_detach, target, before))
 
     return kill_trials(f"detach, {_kind(url)}", prepare, trials, seed, fault)
-
-
-def copy_trials(
-    points: int, trials: int, scratch: Path, url: str, seed: int, fault: Fault = CLIENT_KILLED
-) -> Iterator[Trial]:
-    """Kill attaches by a copy (``--via copy``); see `attach_trials` for the arguments."""
-
-    def prepare(name: str) -> Attempt:
-        target, before = fill(f"copy-{name}", points, scratch, url)
-        return Attempt(partial(_attach_by_copy, target), partial(_verify_copy, target, before))
-
-    return kill_trials("attach by a copy, server", prepare, trials, seed, fault)
 
 
 def fill(name: str, points: int, scratch: Path, url: str | None) -> tuple[Target, Contents]:
@@ -121,30 +108,6 @@ def _verify_detach(target: Target, before: Contents) -> tuple[Counts, Counts]:
     # Every point is compared whole: nothing of ours may be left.
     changed += distance(after, before)
     return {"points": len(before), "detached": len(before) - left}, {"changed": changed}
-
-
-def _attach_by_copy(target: Target) -> None:
-    settings = AttachSettings(batch_tokens=300)
-    with target.open() as client:
-        model = ReadyModel(DIM, texts_per_second=TEXTS_PER_SECOND)
-        attach_by_copy(client, target.collection, model, f"{target.collection}-live", settings=settings)
-
-
-def _verify_copy(target: Target, before: Contents) -> tuple[Counts, Counts]:
-    """Finish a copy that was not switched to, and compare it with its source, which must be as it was."""
-    alias = f"{target.collection}-live"
-    with target.open() as client:
-        is_switched = any(each.alias_name == alias for each in client.get_aliases().aliases)
-    if not is_switched:
-        _attach_by_copy(target)
-    with target.open() as client:
-        attached, changed = look(client, alias, before)
-        violations = {
-            "changed": changed,
-            "wrong_vectors": wrong_vectors(client, alias),
-            "source_changed": distance(read_contents(client, target.collection), before),
-        }
-    return {"points": len(before), "attached": attached, "switched": int(is_switched)}, violations
 
 
 def _detach(target: Target) -> None:

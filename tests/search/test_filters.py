@@ -79,7 +79,6 @@ def recall(client: QdrantClient, queries: list[list[float]], params: models.Sear
 
 def test_a_filtered_search_of_a_graph_finds_what_passes(real: QdrantClient) -> None:
     queries = fill_with_a_graph(real)
-    Collection(real, "groups").require_server(ACORN_SINCE, "ACORN")
     off = models.SearchParams(acorn=models.AcornSearchParams(enable=False))
     plain, ours = recall(real, queries, off), recall(real, queries, None)
     assert ours > 0.9

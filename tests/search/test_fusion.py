@@ -12,9 +12,8 @@ from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import InputError
 from care_qdrant.search import fusion
 from care_qdrant.search.retriever import Retriever
-from care_qdrant.types import Document, Hit
+from care_qdrant.types import Document
 from tests.search.conftest import COLLECTION
-from tests.standin import StandIn
 from tests.tiny import HashModel
 
 QUERIES = ["糖化血红蛋白 HbA1c 6.5% 说明什么", "二甲双胍恶心怎么办", "EGFR 靶向药"]
@@ -102,20 +101,6 @@ def test_alpha_weighs_ranks(corpus: QdrantClient, model: HashModel, alpha: float
             expected[str(point.id)] = expected.get(str(point.id), 0.0) + score
     assert [hit.score for hit in found] == pytest.approx(sorted(expected.values(), reverse=True)[:9], rel=1e-4)
     assert [hit.score for hit in found] == pytest.approx([expected[hit.point_id] for hit in found], rel=1e-4)
-
-
-def test_a_server_without_weights_of_ranks_gives_the_same_hits(
-    served: QdrantClient, server: StandIn, model: HashModel
-) -> None:
-    def hits() -> list[list[Hit]]:
-        retriever = Retriever(served, COLLECTION, model, mode="hybrid", fusion="rrf", alpha=0.8)
-        return retriever.search(QUERIES, top_k=7)
-
-    expected = hits()
-    server.engine.version = "1.16.3"
-    server.requests.clear()
-    assert hits() == expected
-    assert server.count("POST", "/points/query/batch") == 1
 
 
 def test_a_share_that_a_fusion_cannot_take_is_refused(corpus: QdrantClient, model: HashModel) -> None:

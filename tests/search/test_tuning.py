@@ -9,7 +9,6 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.contracts.contract import VectorContract
-from care_qdrant.errors import ServerTooOld
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
@@ -152,10 +151,3 @@ def test_what_the_graph_misses_is_no_loss_by_quantization(real_url: str, caplog:
     assert recorded is not None
     assert recorded.unquantised < 1 - MAX_LOSS and not recorded.loses_too_much
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-def test_a_kind_that_the_server_does_not_know_is_refused_by_name() -> None:
-    with StandIn(version="1.17.1") as server, open_client(url=server.url) as client:
-        with pytest.raises(ServerTooOld, match="turbo quantization"):
-            ingest([Document("d", "糖尿病")], HashModel(), client, "corpus", storage=Storage("turbo"))
-        assert not client.collection_exists("corpus")

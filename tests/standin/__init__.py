@@ -2,7 +2,7 @@
 
 With ``upstream=url`` the real server there answers instead, behind the same faults.
 
-    with StandIn(version="1.17.1", max_bytes=1_000_000) as server:
+    with StandIn(max_bytes=1_000_000) as server:
         server.faults.add("429", times=2, method="PUT", path="/points$", seconds=1)
         client = QdrantClient(url=server.url, timeout=2)
 """

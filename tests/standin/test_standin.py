@@ -136,18 +136,3 @@ def test_a_collection_that_is_as_large_as_it_may_be(client: QdrantClient, limits
             # A server counts what it holds at every 32nd write.
             for _ in range(33):
                 refused()
-
-
-def test_an_old_server_knows_no_names_of_vectors() -> None:
-    config = models.DenseVectorNameConfig(dense=models.DenseVectorConfig(size=3, distance=COSINE))
-    with StandIn(version="1.17.9") as old:
-        client = connect(old)
-        assert client.info().version == "1.17.9"
-        client.create_collection("c", vectors_config=DENSE)
-        for change in (
-            lambda: client.create_vector_name("c", "new", config),
-            lambda: client.delete_vector_name("c", "dense"),
-        ):
-            with pytest.raises(UnexpectedResponse) as refused:
-                change()
-            assert (refused.value.status_code, refused.value.content) == (404, b"")

@@ -23,7 +23,6 @@ from care_qdrant.vectors.attach import AttachSettings, attach_vector
 from care_qdrant.vectors.detach import detach_vector
 from care_qdrant.vectors.status import describe
 from care_qdrant.vectors.verify import verify_collection
-from care_qdrant.versions.attach_by_copy import attach_by_copy
 from care_qdrant.versions.promote import promote_collection
 from care_qdrant.versions.publish import publish_collection
 from tests.tiny import HashModel
@@ -115,12 +114,8 @@ def test_a_first_attach(
         assert each and "an attach of vector 'care'" in each and "care attach articles --vector-name care" in each
     with closing(opened()) as client:
         assert "has not ended" in verify_collection(client, NAME, MODEL).problems[-1]
-        for copy in (
-            lambda: publish_collection(client, NAME, "live"),
-            lambda: attach_by_copy(client, NAME, MODEL, "l"),
-        ):
-            with pytest.raises(InputError, match="care attach articles --vector-name care"):
-                copy()
+        with pytest.raises(InputError, match="care attach articles --vector-name care"):
+            publish_collection(client, NAME, "live")
         assert attach_vector(client, NAME, MODEL).covered == POINTS
         assert nothing_is_unfinished(client)
         assert not any("has not ended" in said for said in verify_collection(client, NAME, MODEL).problems)
@@ -204,18 +199,6 @@ def test_a_publication(
     with closing(opened()) as client:
         assert describe(Collection(client, NAME)).unfinished is None
         assert publish_collection(client, NAME, "live").version == "live_v1"
-        assert nothing_is_unfinished(client)
-
-
-@pytest.mark.parametrize(("method", "number"), [("upsert", 2), ("batch_update_points", 1)])
-def test_an_attach_by_a_copy(
-    folder: Path, opened: Callable[[], QdrantClient], caplog: pytest.LogCaptureFixture, method: str, number: int
-) -> None:
-    kill_at(folder, method, number, lambda client: attach_by_copy(client, NAME, MODEL, "live"))
-    for each in said(folder, "live_v1", caplog):
-        assert each and "the copy of 'articles' into collection 'live_v1' began" in each
-    with closing(opened()) as client:
-        assert attach_by_copy(client, NAME, MODEL, "live").plan.version == "live_v1"
         assert nothing_is_unfinished(client)
 
 

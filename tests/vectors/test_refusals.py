@@ -4,7 +4,7 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.contracts.contract import VectorContract
-from care_qdrant.errors import FingerprintMismatch, InputError, Rejected, SchemaMismatch, ServerTooOld
+from care_qdrant.errors import FingerprintMismatch, InputError, Rejected, SchemaMismatch
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.vectors.attach import AttachSettings, attach_vector
@@ -55,19 +55,6 @@ def test_payloads_without_text(qdrant: QdrantClient, model: HashModel) -> None:
         attach_vector(qdrant, NAME, model)
     with pytest.raises(InputError, match=r"'body\.zh'"):
         attach_vector(qdrant, NAME, model, settings=AttachSettings(text_field="body.zh"))
-
-
-def test_a_server_that_is_too_old(model: HashModel) -> None:
-    with StandIn(version="1.17.1") as server:
-        client = QdrantClient(url=server.url, check_compatibility=False)
-        fill(client, "named", "plain")
-        before = len(server.requests)
-        with pytest.raises(
-            ServerTooOld, match=r"1\.17\.1; adding a vector .* needs 1\.18 .*--via copy --as articles-live"
-        ):
-            attach_vector(client, NAME, model)
-        assert not [each for each in server.requests[before:] if each.method in ("PUT", "PATCH", "DELETE")]
-        client.close()
 
 
 @pytest.mark.filterwarnings("ignore:Api key is used with an insecure connection")

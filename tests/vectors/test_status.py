@@ -54,8 +54,6 @@ def test_the_four_commands_in_their_order(tmp_path: Path, pair_folder: Path) -> 
     sparse = [NAME, *path, "--bm25"]
     CliRunner().invoke(attach_cli.command, sparse, catch_exceptions=False)
     assert CliRunner().invoke(verify.command, [NAME, *path, "--vector-name", "bm25"]).exit_code == 0
-    refused = CliRunner().invoke(attach_cli.command, [*sparse, "--via", "copy"])
-    assert refused.exit_code == 2 and "leave out --via copy" in refused.output
     unsure = CliRunner().invoke(detach_cli.command, [NAME, *path])
     assert isinstance(unsure.exception, InputError)
     assert "bm25, tiny-pair; give --vector-name, or --all" in str(unsure.exception)

@@ -13,7 +13,6 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.console.watching import passes
 from care_qdrant.errors import FingerprintMismatch, FolderLocked, TooFewDocuments, Unreachable
 from care_qdrant.vectors.attach import AttachReport, AttachSettings, attach_vector
-from tests.databases import require_added_vectors
 from tests.forks import FORKS
 from tests.standin import StandIn
 from tests.tiny import BusyEncoder, HashModel
@@ -45,7 +44,6 @@ def _start(server: StandIn, pair_folder: Path) -> "subprocess.Popen[str]":
 def test_what_a_pipeline_adds_is_picked_up_until_a_signal_ends_it(
     server: StandIn, client: QdrantClient, pair_folder: Path, number: signal.Signals
 ) -> None:
-    require_added_vectors(client)
     fill(client, "named", "plain", count=10)
     with _start(server, pair_folder) as process:
         reports = _reports(process)

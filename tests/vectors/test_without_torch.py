@@ -1,6 +1,5 @@
 """An installation that cannot encode documents says so before anything is written."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from care_qdrant.model.care_model import CareModel
 from care_qdrant.types import Document
 from care_qdrant.vectors.attach import attach_vector
 from care_qdrant.vectors.attach_plan import plan_attach
-from care_qdrant.versions.attach_by_copy import attach_by_copy
 from tests.vectors.collections import NAME, contents, fill
 
 
@@ -25,18 +23,11 @@ def pair(pair_folder: Path, monkeypatch: pytest.MonkeyPatch) -> CareModel:
     return CareModel.load(pair_folder)
 
 
-@pytest.mark.parametrize(
-    "attach",
-    [
-        lambda client, model: attach_vector(client, NAME, model),
-        lambda client, model: attach_by_copy(client, NAME, model, "articles-live"),
-    ],
-)
-def test_attach(client: QdrantClient, pair: CareModel, attach: Callable[[QdrantClient, CareModel], object]) -> None:
+def test_attach(client: QdrantClient, pair: CareModel) -> None:
     fill(client, "named", "plain")
     before, config = contents(client), client.get_collection(NAME).config
     with pytest.raises(MissingExtra, match=r"document encoder needs torch.*'\.\[ingest\]"):
-        attach(client, pair)
+        attach_vector(client, NAME, pair)
     assert contents(client) == before
     assert client.get_collection(NAME).config == config
     assert [each.name for each in client.get_collections().collections] == [NAME]

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.errors import InputError, NotVerified, QdrantError, ServerTooOld
+from care_qdrant.errors import InputError, NotVerified, QdrantError
 from care_qdrant.ingestion import rows as reading
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.connection import open_client, require_server
+from care_qdrant.qdrant.connection import open_client
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.qdrant.schema import LOAD_KEY, RUN_PREFIX
 from care_qdrant.types import Document
 from care_qdrant.versions.publish import PublishSettings, publish_collection, roll_back
-from tests.databases import REAL, behind, open_database
+from tests.databases import REAL, behind, open_database, require_server
 from tests.standin import StandIn
 from tests.tiny import HashModel, point_alias
 from tests.versions.conftest import SCHEMAS, assert_same, contents, dense, fill, point
@@ -224,7 +224,7 @@ def test_settings_and_indexes_of_a_server_come_along(client: QdrantClient) -> No
 
 
 def test_where_a_server_holds_what_in_memory_comes_along(client: QdrantClient) -> None:
-    require_server(client, (1, 19, 0), "the placement of components in memory")
+    require_server(client, (1, 19, 0))
     graph = models.HnswConfigDiff(memory=models.Memory.PINNED, m=8)
     int8 = models.ScalarQuantizationConfig(type=models.ScalarType.INT8, memory=models.Memory.CACHED)
     quantized = models.ScalarQuantization(scalar=int8)
@@ -298,13 +298,6 @@ def test_a_source_that_changes_under_the_copy_is_noticed(qdrant: QdrantClient) -
         publish_collection(qdrant, "docs", "live", on_progress=lose)
     assert behind(qdrant, "live") is None
     assert publish_collection(qdrant, "docs", "live").copied.deleted == 1
-
-
-def test_a_server_without_metadata_is_too_old() -> None:
-    with StandIn(version="1.14.0") as server, open_client(url=server.url) as client:
-        fill(client, "docs", PAIR, 2)
-        with pytest.raises(ServerTooOld, match=r"1\.15"):
-            publish_collection(client, "docs", "live")
 
 
 def test_readers_never_miss_the_alias(client: QdrantClient, server: StandIn) -> None:

@@ -27,12 +27,13 @@ from tokenizers import Encoding, Tokenizer
 from care_qdrant.encoders.agreement import LEAST_HALF_PRECISION, projections
 from care_qdrant.encoders.ahead import Meter, run_ahead
 from care_qdrant.encoders.batching import token_batches
-from care_qdrant.encoders.engine import START_PATIENCE_SECONDS, Engine
+from care_qdrant.encoders.engine import Engine
 from care_qdrant.encoders.references import Reference
 from care_qdrant.encoders.remote.wire import PERHAPS_TOO_MUCH, embeddings_client, read_vectors, request_body
 from care_qdrant.encoders.side import Geometry, Side
 from care_qdrant.encoders.usable import require_texts
 from care_qdrant.errors import EncodingError, ModelError, Unreachable, counted, redact
+from care_qdrant.patience import START_PATIENCE_SECONDS
 from care_qdrant.types import Vectors
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
-from care_qdrant.console.options import Target, json_option, readers, target_options
+from care_qdrant.console.options import FiniteRange, Target, json_option, readers, target_options
 from care_qdrant.console.reports import search_command, show_report
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 @click.option(
     "--watch",
     "watch_seconds",
-    type=click.FloatRange(0),
+    type=FiniteRange(0),
     metavar="SECONDS",
     help="Run until SIGTERM or Ctrl-C: every SECONDS, update the encoder if 5 % of the points are new. With --json, "
     "each update prints one line.  [default: learn once]",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from care_qdrant.console.groups import Command
-from care_qdrant.console.options import json_option
+from care_qdrant.console.options import FiniteRange, json_option
 from care_qdrant.destinations import require_writable
 from care_qdrant.errors import InputError, counted, needs_extra
 
@@ -47,7 +47,7 @@ def load(config: str, overrides: Sequence[str], preset: str | None = None) -> "R
 @click.option("--preset", help="Name of a comparison (see: care train presets).  [default: none]")
 @click.option(
     "--minutes",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     help="Minutes after which to save and stop; continue with --resume.  [default: no limit]",
 )
 def run(

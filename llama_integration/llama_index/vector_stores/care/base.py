@@ -83,8 +83,7 @@ class CareVectorStore(StoreSettings):
       get it; ``enable_hybrid=False`` searches the dense vector alone.
     - Scores of hybrid queries are in 0…1, and ``alpha=0.0`` is 0, sync and async.
     - One client serves sync and async callers, from any number of threads.
-    - Searches and writes that fail for the moment are tried again, on another node where the client knows several
-      (`care_qdrant.open_client` with several URLs).
+    - Searches and writes that fail for the moment are tried again.
 
     Example:
         >>> from qdrant_client import QdrantClient
