@@ -1,8 +1,7 @@
-"""Forecast of a job: tokens, hours, money, bytes, memory and nodes, from a sample and from measured constants.
+"""Forecast of a job: tokens and hours from a sample that is encoded here, bytes and nodes from the size of points.
 
-Each constant comes from a result file of this repository, and holds for what was measured there: up to a million
-points, on two cores of one machine; another took twice as long. Beyond, it is extrapolated along a straight line,
-and the report says so.
+How many bytes a point takes follows from Qdrant's formats, and was measured with up to a million points; beyond, it is
+extrapolated along a straight line, and the report says so.
 """
 
 import math
@@ -44,21 +43,10 @@ _KINDS = "benchmarks/results/server-index-100000.json: 100,000 points of 256 num
 CONSTANTS = {
     "disk_bytes_beside_vector": Constant(85.9, "bytes a point", _INDEX),
     "memory_bytes_beside_vector": Constant(431.0, "bytes a point", f"{_INDEX}; the highest of three ways of storage"),
-    "index_core_seconds": Constant(0.000542, "core seconds a point", f"{_INDEX}; it grows with the vector's length"),
     "int8": Constant(1.029, "bytes a number of the vector", _KINDS),
     "turbo": Constant(0.546, "bytes a number of the vector", _KINDS),
     "product": Constant(0.318, "bytes a number of the vector", _KINDS),
     "binary": Constant(0.185, "bytes a number of the vector", _KINDS),
-    "load_points_per_second": Constant(
-        11_212.7,
-        "points a second of one loader",
-        "benchmarks/results/server-ingestion.json: 20,000 points of 768 numbers over gRPC, the slowest run",
-    ),
-    "job_core_seconds": Constant(
-        0.000108,
-        "core seconds a document of plan, encode and load beside the encoder, more than direct ingestion",
-        "benchmarks/results/bulk-overhead.json: 20,000 documents of 1,024 numbers",
-    ),
 }
 
 
@@ -104,10 +92,6 @@ class Forecast:
     """Memory of the database in bytes by way of storage, to answer from memory; one copy."""
     nodes: dict[str, int]
     """Nodes of the given memory, by way of storage; as many shards as nodes let each build its part of the graph."""
-    load_hours: float
-    """Hours of one loader."""
-    index_core_hours: tuple[float, float]
-    """Core hours of building the graph: the least, and with cost in proportion to the vector's length."""
     constants: dict[str, Constant]
     extrapolated: bool
     """Whether this is beyond the million points that the constants were measured with."""
@@ -138,7 +122,6 @@ def forecast(
     payload = round(points * float(np.mean(sizes)))
     beside = CONSTANTS["disk_bytes_beside_vector"].value * points
     memory = {name: round(points * size) for name, size in _sizes(manifest.dim, on_disk=False).items()}
-    index = points * CONSTANTS["index_core_seconds"].value / 3_600
     return Forecast(
         model=manifest.model_name,
         documents=documents,
@@ -156,8 +139,6 @@ def forecast(
         },
         memory_bytes=memory,
         nodes={name: math.ceil(size / (settings.node_gib * 2**30 * FILLED)) for name, size in memory.items()},
-        load_hours=rounded(points / CONSTANTS["load_points_per_second"].value / 3_600),
-        index_core_hours=(rounded(index), rounded(index * max(1.0, manifest.dim / 256))),
         constants=CONSTANTS,
         extrapolated=points > 1_000_000,
     )

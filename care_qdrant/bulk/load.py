@@ -256,7 +256,7 @@ def verify(
         report.problems.append(
             f"{counted(report.missing, 'point', 'are')} missing and {counted(report.outdated, 'point', 'are')} of "
             f"another text, in {counted(len(report.wrong_units), 'unit')}; write them, "
-            + next_command(f"care bulk load {job.url} --collection {collection}", model=False)
+            + next_command(f"care bulk load {job.url} --collection {collection.name}", model=False)
         )
     if report.least_cosine is not None and not report.least_cosine >= LEAST_STORED:
         report.problems.append(f"a stored vector has cosine {report.least_cosine:.3f} to that of its part")

@@ -15,7 +15,7 @@ from care_qdrant.contracts.layouts import Layout
 from care_qdrant.encoders import TokenCounter
 from care_qdrant.errors import InputError
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.types import Document
+from care_qdrant.types import Document, half_character
 from care_qdrant.vectors.points import stored_text
 from care_qdrant.vectors.preflight import examine
 
@@ -75,6 +75,7 @@ def sampled_texts(target: Collection, draft: Manifest, text_field: str | None) -
 
 
 def _sample(target: Collection, layout: Layout) -> tuple[int, list[str]]:
-    """Return how many points were drawn, and the texts of those that have one."""
+    """Return how many points were drawn, and the texts of those that have one which can be encoded."""
     payloads = [record.payload or {} for record in target.sample(SAMPLED)]
-    return len(payloads), [stored_text(layout, each) for each in payloads if layout.of_point(each).find_text(each)]
+    texts = (stored_text(layout, payload) for payload in payloads if layout.of_point(payload).find_text(payload))
+    return len(payloads), [text for text in texts if not half_character(text)]

@@ -1,23 +1,20 @@
-"""Hands units to workers and takes receipts back: processes of this machine, or actors of a Ray cluster.
+"""Hands units to workers and takes receipts back: to the encoder of this process, or to actors of Ray.
 
 A worker holds one encoder and runs one unit at a time. A unit whose worker died, or that failed for a passing reason,
-is given to another worker, three times at most; then it is reported. Vectors never come here: a worker writes its part.
+is tried again, three times at most; then it is reported. Vectors never come here: a worker writes its part.
 """
 
 import logging
-import multiprocessing
-import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from care_qdrant.bulk.job import Job, Manifest, Receipt, Unit
 from care_qdrant.encoders.engine import LOCAL, Engine
-from care_qdrant.encoders.onnx import usable_cores
 from care_qdrant.errors import CareError, needs_extra
 
 logger = logging.getLogger(__name__)
@@ -67,7 +64,7 @@ def run_units(units: Sequence[Unit], slots: Sequence[Slot], on_receipt: Callable
     while waiting or running:
         while waiting and free:
             unit, slot = waiting.popleft(), free.popleft()
-            running[_submit(unit, slot)] = unit, slot
+            running[slot.submit(unit)] = unit, slot
         for future in wait(running, return_when=FIRST_COMPLETED).done:
             unit, slot = running.pop(future)
             try:
@@ -79,14 +76,6 @@ def run_units(units: Sequence[Unit], slots: Sequence[Slot], on_receipt: Callable
                 on_receipt(receipt)
             free.append(slot)
     return outcome
-
-
-def _submit(unit: Unit, slot: Slot) -> "Future[Receipt]":
-    try:
-        return slot.submit(unit)
-    except BrokenExecutor:  # the worker died after its last unit
-        slot.restart()
-        return slot.submit(unit)
 
 
 def _note_failure(
@@ -104,43 +93,6 @@ def _note_failure(
         logger.warning("unit %s is tried again, since its worker failed: %s", unit.name, reason)
         outcome.retries += 1
         waiting.append(unit)
-
-
-@contextmanager
-def local_slots(count: int, settings: WorkerSettings) -> Iterator[list[Slot]]:
-    """Open processes of this machine, each with an encoder of its own; of several GPUs each takes the next one."""
-    devices = (settings.device or "").split(",")
-    threads = max(1, usable_cores() // count)
-    with ExitStack() as stack:
-        slots: list[Slot] = []
-        for number in range(count):
-            device = devices[number % len(devices)] or None
-            slot = _Process(replace(settings, device=device), threads)
-            stack.callback(slot.close)
-            slots.append(slot)
-        yield slots
-
-
-class _Process:
-    """A pool of one process, so that the death of a worker is that of one unit."""
-
-    def __init__(self, settings: WorkerSettings, threads: int) -> None:
-        self._settings, self._threads = settings, threads
-        self._open()
-
-    def submit(self, unit: Unit) -> "Future[Receipt]":
-        return self._pool.submit(_run, unit)
-
-    def restart(self) -> None:
-        self.close()
-        self._open()
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def _open(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(1, context, _start, (self._settings, self._threads))
 
 
 @contextmanager
@@ -178,6 +130,24 @@ class _Actor:
         self._actor = self._make.remote(self._settings)
 
 
+class _Here:
+    """The encoder of this process; a unit is encoded while it is submitted."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._encoder = _Encoder(settings)
+
+    def submit(self, unit: Unit) -> "Future[Receipt]":
+        future: Future[Receipt] = Future()
+        try:
+            future.set_result(self._encoder.run(unit))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def restart(self) -> None:
+        """Do nothing: the encoder is as it was."""
+
+
 class _Encoder:
     """The state of a worker: the job and the model, opened once."""
 
@@ -194,21 +164,6 @@ class _Encoder:
         from care_qdrant.bulk.encode import encode_unit
 
         return encode_unit(self._job, self._manifest, unit, self._model, self._settings.batch_tokens)
-
-
-_encoder: _Encoder | None = None
-
-
-def _start(settings: WorkerSettings, threads: int) -> None:
-    global _encoder
-    # Before torch is imported: as many processes, each with a thread a core, would wait for each other.
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    _encoder = _Encoder(settings)
-
-
-def _run(unit: Unit) -> Receipt:
-    assert _encoder is not None
-    return _encoder.run(unit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,9 +219,11 @@ def encode_units(
 
     outcome = Outcome()
     if todo:
-        opened = ray_slots(workers, settings) if runner == "ray" else local_slots(workers or 1, settings)
-        with opened as slots:
-            outcome = run_units(todo, slots, note)
+        if runner == "ray":
+            with ray_slots(workers, settings) as slots:
+                outcome = run_units(todo, slots, note)
+        else:
+            outcome = run_units(todo, [_Here(settings)], note)
     seconds = time.perf_counter() - start
     counts = {name: sum(getattr(receipt, name) for receipt in outcome.receipts) for name in _COUNTED}
     return EncodeReport(

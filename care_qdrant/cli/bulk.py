@@ -249,14 +249,14 @@ def _given(option: str, value: str) -> str | None:
     "--shard", type=ShardType(), default="1/1", show_default=True, help="Encode each n-th unit, from the i-th."
 )
 @click.option(
-    "--workers", type=click.IntRange(1), help="Encoders at once.  [default: 1; of Ray, one a GPU or two cores]"
+    "--workers", type=click.IntRange(1), help="Encoders of Ray at once.  [default: one a GPU, or for two cores]"
 )
 @click.option(
     "--runner",
     type=click.Choice(["local", "ray"]),
     default="local",
     show_default=True,
-    help="What runs them: processes here, or a Ray cluster (RAY_ADDRESS names it).",
+    help="What encodes: this process, or a Ray cluster (RAY_ADDRESS names it; without one, Ray on this machine).",
 )
 @click.option("--model", help="Folder of the model on this machine.  [default: the one of the plan]")
 @engine_options
@@ -273,16 +273,18 @@ def encode(
 ) -> None:
     """Encode the units of JOB that are not encoded yet.
 
-    Each unit becomes a Parquet file under JOB/parts. Rejected rows are listed under JOB/rejects. If a worker dies,
-    another one takes its unit. If units failed, they are named at the end, and the exit code is 8. Several devices
-    are distributed over the workers.
+    Each unit becomes a Parquet file under JOB/parts. Rejected rows are listed under JOB/rejects. Run it as often as
+    there are machines or GPUs, each with its own --shard, or once with Ray. A run that was killed is continued by the
+    same command. If units failed, they are named at the end, and the exit code is 8.
 
     \b
     Example:
-      care bulk encode /mnt/job --workers 4
+      care bulk encode /mnt/job --runner ray --workers 4
       care bulk encode s3://bucket/job --shard "$((SLURM_ARRAY_TASK_ID))/16"
       RAY_ADDRESS=auto care bulk encode s3://bucket/job --runner ray
     """
+    if workers is not None and runner != "ray":
+        raise click.UsageError("--workers is for --runner ray; without it, run the command once for each --shard")
     opened = _open(job)
     from care_qdrant.bulk.workers import WorkerSettings, encode_units
     from care_qdrant.progress import points_bar

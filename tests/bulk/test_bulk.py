@@ -33,7 +33,7 @@ from care_qdrant.bulk.load import load, verify
 from care_qdrant.bulk.units import plan
 from care_qdrant.cli import care
 from care_qdrant.encoders.terms import bm25
-from care_qdrant.errors import EncodingError, FingerprintMismatch, InputError, NewerFormat, NotVerified
+from care_qdrant.errors import EncodingError, FingerprintMismatch, InputError, ModelError, NewerFormat, NotVerified
 from care_qdrant.ingestion import rows as reading
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
@@ -273,7 +273,7 @@ def test_a_corpus_that_changed_after_planning_is_refused(corpus: Path, tmp_path:
         make_plan(corpus, tmp_path / "job")
 
 
-@pytest.mark.parametrize("form", ["gz", "csv", "parquet"])
+@pytest.mark.parametrize("form", ["jsonl.gz", "csv", "parquet"])
 def test_a_unit_reads_its_own_rows_alone(tmp_path: Path, form: str) -> None:
     """Whatever the format is, the file is read once, by the planner: what n units read grows with n, not its square."""
     corpus, values = tmp_path / f"corpus.{form}", [*rows(45), rows(1)[0], {"id": "d3", "text": "与前面不同"}]
@@ -295,8 +295,10 @@ def test_a_unit_reads_its_own_rows_alone(tmp_path: Path, form: str) -> None:
     receipts = job.receipts().values()
     assert len(manifest.units) == 5
     assert sum(receipt.documents for receipt in receipts) == 45
-    assert manifest.rejected == (2 if form == "gz" else 1)
-    assert sum(receipt.rejected for receipt in receipts) == (form == "gz")  # repeated rows are left out by the plan
+    assert manifest.rejected == (2 if form == "jsonl.gz" else 1)
+    assert sum(receipt.rejected for receipt in receipts) == (
+        form == "jsonl.gz"
+    )  # repeated rows are left out by the plan
     corpus.write_bytes(kept)
     assert make_plan(corpus, tmp_path / "job").units == manifest.units
 
@@ -447,14 +449,12 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, s
     return folder / "job", part_hashes(folder / "whole")
 
 
-def test_workers_that_are_killed_leave_the_parts_of_one_process(
-    planned: tuple[Path, dict[str, str]], tmp_path: Path
-) -> None:
+def test_runs_that_are_killed_leave_the_parts_of_one_run(planned: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
     job, whole = planned
     shutil.copytree(job, tmp_path / "job")
     draw = random.Random(0)
     for _ in range(4):
-        process = care_bulk("encode", f"{tmp_path}/job", "--workers", "2")
+        process = care_bulk("encode", f"{tmp_path}/job")
         time.sleep(draw.uniform(1.0, 5.0))
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
@@ -487,22 +487,13 @@ def test_two_jobs_of_an_array_share_the_units(planned: tuple[Path, dict[str, str
     assert part_hashes(tmp_path / "job") == whole
 
 
-def test_a_unit_whose_worker_dies_is_given_to_another(planned: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
-    job, whole = planned
-    shutil.copytree(job, tmp_path / "job")
-    process = care_bulk("encode", f"{tmp_path}/job")
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    deadline = time.monotonic() + 60
-    while not list((tmp_path / "job").glob("parts/*")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    worker = next(
-        pid for pid in children.read_text().split() if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()
-    )
-    os.kill(int(worker), signal.SIGKILL)
-    report = report_of(process)
-    assert (report["failed"], report["encoded"]) == ({}, len(whole))
-    assert report["retries"] <= 1  # none where it died between two units
-    assert part_hashes(tmp_path / "job") == whole
+def test_a_model_that_is_not_there_is_said_before_any_unit(
+    planned: tuple[Path, dict[str, str]], tmp_path: Path
+) -> None:
+    job, _ = planned
+    result = CliRunner().invoke(care, ["bulk", "encode", str(job), "--model", str(tmp_path / "nowhere")])
+    assert isinstance(result.exception, ModelError)
+    assert not list(job.glob("parts/*"))
 
 
 def test_a_unit_that_fails_holds_up_no_other_and_is_named(corpus: Path, tmp_path: Path) -> None:
