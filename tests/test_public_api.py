@@ -31,7 +31,7 @@ SHARED = {"POLICY", "TermWeights", "TorchEncoder", "Job", "read_part", "run_ahea
     "duration",
     "embed",
     "embeddings_client",
-    "guess_encoding",
+    "wide_encoding",
     "keep_check_vectors",
     "ndcg_at_10",
     "painted_bar",

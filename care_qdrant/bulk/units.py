@@ -8,12 +8,13 @@ copies the rows into the job, compressed, whatever its format is.
 import hashlib
 import io
 import json
+import logging
 import re
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path, PurePath
+from pathlib import Path, PurePath, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
@@ -24,7 +25,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from care_qdrant.bulk.job import MANIFEST, ROWS, Job, Manifest, Unit
 from care_qdrant.contracts.payload import payload_hash
 from care_qdrant.corpus.files import Corpus, CorpusFile, check_corpus, typed_fields
-from care_qdrant.corpus.formats import read_lines, tell_format
+from care_qdrant.corpus.formats import COMPRESSIONS, READABLE, format_of, read_lines
 from care_qdrant.corpus.rows import Fields, Reject
 from care_qdrant.corpus.streams import HEAD_BYTES, UTF_8
 from care_qdrant.encoders import TokenCounter
@@ -32,6 +33,8 @@ from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import FingerprintMismatch, InputError
 from care_qdrant.ingestion.seen import Seen
 from care_qdrant.types import Chunk, Document, embedded_text
+
+logger = logging.getLogger(__name__)
 
 SAMPLE = 32
 """Distance of the documents that are tokenised for the estimates: each 32nd one is."""
@@ -112,11 +115,27 @@ def corpus_files(corpus: Sequence[str]) -> list[CorpusFile]:
     for url in corpus:
         if "://" in url:
             system, root = fsspec.core.url_to_fs(url)
-            paths = system.glob(root) if "*" in root else system.find(root)
+            paths = sorted(system.glob(root) if "*" in root else system.find(root))
             if not paths:
                 raise InputError(f"{url}: does not exist")
-            files += [CorpusFile(system.unstrip_protocol(path), PurePath(path).name) for path in sorted(paths)]
+            place = PurePosixPath(root.partition("*")[0].rpartition("/")[0] if "*" in root or paths == [root] else root)
+            files += list(_listed(url, {str(PurePosixPath(path).relative_to(place)): path for path in paths}, system))
     return files
+
+
+def _listed(url: str, paths: Mapping[str, str], system: Any) -> Iterator[CorpusFile]:
+    """Yield the files below a URL whose names say a format, by their names there; others are named in a warning."""
+    foreign = []
+    for name, path in paths.items():
+        form = format_of(name)
+        if form is None:
+            foreign.append(name)
+        else:
+            yield CorpusFile(system.unstrip_protocol(path), name, form)
+    if foreign and len(foreign) == len(paths):
+        raise InputError(f"{url}: holds nothing that can be read ({', '.join(foreign[:3])}); expected {READABLE}")
+    if foreign:
+        logger.warning("%s: not read: %d, as %s; expected %s", url, len(foreign), ", ".join(foreign[:3]), READABLE)
 
 
 def _typed(corpus: Sequence[str], draft: Manifest, former: Manifest | None) -> Fields:
@@ -247,7 +266,7 @@ class _Planner:
         digest = hashlib.sha256()
         repeated: list[int] = []
         documents = characters = 0
-        for number, row in enumerate(rows):
+        for row in rows:
             digest.update(row_hash(row))
             if isinstance(row, Reject):
                 self.rejected += 1
@@ -260,11 +279,11 @@ class _Planner:
                 self.rejected += verdict == "other"
                 repeated.append(row.line)
                 continue
-            documents += 1
-            characters += len(text)
-            if number % SAMPLE == 0:
+            if documents % SAMPLE == 0:
                 self._tokens += self._counter.count_tokens([text])[0]
                 self._characters += len(text)
+            documents += 1
+            characters += len(text)
         self._rows += len(rows)
         self._on_progress(self._rows)
         tokens = round(characters * self._tokens / self._characters) if self._characters else 0
@@ -278,12 +297,12 @@ class _Planner:
 
     def _is_plain(self, file: CorpusFile) -> bool:
         """Return whether rows can be read from the middle of a file: JSON lines that are not compressed."""
-        if self._manifest.encoding.lower() not in (UTF_8, "utf8") or file.name.lower() != file.plain_name:
+        if self._manifest.encoding.lower() not in (UTF_8, "utf8") or file.name.lower().endswith(COMPRESSIONS):
             return False
         with _there(file.path), fsspec.open(file.path, "rb") as raw:
             head = raw.read(HEAD_BYTES)
         compressed = head.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd"))
-        return not compressed and tell_format(file.plain_name, head, self._manifest.fields) == "JSON lines"
+        return not compressed and file.form == "jsonl"
 
 
 def _until(rows: Iterator[Row], last: int) -> Iterator[Row]:
@@ -321,7 +340,7 @@ class _Offsets:
 
 def _read(unit: Unit, manifest: Manifest) -> Iterator[Row]:
     if unit.bytes is None:
-        with closing(rows_of(CorpusFile(unit.file, unit.label), manifest)) as rows:
+        with closing(rows_of(_file_of(unit), manifest)) as rows:
             for row in rows:
                 if row.line > unit.last:
                     return
@@ -354,9 +373,17 @@ def rows_of(file: CorpusFile, manifest: Manifest) -> Generator[Row, None, None]:
             system, remote = fsspec.core.url_to_fs(file.path)
             with _there(file.path):
                 system.get_file(remote, path)
-        with Corpus(path, manifest.fields, manifest.encoding) as rows:
-            rows.files = [CorpusFile(path, file.name)]
+        with Corpus(path, manifest.fields, manifest.encoding, file.form) as rows:
+            rows.files = [replace(file, path=path)]
             yield from rows
+
+
+def _file_of(unit: Unit) -> CorpusFile:
+    """Return the file of a unit, whose name says its format."""
+    form = format_of(unit.label)
+    if form is None:
+        raise InputError(f"{unit.file}: has no ending that says a format; plan again with this version")
+    return CorpusFile(unit.file, unit.label, form)
 
 
 def row_hash(row: Row) -> bytes:

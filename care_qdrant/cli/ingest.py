@@ -57,6 +57,10 @@ class ShardType(click.ParamType[tuple[int, int]]):
         return int(number), int(of)
 
 
+FORMATS = ["jsonl", "json", "csv", "tsv", "parquet", "arrow", "md", "txt"]
+"""`Format`, whose module reads tables and takes long to import."""
+
+
 class ColumnTypes(click.ParamType[dict[str, "ColumnType"]]):
     """``name=int,date=date``, as a dictionary."""
 
@@ -132,9 +136,17 @@ row_options = add_options(
 )
 _run_options = add_options(
     click.option(
+        "--format",
+        "form",
+        type=click.Choice(FORMATS),
+        help="Format of standard input, and of files whose names have no known ending.  [default: JSON lines for "
+        "standard input]",
+    ),
+    click.option(
         "--rejects",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="File of rejected rows. A file that no ingestion wrote is not replaced.  [default: CORPUS.rejects.jsonl]",
+        help="File of rejected rows, which must not exist.  [default: COLLECTION.rejects.jsonl, with a number if it "
+        "exists]",
     ),
     click.option(
         "--dry-run", is_flag=True, help="Write nothing; report what would be written and how long it would take."
@@ -212,6 +224,7 @@ storage_options = add_options(
             "title_field",
             "types",
             "skip_beginning",
+            "form",
             "encoding",
             "rejects",
             "overflow",
@@ -243,12 +256,12 @@ def command(
 ) -> None:
     """Put documents into a Qdrant collection.
 
-    CORPUS is one or more files or folders: JSON Lines, JSON, CSV, TSV, Parquet, text or Markdown, also compressed as
-    .gz or .zst; a folder that Hugging Face datasets saved; or - for standard input. The format is detected. A row has
-    an id and a text, and optionally a title and metadata. Other fields become metadata.
+    CORPUS is one or more files or folders: .jsonl, .json, .csv, .tsv, .parquet, .txt or .md, also compressed as .gz or
+    .zst; a folder that Hugging Face datasets saved; or - for standard input. A row has an id and a text, and optionally
+    a title and metadata. Other fields become metadata.
 
     Documents that are stored already are not encoded or written again. To continue an interrupted run, run the same
-    command again. Rejected rows are listed in CORPUS.rejects.jsonl with line number and reason, and the exit code is 8.
+    command again. Rejected rows are listed in COLLECTION.rejects.jsonl with line number and reason; the exit code is 8.
 
     \b
     Example:
@@ -266,7 +279,7 @@ def command(
     from care_qdrant.qdrant.collection import Collection
     from care_qdrant.qdrant.create import Storage
 
-    check_corpus(corpus)
+    check_corpus(corpus, options["form"])
     if options["rejects"] is not None:
         require_writable(options["rejects"])
     is_named = collection is not None
@@ -301,6 +314,7 @@ def command(
                 ),
                 options["encoding"],
                 options["rejects"],
+                options["form"],
             ),
             on_progress=show,
             on_stopped=tell,

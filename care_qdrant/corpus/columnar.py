@@ -4,7 +4,11 @@ import datetime
 import io
 import json
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any, Literal
+from uuid import UUID
+
+import numpy as np
 
 from care_qdrant.corpus.rows import Fields, Reject, parse_values
 from care_qdrant.corpus.streams import Unreadable
@@ -16,7 +20,7 @@ _BATCH_ROWS = 1_024
 
 
 def read_columns(
-    file: io.BufferedReader, form: Literal["Parquet", "Arrow"], name: str, fields: Fields
+    file: io.BufferedReader, form: Literal["parquet", "arrow"], name: str, fields: Fields
 ) -> Iterator[Document | Reject]:
     """Return the rows of a Parquet or Arrow file.
 
@@ -28,7 +32,7 @@ def read_columns(
     import pyarrow.parquet  # type: ignore[import-untyped]
 
     is_stream = False
-    if form == "Parquet":
+    if form == "parquet":
         table = pyarrow.parquet.ParquetFile(file)
         schema, batches = table.schema_arrow, table.iter_batches(batch_size=_BATCH_ROWS)
     elif file.peek(6).startswith(b"ARROW1"):
@@ -71,12 +75,12 @@ def _rows(batch: Any, schema: Any) -> Iterator[dict[str, Any] | str]:
         ]
         batch = pyarrow.RecordBatch.from_arrays(columns, schema=schema)
     try:
-        rows: list[dict[str, Any]] = batch.to_pylist()
+        rows: list[dict[str, Any]] = batch.to_pylist(maps_as_pydicts="strict")
     except (ValueError, OverflowError, ArithmeticError, LookupError, pyarrow.ArrowException):
         for number in range(batch.num_rows):
             yield _row(batch, number)
         return
-    yield from map(_present, rows)
+    yield from (_present(row, batch.schema) for row in rows)
 
 
 def _row(batch: Any, number: int) -> dict[str, Any] | str:
@@ -85,19 +89,34 @@ def _row(batch: Any, number: int) -> dict[str, Any] | str:
     values: dict[str, Any] = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
-            values[name] = column[number].as_py()
+            values[name] = column[number].as_py(maps_as_pydicts="strict")
         except (ValueError, OverflowError, ArithmeticError, LookupError, pyarrow.ArrowException) as error:
             return f"{name!r} is a {column.type} that cannot be read: {error} (a date is of the years 1 to 9999)"
-    return _present(values)
+    return _present(values, batch.schema)
 
 
-def _present(values: dict[str, Any]) -> dict[str, Any]:
-    # Dates as ISO 8601: the one common type of Parquet that JSON lacks and that Qdrant can filter.
-    return {
-        key: value.isoformat() if isinstance(value, datetime.date | datetime.time) else value
-        for key, value in values.items()
-        if value is not None
+def _present(values: dict[str, Any], schema: Any) -> dict[str, Any]:
+    import pyarrow
+
+    short = {
+        field.name for field in schema if pyarrow.types.is_float32(field.type) or pyarrow.types.is_float16(field.type)
     }
+    present = {key: value for key, value in values.items() if value is not None}
+    # Written with the digits of a double, 0.1 of 32 bits would be 0.10000000149011612, and no filter would find it.
+    return {key: float(str(np.float32(value))) if key in short else _as_json(value) for key, value in present.items()}
+
+
+def _as_json(value: Any) -> Any:
+    """Return a value as JSON has it, at any depth: dates as ISO 8601, which Qdrant can filter, and exact numbers."""
+    if isinstance(value, dict):
+        return {key: _as_json(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(inner) for inner in value]
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, Decimal) and value.is_finite():
+        return int(value) if value == value.to_integral_value() else float(value)
+    return str(value) if isinstance(value, UUID) else value
 
 
 def _require_keys(kind: Any, column: str, name: str) -> None:

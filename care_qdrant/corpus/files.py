@@ -1,4 +1,4 @@
-"""A corpus: one file, several, or folders, row by row in constant memory, in whatever format each file has."""
+"""A corpus: one file, several, or folders, row by row in constant memory, in the formats that their names say."""
 
 import glob
 import io
@@ -7,19 +7,18 @@ import os
 import sys
 import unicodedata
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import takewhile
-from pathlib import Path
-from typing import Self
+from pathlib import Path, PurePath
+from typing import NamedTuple, Self
 
 from care_qdrant.corpus.column_types import ColumnGuess, IdGuess, require_columns
 from care_qdrant.corpus.columnar import arrow_files, is_arrow_folder
-from care_qdrant.corpus.foreign import describe_foreign
-from care_qdrant.corpus.formats import ENDINGS, NO_TABLES, READABLE, Format, looks_like_table, read_rows, tell_format
-from care_qdrant.corpus.rejects import is_rejects_file
+from care_qdrant.corpus.formats import COLUMNAR, COMPRESSIONS, ENDINGS, READABLE, Format, format_of, read_rows
+from care_qdrant.corpus.rejects import is_rejects_name
 from care_qdrant.corpus.rows import Fields, Reject
 from care_qdrant.corpus.streams import (
     HEAD_BYTES,
@@ -27,21 +26,25 @@ from care_qdrant.corpus.streams import (
     UTF_8,
     Unreadable,
     decompressed,
-    guess_encoding,
     is_chinese_utf_8,
+    is_utf_8,
     open_binary,
     recoded,
+    wide_encoding,
 )
-from care_qdrant.corpus.tables import TEXTS, describe_table, guess_types, read_header
+from care_qdrant.corpus.tables import describe_table, guess_types, read_header
 from care_qdrant.errors import InputError, needs_extra
 from care_qdrant.types import Document
 
 logger = logging.getLogger(__name__)
 
 CorpusPath = str | Path | Sequence[str | Path]
-COMPRESSIONS = (".gz", ".zst")
 _EXPECTED = f"expected {READABLE}, a folder of such files, a folder that Hugging Face datasets saved, or -"
 _DEFAULT_FIELDS = Fields()
+_ADVICE = (
+    "Give its encoding with --encoding: gb18030 for GBK and GB 2312, big5, shift_jis, euc_kr, cp1252; nothing tells "
+    "them apart for sure, so read some documents afterwards"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,37 +53,39 @@ class CorpusFile:
 
     path: str
     name: str
-    """Path relative to the folder that was given, or that has all text files; the id of a text file."""
-
-    @property
-    def plain_name(self) -> str:
-        """The name in lower case, without the ending of a compression."""
-        name = self.name.lower()
-        while name.endswith(COMPRESSIONS):
-            name = name.rsplit(".", 1)[0]
-        return name
+    """Path below the folder, glob or URL prefix that was given, or that holds all that were given: the identity of the
+    file in ids of texts, rejected rows, units of bulk jobs and messages."""
+    form: Format
 
 
 class Corpus:
     """A corpus of one or more files; use it in a ``with`` block, and iterate once.
 
-    The format of a file is told by its content. A byte order mark at its start, Windows line ends and blank lines are
-    no errors. Rows that cannot be read come out as `Reject`, in their place.
+    The name of a file says its format. A byte order mark at its start, Windows line ends and blank lines are no errors.
+    Rows that cannot be read come out as `Reject`, in their place.
     """
 
-    def __init__(self, path: CorpusPath, fields: Fields = _DEFAULT_FIELDS, encoding: str = UTF_8) -> None:
+    def __init__(
+        self,
+        path: CorpusPath,
+        fields: Fields = _DEFAULT_FIELDS,
+        encoding: str = UTF_8,
+        form: Format | None = None,
+    ) -> None:
         """Take files and folders, or standard input for ``-``; they are opened while they are iterated.
 
         Args:
             path: One path or several. A name with ``*`` that is no file stands for the files that it matches.
             fields: Names of the parts of a row.
             encoding: Encoding of text files that are not UTF-8.
+            form: Format of standard input and of files whose names have no known ending; None takes JSON lines for
+                standard input, and refuses such files.
 
         Raises:
-            InputError: There is no such file.
+            InputError: There is no such file, or no format is known for it.
             MissingExtra: The format of a file needs a package that is not installed.
         """
-        self.files = check_corpus(path)
+        self.files = check_corpus(path, form)
         self._paths = [path] if isinstance(path, str | Path) else list(path)
         self.fields, self.encoding = fields, encoding
         self.found: list[str] = []
@@ -113,10 +118,7 @@ class Corpus:
                     line = row.line
                     yield replace(row, file=file.name) if isinstance(row, Reject) and len(self.files) > 1 else row
             except _damage() as error:
-                guess = guess_encoding(error.object) if isinstance(error, UnicodeDecodeError) else None
-                hint = (
-                    "" if guess is None else f". The part that was not read reads as {guess}: give --encoding {guess}"
-                )
+                hint = f". {_ADVICE}" if isinstance(error, UnicodeDecodeError) else ""
                 raise InputError(
                     f"{file.path}: is damaged after row {line:,} ({error}); rows before it were read{hint}"
                 ) from error
@@ -131,54 +133,44 @@ class Corpus:
             self._done += size or 0
 
     def _rows(self, file: CorpusFile) -> Iterator[Document | Reject]:
-        content, form = self._open(file)
-        if form in ("Parquet", "Arrow"):
+        content = self._open(file)
+        if file.form in COLUMNAR:
             _require_package(file.path, ".parquet")
             if self._file is None or not self._file.seekable():
-                raise InputError(f"{file.path}: a {form} file cannot be read from a pipe; save it first")
-            self.found.append(form)
+                raise InputError(f"{file.path}: a {file.form} file cannot be read from a pipe; save it first")
+            self.found.append(file.form)
         else:
-            self._look_at_text(file, content.peek(HEAD_BYTES), form)
-        yield from read_rows(form, content, self.fields, name=file.name, plain_name=file.plain_name)
+            self._look_at_text(file, content.peek(HEAD_BYTES))
+        yield from read_rows(file.form, content, self.fields, name=file.name)
 
-    def _look_at_text(self, file: CorpusFile, head: bytes, form: Format) -> None:
+    def _look_at_text(self, file: CorpusFile, head: bytes) -> None:
         """Note what a text was read as, and say what about it may be a mistake."""
         if not head:
             logger.warning("%s: is empty", file.path)
-        if form == "text" and looks_like_table(head):
-            logger.warning(
-                "%s: is read as one document, and looks like a table: name its columns with --id-field and --text-field"
-                ", or give the file the ending .tsv",
-                file.path,
-            )
         if _size(file.path) is None:
-            columns = read_header(head, file.plain_name, self.fields).columns if form == "CSV" else []
+            columns = read_header(head, file.form, self.fields).columns if file.form in ("csv", "tsv") else []
             require_columns(self.fields.types, set(columns), file.path)
             if columns and not self.fields.types:
                 logger.info(
                     "%s: columns of a pipe are text, since it can be read once: --types gives others", file.path
                 )
-        self.found.append(describe_table(head, file.plain_name, self.fields) if form == "CSV" else form)
+        self.found.append(describe_table(head, file.form, self.fields) if file.form in ("csv", "tsv") else file.form)
 
-    def _open(self, file: CorpusFile) -> tuple[io.BufferedReader, Format]:
-        """Open a file as far as its format is known: decompressed, and as UTF-8 where it is text."""
+    def _open(self, file: CorpusFile) -> io.BufferedReader:
+        """Open a file: decompressed, and as UTF-8 where it is text."""
         try:
             self._file = open_binary(file.path, self._stack)
         except OSError as error:
             raise InputError(f"{file.path}: cannot be opened ({error.strerror})") from error
         self._opened = _state(self._file)
         content = decompressed(self._file, file.path, self._stack)
+        if file.form in COLUMNAR:
+            return content
         head = content.peek(HEAD_BYTES)
-        if problem := describe_foreign(head, is_text=file.plain_name.endswith(TEXTS)):
-            raise InputError(f"{file.path}: {problem}")
-        form = tell_format(file.plain_name, head, self.fields)
-        if form in ("Parquet", "Arrow"):
-            return content, form
         self._require_encoding(file.path, head)
         if _is_utf_8(self.encoding) or not is_chinese_utf_8(head):  # a folder may hold both
             content = recoded(content, self.encoding)
-            form = tell_format(file.plain_name, content.peek(HEAD_BYTES), self.fields)
-        return content, form
+        return content
 
     def typed_fields(self) -> Fields:
         """Read the tables of the corpus once, and return the fields with the types of their columns, guessed or given.
@@ -190,13 +182,12 @@ class Corpus:
         ids = IdGuess()
         columns: set[str] = set()
         for file, size in zip(self.files, self._sizes, strict=True):
-            if size is None or file.plain_name.endswith(NO_TABLES):
+            if size is None or file.form not in ("csv", "tsv"):
                 continue
             with suppress(*_damage()):
-                content, form = self._open(file)
-                if form == "CSV":
-                    columns.update(read_header(content.peek(HEAD_BYTES), file.plain_name, self.fields).columns)
-                    guess_types(content, file.plain_name, self.fields, guesses, ids)
+                content = self._open(file)
+                columns.update(read_header(content.peek(HEAD_BYTES), file.form, self.fields).columns)
+                guess_types(content, file.form, file.path, self.fields, guesses, ids)
             self._stack.close()
             self._file = None
         if None not in self._sizes:
@@ -205,20 +196,18 @@ class Corpus:
         return replace(self.fields, types=types, are_ids_whole=ids.are_whole)
 
     def _require_encoding(self, path: str, head: bytes) -> None:
-        """Refuse a file of which most lines are not in the given encoding, naming the one that it seems to have."""
+        """Refuse a file of which most lines are not UTF-8, where no other encoding was given."""
         if not _is_utf_8(self.encoding):
             return
-        guess = guess_encoding(head)
+        if (wide := wide_encoding(head)) is not None:
+            raise InputError(f"{path}: is not UTF-8; it reads as {wide}: give --encoding {wide}")
         lines = [line for line in head.splitlines() if line.strip()]
         # The header of a table may be plain English.
         has_header = len(lines) > 1 and lines[0].isascii() and not lines[0].lstrip().startswith((b"{", b"["))
-        wrong = [guess_encoding(line) is not None for line in lines[has_header:]]
+        wrong = [not is_utf_8(line) for line in lines[has_header:]]
         # A file in which some lines are damaged is read, without those.
-        if (guess or "").startswith("utf-") or (
-            guess is not None and (has_header or wrong[0]) and sum(wrong) * 2 > len(wrong)
-        ):
-            name = f"{guess} (GBK)" if guess == "gb18030" else guess
-            raise InputError(f"{path}: is not UTF-8; it reads as {name}: give --encoding {guess}")
+        if wrong and (has_header or wrong[0]) and sum(wrong) * 2 > len(wrong):
+            raise InputError(f"{path}: is not UTF-8. {_ADVICE}")
 
     @property
     def share_read(self) -> float | None:
@@ -229,14 +218,11 @@ class Corpus:
         return min(1.0, (self._done + (self._file.tell() if self._file else 0)) / total)
 
 
-def check_corpus(path: CorpusPath) -> list[CorpusFile]:
+def check_corpus(path: CorpusPath, form: Format | None = None) -> list[CorpusFile]:
     """Return the files of a corpus, and refuse one that cannot be read before anything else is touched."""
     paths = [path] if isinstance(path, str | Path) else list(path)
-    files = _named_texts([file for each in paths for file in _files_of(str(each), is_alone=len(paths) == 1)], paths)
-    lists = [file for file in files if file.path != STDIN and is_rejects_file(Path(file.path))]
-    if lists and len(lists) == len(files):
-        raise InputError(f"{lists[0].path}: is a list of rejected rows that an ingestion wrote, and no corpus")
-    files = [file for file in files if file not in lists]
+    found = {place: file for each in paths for place, file in _files_of(str(each), form).items()}
+    files = _named(found, [str(each) for each in paths])
     for file in files:
         for ending in (".zst", ".parquet", ".arrow"):
             if file.path.endswith(ending):
@@ -258,9 +244,9 @@ def corpus_name(path: CorpusPath) -> str:
     return name
 
 
-def typed_fields(path: CorpusPath, fields: Fields, encoding: str = UTF_8) -> Fields:
+def typed_fields(path: CorpusPath, fields: Fields, encoding: str = UTF_8, form: Format | None = None) -> Fields:
     """Return the fields with the types that the columns of a corpus's tables have; each table is read once for that."""
-    with Corpus(path, fields, encoding) as corpus:
+    with Corpus(path, fields, encoding, form) as corpus:
         fields = corpus.typed_fields()
     typed = {name: kind for name, kind in fields.types.items() if kind != "text"}
     if typed:
@@ -271,59 +257,65 @@ def typed_fields(path: CorpusPath, fields: Fields, encoding: str = UTF_8) -> Fie
     return fields
 
 
-def _files_of(path: str, *, is_alone: bool) -> list[CorpusFile]:
+def _files_of(path: str, form: Format | None) -> dict[str, Format]:
+    """Return the files of one path with their formats, in order; the keys are paths."""
     place = Path(path)
-    if path == STDIN or (place.exists() and not place.is_dir()):
-        return [CorpusFile(path, place.name if is_alone else place.as_posix())]
+    if path == STDIN or place.is_fifo():
+        return {path: form or "jsonl"}
+    if place.exists() and not place.is_dir():
+        known = format_of(path) or form
+        if known is None:
+            raise InputError(f"{path}: its name has no ending that says a format; give --format, or a name with one")
+        return {path: known}
     if not place.exists() and (matches := _matches(path)):
-        found = [file for match in matches for file in _files_of(match, is_alone=False)]
-        return list({file.path: file for file in found}.values())
+        return {file: known for match in matches for file, known in _matched(match, form).items()}
     if not place.is_dir():
         raise InputError(f"{path}: does not exist; {_EXPECTED}")
     entries = {entry.name for entry in place.iterdir()}
     if is_arrow_folder(entries):
         state = (place / "state.json").read_text(encoding="utf-8")
-        return [CorpusFile(str(place / name), name) for name in arrow_files(state)]
+        return {str(place / name): "arrow" for name in arrow_files(state)}
     if "dataset_dict.json" in entries:
         splits = sorted(entry.name for entry in place.iterdir() if entry.is_dir())
         raise InputError(f"{path}: is a folder of splits; give one of them: {', '.join(f'{path}/{s}' for s in splits)}")
-    found = [file for file in _walk(place)[0] if _is_known(file)]
+    files = _walk(place).files
+    found = {str(place / name): known for name in files if (known := _format_in_folder(name)) is not None}
     if not found:
         raise InputError(f"{path}: is a folder without files that can be read; {_EXPECTED}")
     return found
 
 
-def _named_texts(files: list[CorpusFile], paths: Sequence[str | Path]) -> list[CorpusFile]:
-    """Name each text after its place below the folder that was given, however it was given: the name is its id.
+def _matched(path: str, form: Format | None) -> dict[str, Format]:
+    """Return what a pattern has matched: a file whose name says no format is left out, with a warning."""
+    if Path(path).is_file() and format_of(path) is None and form is None:
+        logger.warning("%s: not read, since its name has no ending that says a format; give --format", path)
+        return {}
+    return _files_of(path, form)
 
-    Text files without their folder are named below the deepest folder that has all of them, those that a pattern
-    matched below the folder in front of its first wildcard. In NFC, since file systems differ in that.
+
+def _named(found: Mapping[str, Format], paths: Sequence[str]) -> list[CorpusFile]:
+    """Name each file by its place below the folder that was given, or below the deepest one that holds all given.
+
+    In NFC, since file systems differ in that.
     """
-    folders = [root for path in paths if (root := _root(str(path))) is not None]
-    texts = [file for file in files if file.path != STDIN and file.plain_name.endswith(TEXTS)]
-    places = {file.path: _absolute(file.path) for file in texts}
-    alone = [place.parent for place in places.values() if not any(place.is_relative_to(root) for root in folders)]
-    roots = sorted(folders, key=lambda root: len(root.parts))  # of folders in each other, the outer one
-    roots += [Path(os.path.commonpath(alone))] if alone else []
-    named = []
-    for file in files:
-        name = file.name
-        if file.path in places:
-            place = places[file.path]
-            name = place.relative_to(next(root for root in roots if place.is_relative_to(root))).as_posix()
+    roots = [_root(path) for path in paths if path != STDIN]
+    root = Path(os.path.commonpath(roots)) if roots else Path()
+    files = []
+    for path, form in found.items():
+        name = path if path == STDIN else _absolute(path).relative_to(root).as_posix()
         # Bytes of a name that are no UTF-8, as another system wrote them, can be neither an id nor part of a report.
         name = unicodedata.normalize("NFC", os.fsencode(name).decode(UTF_8, "backslashreplace"))
-        named.append(replace(file, name=name))
-    return named
+        files.append(CorpusFile(path, name, form))
+    return files
 
 
-def _root(path: str) -> Path | None:
-    """Return the folder below which the files of a path are named; None for one file."""
+def _root(path: str) -> Path:
+    """Return the folder below which the files of a path are named."""
     place = Path(path)
     if not place.exists() and glob.has_magic(path):
         parts = list(takewhile(lambda part: not glob.has_magic(part), place.parts))
         return _absolute(Path(*parts))
-    return _absolute(path) if path != STDIN and place.is_dir() else None
+    return _absolute(path) if place.is_dir() else _absolute(path).parent
 
 
 def _absolute(path: str | Path) -> Path:
@@ -331,8 +323,18 @@ def _absolute(path: str | Path) -> Path:
     return Path(os.path.normpath(Path(path).absolute()))
 
 
-def _walk(folder: Path) -> tuple[list[CorpusFile], list[str]]:
-    """Return the files below a folder, and the names of what is there and is neither file nor folder.
+class _Walk(NamedTuple):
+    """What is below a folder, by paths relative to it, sorted."""
+
+    files: list[str]
+    others: list[str]
+    """What is neither a file nor a folder, and links to folders."""
+    own: list[str]
+    """Folders that this package or Qdrant writes: embedded databases, models, bulk jobs."""
+
+
+def _walk(folder: Path) -> _Walk:
+    """List a folder.
 
     A link to a folder is not followed: a link to the newest of several would make each document twice.
     """
@@ -340,28 +342,50 @@ def _walk(folder: Path) -> tuple[list[CorpusFile], list[str]]:
     def refuse(error: OSError) -> None:
         raise InputError(f"{error.filename}: cannot be read ({error.strerror}); its documents would be missing")
 
-    files: list[Path] = []
-    others: list[Path] = []
+    found = _Walk([], [], [])
     for parent, folders, names in os.walk(folder, onerror=refuse):
-        others += [Path(parent, name) for name in folders if Path(parent, name).is_symlink()]
+        place = Path(parent)
+        found.others.extend(_below(place / name, folder) for name in folders if (place / name).is_symlink())
+        own = [name for name in folders if _is_own(place / name)]
+        found.own.extend(_below(place / name, folder) for name in own)
+        folders[:] = [name for name in folders if name not in own]
         for name in names:
-            (files if Path(parent, name).is_file() else others).append(Path(parent, name))
-    found = [CorpusFile(str(file), file.relative_to(folder).as_posix()) for file in sorted(files)]
-    return found, sorted(other.relative_to(folder).as_posix() for other in others)
+            (found.files if (place / name).is_file() else found.others).append(_below(place / name, folder))
+    return _Walk(*map(sorted, found))
+
+
+def _below(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).as_posix()
+
+
+_OWN = (("meta.json", "collection"), ("care.json", "modules.json"), ("manifest.json", "receipts"))
+"""Names that a folder of an embedded database, a model or a bulk job holds."""
+
+
+def _is_own(folder: Path) -> bool:
+    """Return whether a folder is not part of a corpus: its JSON would be read as rows."""
+    return any(all((folder / name).exists() for name in names) for names in _OWN)
+
+
+def _format_in_folder(name: str) -> Format | None:
+    """Return the format of a file in a folder; None where it is not read."""
+    return None if _is_hidden(name) or is_rejects_name(PurePath(name).name) else format_of(name)
 
 
 def _tell_unread(folder: Path) -> None:
     """Log what of a folder is not read, and why."""
     if not folder.is_dir() or is_arrow_folder({entry.name for entry in folder.iterdir()}):
         return
-    files, others = _walk(folder)
-    hidden = [file.name for file in files if _is_hidden(file) and file.plain_name.endswith(ENDINGS)]
-    foreign = [file.name for file in files if not _is_hidden(file) and not _is_known(file)]
-    foreign = [name for name in foreign if not is_rejects_file(folder / name)]
+    found = _walk(folder)
+    hidden = [name for name in found.files if _is_hidden(name) and format_of(name) is not None]
+    rejects = [name for name in found.files if not _is_hidden(name) and is_rejects_name(PurePath(name).name)]
+    foreign = [name for name in found.files if not _is_hidden(name) and format_of(name) is None]
     advice = f"{_EXPECTED}. LlamaIndex's SimpleDirectoryReader makes text of PDF and Word files"
     reasons = (
         (foreign, advice),
-        (others, "links to folders, broken links, pipes: give what is behind them as a path of its own"),
+        (found.others, "links to folders, broken links, pipes: give what is behind them as a path of its own"),
+        (found.own, "folders of an embedded database, a model or a bulk job"),
+        (rejects, "lists of rejected rows: give a file itself to read it"),
         (hidden, "hidden files: give a file itself to read it"),
     )
     for names, reason in reasons:
@@ -381,12 +405,8 @@ def _matches(pattern: str) -> list[str]:
     return sorted(str(path) for path in Path(anchor).glob(str(Path(pattern).relative_to(anchor))))
 
 
-def _is_known(file: CorpusFile) -> bool:
-    return file.plain_name.endswith(ENDINGS) and not _is_hidden(file)
-
-
-def _is_hidden(file: CorpusFile) -> bool:
-    return any(part.startswith(".") for part in Path(file.name).parts)
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in PurePath(name).parts)
 
 
 def _size(path: str) -> int | None:

@@ -1,57 +1,54 @@
-"""The formats of a corpus file: how each is told by its name and content, and which reader it has.
+"""The formats of a corpus file: which one each name says, and which reader it has.
 
 Lines of JSON and whole texts are read here, all others by a module of their own.
 """
 
 import io
-import json
 import re
 from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any, Literal
 
 from care_qdrant.corpus.columnar import read_columns
+from care_qdrant.corpus.front_matter import split_front_matter
 from care_qdrant.corpus.json_values import read_values
 from care_qdrant.corpus.rows import JSON, Fields, Reject, parse_line, parse_values
-from care_qdrant.corpus.streams import BYTE_ORDER_MARK, MAX_LINE_BYTES
-from care_qdrant.corpus.tables import TABLES, TEXTS, read_header, read_table
+from care_qdrant.corpus.streams import BYTE_ORDER_MARK, HEAD_BYTES, MAX_LINE_BYTES
+from care_qdrant.corpus.tables import read_table
 from care_qdrant.types import Document
 
-Format = Literal["JSON lines", "JSON objects", "JSON array", "CSV", "Parquet", "Arrow", "text"]
-
-_MARKDOWN = (".md", ".markdown")
-ENDINGS = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow", *TABLES, *TEXTS)
-"""Endings of the files that are read in a folder; a file that is given alone may have any name."""
-NO_TABLES = (".parquet", ".arrow", *_MARKDOWN)
-"""Endings of files that are no delimited tables, whatever they hold."""
-READABLE = "JSON lines, a JSON array, CSV or TSV, Parquet, text (.txt, .md)"
+Format = Literal["jsonl", "json", "csv", "tsv", "parquet", "arrow", "md", "txt"]
+ENDINGS: dict[str, Format] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".tab": "tsv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".md": "md",
+    ".markdown": "md",
+    ".txt": "txt",
+}
+"""Formats by the endings of names, in lower case."""
+COMPRESSIONS = (".gz", ".zst")
+COLUMNAR: tuple[Format, ...] = ("parquet", "arrow")
+"""Formats of bytes that are no text."""
+READABLE = "JSON lines (.jsonl), JSON (.json), CSV or TSV, Parquet, text (.txt, .md), each also as .gz or .zst"
 """The formats in the words of a message."""
-_ARRAY = re.compile(rb"\s*\[\s*(?:\{|\Z|\])")
-_FRONT_MATTER = re.compile(r"---[ \t]*\r?\n(?P<yaml>.*?)^(?:---|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
-_HEADING = re.compile(r"\s*#\s+(?P<title>[^\n]+?)\s*#*\s*(?:\n|\Z)")
+_HEADING = re.compile(r"\s*#[ \t]+(?P<title>[^\n]+?)[ \t]*#*\s*(?:\n|\Z)")
 
 
-def tell_format(name: str, head: bytes, fields: Fields) -> Format:
-    """Return the format of a file."""
-    text = head.removeprefix(BYTE_ORDER_MARK).lstrip()
-    if head.startswith(b"PAR1") or name.endswith(".parquet"):
-        return "Parquet"
-    if name.endswith(".arrow"):
-        return "Arrow"
-    if text.startswith(b"{") and not name.endswith(_MARKDOWN):
-        return "JSON objects" if _spans_lines(text) else "JSON lines"
-    if _ARRAY.match(text):
-        return "JSON array"
-    if name.endswith(_MARKDOWN):
-        return "text"
-    if name.endswith(TABLES) or fields.text in read_header(head, name, fields).columns:
-        return "CSV"
-    return "text" if name.endswith(TEXTS) else "JSON lines"
+def format_of(name: str) -> Format | None:
+    """Return the format that the ending of a name says, in any case and below one of a compression; None for none."""
+    name = name.lower()
+    for ending in COMPRESSIONS:
+        name = name.removesuffix(ending)
+    return ENDINGS.get(PurePath(name).suffix)
 
 
-def read_rows(
-    form: Format, file: io.BufferedReader, fields: Fields, *, name: str, plain_name: str
-) -> Iterator[Document | Reject]:
+def read_rows(form: Format, file: io.BufferedReader, fields: Fields, *, name: str) -> Iterator[Document | Reject]:
     """Return the rows of a file by the reader of its format.
 
     Args:
@@ -59,37 +56,32 @@ def read_rows(
         file: Its content, decompressed, and as UTF-8 where it is text.
         fields: Names of the parts of a row.
         name: Name of the file, which is the id of a text.
-        plain_name: The name without the ending of a compression.
     """
     match form:
-        case "Parquet" | "Arrow":
+        case "parquet" | "arrow":
             return read_columns(file, form, name, fields)
-        case "JSON array" | "JSON objects":
-            return read_values(file, fields)
-        case "CSV":
-            return read_table(file, plain_name, fields)
-        case "text":
-            return read_text(file, name, fields)
-        case "JSON lines":
+        case "json":
+            return read_lines(file, fields) if _is_one_object_a_line(file) else read_values(file, fields)
+        case "csv" | "tsv":
+            return read_table(file, form, name, fields)
+        case "md" | "txt":
+            return read_text(file, form, name, fields)
+        case "jsonl":
             return read_lines(file, fields)
 
 
-def looks_like_table(head: bytes) -> bool:
-    """Return whether each line of a text has the same number of tabs, two or more of these lines: no prose has that."""
-    lines = [line for line in head.split(b"\n")[:20] if line.strip()]
-    return len(lines) > 2 and len({line.count(b"\t") for line in lines[:-1]}) == 1 and b"\t" in lines[0]
-
-
-def _spans_lines(text: bytes) -> bool:
-    """Return whether the first JSON object goes on in the next line, as a program writes it for people."""
-    first, _, rest = text.partition(b"\n")
-    if not rest.lstrip().startswith((b'"', b"}")):
+def _is_one_object_a_line(file: io.BufferedReader) -> bool:
+    """Return whether a JSON file begins with an object that ends with its line, as pandas and others write rows."""
+    first, _, rest = file.peek(HEAD_BYTES).removeprefix(BYTE_ORDER_MARK).lstrip().partition(b"\n")
+    if not first.startswith(b"{"):
         return False
+    if not rest.lstrip().startswith((b'"', b"}")):
+        return True
     try:
         JSON.decode(first.decode())
     except (ValueError, RecursionError):
-        return True
-    return False
+        return False
+    return True
 
 
 def read_lines(file: io.BufferedReader, fields: Fields) -> Iterator[Document | Reject]:
@@ -116,10 +108,12 @@ def numbered_lines(file: io.BufferedReader) -> Iterator[tuple[int, bytes | Rejec
             yield number, raw
 
 
-def read_text(file: io.BufferedReader, name: str, fields: Fields) -> Iterator[Document | Reject]:
+def read_text(
+    file: io.BufferedReader, form: Literal["md", "txt"], name: str, fields: Fields
+) -> Iterator[Document | Reject]:
     """Return a whole text file as one row, whose id is its name.
 
-    The YAML in front of Markdown is metadata; its title, or else a first heading, is the row's.
+    The YAML or TOML in front of Markdown is metadata; its title, or else a first heading, is the row's.
     """
     raw = file.read(MAX_LINE_BYTES + 1)
     if len(raw) > MAX_LINE_BYTES:
@@ -131,31 +125,19 @@ def read_text(file: io.BufferedReader, name: str, fields: Fields) -> Iterator[Do
         yield Reject(1, f"is not UTF-8: byte 0x{raw[error.start]:02x} at position {error.start}", name)
         return
     values: dict[str, Any] = {fields.id: name}
-    if PurePath(name).suffix in _MARKDOWN:
+    if form == "md":
         try:
-            front, text = _split_front_matter(text)
+            front, text = split_front_matter(text)
         except ValueError as error:
-            yield Reject(1, f"its front matter is not YAML: {error}", name)
+            yield Reject(1, f"its front matter {error}", name)
             return
-        if "title" in front:
-            values[fields.title] = str(front.pop("title") or "")
+        title = front.pop("title", None)
+        if title is not None and not isinstance(title, str | int | float):
+            yield Reject(1, f"its front matter has a {type(title).__name__} as title; expected a text", name)
+            return
+        if title is not None and str(title).strip():
+            values[fields.title] = str(title)
         elif (heading := _HEADING.match(text)) is not None and text[heading.end() :].strip():
             values[fields.title], text = heading["title"], text[heading.end() :]
         values[fields.metadata] = front
     yield parse_values({**values, fields.text: text}, 1, fields)
-
-
-def _split_front_matter(text: str) -> tuple[dict[str, Any], str]:
-    """Return what the YAML in front of a text says, and the text behind it."""
-    import yaml  # type: ignore[import-untyped]
-
-    found = _FRONT_MATTER.match(text)
-    if found is None:
-        return {}, text
-    try:
-        values = yaml.safe_load(found["yaml"])
-    except yaml.YAMLError as error:
-        raise ValueError(" ".join(str(error).split())) from error
-    if not isinstance(values, dict):  # two rules of Markdown around a line of text
-        return {}, text
-    return json.loads(json.dumps(values, default=str, ensure_ascii=False)), text[found.end() :]

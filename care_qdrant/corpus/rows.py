@@ -117,14 +117,8 @@ def parse_values(values: Mapping[str, Any], line: int, fields: Fields) -> Docume
     text = values[fields.text]
     if fields.skip_beginning is not None and (beginning := re.match(fields.skip_beginning, text)):
         text = text[beginning.end() :].lstrip()
-    document = Document(
-        id=named,
-        text=text,
-        title=values.get(fields.title) or "",
-        metadata={**extra, **(values.get(fields.metadata) or {})},
-        line=line,
-    )
-    return check_document(document)
+    title, metadata = values.get(fields.title) or "", {**extra, **(values.get(fields.metadata) or {})}
+    return check_document(Document(named, text, title if title.strip() else "", metadata, line=line))
 
 
 def hash_id(title: str, text: str) -> str:
@@ -133,7 +127,14 @@ def hash_id(title: str, text: str) -> str:
 
 
 def check_document(document: Document) -> Document | Reject:
-    """Let a document pass, or say what Qdrant, a tokenizer or a payload could not hold of it."""
+    """Let a document pass, or say what Qdrant, a tokenizer or a payload could not hold of it.
+
+    Metadata become plain dictionaries and lists, without the fields that are NaN, as tables write a missing number.
+    """
+    try:
+        document = replace(document, metadata=_plain(document.metadata or {}))
+    except RecursionError:
+        return Reject(document.line, f"metadata is nested deeper than {MAX_DEPTH} levels", document.id)
     problem = (
         _text_problem("id", document.id)
         or _text_problem("text", document.text)
@@ -144,6 +145,14 @@ def check_document(document: Document) -> Document | Reject:
     if not problem and reserved:
         problem = f"metadata uses the reserved key {reserved[0]!r}; rename it"
     return Reject(document.line, problem, document.id) if problem else document
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items() if not (isinstance(inner, float) and inner != inner)}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return value
 
 
 def _field_problem(values: Mapping[str, Any], fields: Fields, shown: Mapping[str, Any]) -> str:

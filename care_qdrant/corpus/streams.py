@@ -27,8 +27,10 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _LAYERS = 2
 _UNITS_BYTES = 4
-_GUESSES = ("gb18030", "big5", "shift_jis", "euc_kr")
-"""Encodings that a text which is not UTF-8 is tried in; GB 18030 holds all of GBK and GB 2312."""
+_SAMPLE = b'{"id": "a+b\\u0041"}'
+"""Bytes that every encoding of a corpus reads as ASCII, but for those of two or four bytes a character."""
+_OF_NAMES = ("idna", "punycode")
+"""Codecs of internet names, which read ASCII as itself."""
 
 
 class Unreadable(Exception):
@@ -67,15 +69,20 @@ def recoded(file: io.BufferedReader, encoding: str) -> io.BufferedReader:
     """Return a text as UTF-8."""
     try:
         codec = codecs.lookup(encoding)
-    except LookupError as error:
-        raise InputError(f"--encoding {encoding!r}: there is no such encoding; try gb18030, big5 or utf-16") from error
+        # By name the codecs of Python also make text of hexadecimal digits, of escapes and of UTF-7.
+        is_wide = codec.name.startswith(("utf-16", "utf-32"))
+        is_text = is_wide or (codec.name not in _OF_NAMES and _SAMPLE.decode(encoding) == _SAMPLE.decode())
+    except (LookupError, ValueError):
+        is_text = False
+    if not is_text:
+        raise InputError(f"--encoding {encoding!r}: there is no such encoding of text; try gb18030, big5 or utf-16")
     if codec.name == UTF_8:
         return file
     return io.BufferedReader(_Chunks(_utf_8(file, encoding)), HEAD_BYTES)
 
 
-def guess_encoding(head: bytes) -> str | None:
-    """Return the encoding that the start of a text seems to have; None where it is UTF-8 or cannot be told."""
+def wide_encoding(head: bytes) -> str | None:
+    """Return UTF-16 or UTF-32 where the start of a text shows one of them; None elsewhere."""
     if head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
         return "utf-32"
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -86,23 +93,21 @@ def guess_encoding(head: bytes) -> str | None:
         return "utf-16-le"
     if all(second) and first and not any(first):
         return "utf-16-be"
-    if _is_text_in(head, UTF_8):
-        return None
-    return next((encoding for encoding in _GUESSES if _is_text_in(head, encoding)), None)
+    return None
 
 
 def is_chinese_utf_8(head: bytes) -> bool:
     """Return whether the start of a text is UTF-8 and holds characters of three bytes, as Chinese ones: no chance."""
-    return _is_text_in(head, UTF_8) and any(character > "\u07ff" for character in head.decode("utf-8", "ignore"))
+    return is_utf_8(head) and any(character > "\u07ff" for character in head.decode("utf-8", "ignore"))
 
 
-def _is_text_in(head: bytes, encoding: str) -> bool:
+def is_utf_8(head: bytes) -> bool:
+    """Return whether the start of a text is UTF-8; its last character may be cut."""
     try:
-        # Not final: the last character may be cut.
-        text = codecs.getincrementaldecoder(encoding)().decode(head)
+        codecs.getincrementaldecoder(UTF_8)().decode(head)
     except UnicodeDecodeError:
         return False
-    return "\0" not in text and "\ufffd" not in text
+    return True
 
 
 class _Chunks(io.RawIOBase):

@@ -6,19 +6,19 @@ import logging
 import re
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from care_qdrant.corpus.column_types import ColumnGuess, ColumnType, IdGuess, convert
 from care_qdrant.corpus.rows import HASH_ID, Fields, Reject, parse_values
-from care_qdrant.corpus.streams import BYTE_ORDER_MARK, MAX_LINE_BYTES, UTF_8, as_text, guess_encoding
+from care_qdrant.corpus.streams import BYTE_ORDER_MARK, MAX_LINE_BYTES, UTF_8, as_text
 from care_qdrant.errors import InputError, counted
 from care_qdrant.types import Document
 
 logger = logging.getLogger(__name__)
 
-TABLES = (".csv", ".tsv", ".tab")
-TEXTS = (".txt", ".md", ".markdown")
-_DELIMITERS = ",\t;|"
+Table = Literal["csv", "tsv"]
+_DELIMITERS: dict[Table, str] = {"csv": ",;\t|", "tsv": "\t"}
+"""Separators that a table may have, the likeliest first."""
 _NAMES = {",": "comma", "\t": "tab", ";": "semicolon", "|": "bar"}
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _EXCEL_HINT = re.compile(r"sep=(?P<delimiter>[^\r\n\"])")
@@ -35,36 +35,29 @@ class Header(NamedTuple):
     """Whether Excel's line with the separator stands in front."""
 
 
-def read_header(head: bytes, name: str, fields: Fields) -> Header:
-    """Return the delimiter and the columns of a table: the one that shows the text field, or else most columns.
-
-    There are no columns where nothing says that a file is a table.
-    """
+def read_header(head: bytes, form: Table, fields: Fields) -> Header:
+    """Return the delimiter and the columns of a table: the one that shows the text field, or else most columns."""
     lines = _LINE_END.split(head.removeprefix(BYTE_ORDER_MARK).decode("utf-8", "replace"), 2)
     hint = _EXCEL_HINT.fullmatch(lines[0])
     first = lines[1] if hint and len(lines) > 1 else lines[0]
-    order = "\t,;|" if name.endswith((".tsv", ".tab")) else _DELIMITERS
-    headers = {mark: _cells(first, mark) for mark in (order if hint is None else hint["delimiter"])}
+    headers = {mark: _cells(first, mark) for mark in (_DELIMITERS[form] if hint is None else hint["delimiter"])}
     best = max(headers, key=lambda delimiter: (fields.text in headers[delimiter], len(headers[delimiter])))
-    is_table = len(headers[best]) > 1 or name.endswith(TABLES)
-    if is_table and name.endswith(TEXTS):  # any text may be in there: it takes more to call it a table
-        is_table = fields.text in headers[best] and (_id_column(headers[best], fields) is not None)
-    return Header(best, headers[best] if is_table else [], hint is not None)
+    return Header(best, headers[best], hint is not None)
 
 
-def describe_table(head: bytes, name: str, fields: Fields) -> str:
+def describe_table(head: bytes, form: Table, fields: Fields) -> str:
     """Return what a table looks like, for people: its separator and its columns."""
-    delimiter, columns, _ = read_header(head, name, fields)
+    delimiter, columns, _ = read_header(head, form, fields)
     return f"table, {_NAMES.get(delimiter, repr(delimiter))} separated, columns {', '.join(columns)}"
 
 
-def read_table(file: io.BufferedReader, name: str, fields: Fields) -> Iterator[Document | Reject]:
+def read_table(file: io.BufferedReader, form: Table, name: str, fields: Fields) -> Iterator[Document | Reject]:
     """Return the rows of a table; empty cells are left out.
 
     Raises:
         InputError: The header is not one of a corpus, or a second table follows.
     """
-    header = read_header(file.peek(), name, fields)
+    header = read_header(file.peek(), form, fields)
     with as_text(file, "surrogateescape") as text:
         records = _records(text, header)
         columns = _columns(records, name, fields)
@@ -81,10 +74,15 @@ def read_table(file: io.BufferedReader, name: str, fields: Fields) -> Iterator[D
 
 
 def guess_types(
-    file: io.BufferedReader, name: str, fields: Fields, guesses: dict[str, ColumnGuess], ids: IdGuess
+    file: io.BufferedReader,
+    form: Table,
+    name: str,
+    fields: Fields,
+    guesses: dict[str, ColumnGuess],
+    ids: IdGuess,
 ) -> None:
     """Narrow the types of the columns by the cells of one more table; roles and columns of known type are left out."""
-    header = read_header(file.peek(), name, fields)
+    header = read_header(file.peek(), form, fields)
     with as_text(file, "surrogateescape") as text:
         records = _records(text, header)
         columns = _columns(records, name, fields)
@@ -260,11 +258,9 @@ class _Lines(Iterator[str]):
         self.taken.clear()
 
     def _refuse_bytes(self, raw: bytes) -> None:
-        """Reject a line with bytes that are no UTF-8; where they are of another encoding, the file ends there."""
+        """Reject a line with bytes that are not UTF-8."""
         try:
             raw.decode(UTF_8)
         except UnicodeDecodeError as error:
-            if guess_encoding(raw) is not None:
-                raise
             reason = f"is not UTF-8: byte 0x{raw[error.start]:02x} at position {error.start}"
             raise _BadLine(reason) from error

@@ -98,7 +98,10 @@ def ingest(
     shard = (settings.shard.number, settings.shard.of)
     run: _Run | None = None
     try:
-        with open_source(corpus, reading or Reading(), shard, dry_run=settings.dry_run) as source, Seen() as seen:
+        with (
+            open_source(corpus, reading or Reading(), collection.name, shard, dry_run=settings.dry_run) as source,
+            Seen() as seen,
+        ):
             if settings.stand_in:
                 model = _standing_in(model, target)
             vectors, is_new, rows = _joined(source, model, target, vector_name, settings, storage or Storage())

@@ -15,6 +15,7 @@ from typing import TypeGuard
 from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.corpus.beginnings import Beginnings
 from care_qdrant.corpus.files import Corpus, CorpusPath, typed_fields
+from care_qdrant.corpus.formats import Format
 from care_qdrant.corpus.rejects import RejectsFile, rejects_path
 from care_qdrant.corpus.rows import Fields, Reject, check_document
 from care_qdrant.corpus.streams import UTF_8
@@ -63,12 +64,20 @@ class Reading:
     fields: Fields = field(default_factory=Fields)
     encoding: str = UTF_8
     rejects: str | Path | None = None
-    """File of the rejected rows; None for one beside the corpus, and for none in a dry run."""
+    """File of the rejected rows, which must be free; None for one named after the collection, and for none in a dry
+    run."""
+    format: Format | None = None
+    """Format of standard input and of files whose name has no known ending; None is JSON lines for standard input."""
 
 
 @contextmanager
 def open_source(
-    corpus: CorpusPath | Iterable[Document], reading: Reading, shard: tuple[int, int] = (1, 1), *, dry_run: bool = False
+    corpus: CorpusPath | Iterable[Document],
+    reading: Reading,
+    collection: str,
+    shard: tuple[int, int] = (1, 1),
+    *,
+    dry_run: bool = False,
 ) -> Iterator[Source]:
     """Open a corpus for one reading; the rows are read lazily."""
     if isinstance(corpus, Document):
@@ -88,16 +97,20 @@ def open_source(
 
         yield Source(checked(), lambda: number / len(documents) if isinstance(documents, Sized) else None)
         return
-    path = None if dry_run and reading.rejects is None else Path(reading.rejects or rejects_path(corpus, shard))
+    path = None if dry_run and reading.rejects is None else Path(reading.rejects or rejects_path(collection, shard))
     with (
         nullcontext() if path is None else RejectsFile(path) as rejects,
-        Corpus(corpus, typed_fields(corpus, reading.fields, reading.encoding), reading.encoding) as file,
+        Corpus(corpus, _typed(corpus, reading), reading.encoding, reading.format) as file,
     ):
         rows = _readable(iter(file))
         if file.found:
             others = f", the first of {len(file.files):,} files" if len(file.files) > 1 else ""
             logger.info("%s: %s%s", file.files[0].path, file.found[0], others)
         yield Source(rows, lambda: file.share_read, rejects, file.changed)
+
+
+def _typed(corpus: CorpusPath, reading: Reading) -> Fields:
+    return typed_fields(corpus, reading.fields, reading.encoding, reading.format)
 
 
 def _is_path(corpus: CorpusPath | Iterable[Document]) -> TypeGuard[CorpusPath]:

@@ -296,9 +296,7 @@ def test_a_unit_reads_its_own_rows_alone(tmp_path: Path, form: str) -> None:
     assert len(manifest.units) == 5
     assert sum(receipt.documents for receipt in receipts) == 45
     assert manifest.rejected == (2 if form == "jsonl.gz" else 1)
-    assert sum(receipt.rejected for receipt in receipts) == (
-        form == "jsonl.gz"
-    )  # repeated rows are left out by the plan
+    assert sum(receipt.rejected for receipt in receipts) == (form == "jsonl.gz")  # the plan leaves out repeated rows
     corpus.write_bytes(kept)
     assert make_plan(corpus, tmp_path / "job").units == manifest.units
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from care_qdrant.corpus.files import Corpus, corpus_name
 from care_qdrant.corpus.formats import MAX_LINE_BYTES, numbered_lines
-from care_qdrant.corpus.rejects import RejectsFile, rejects_path
+from care_qdrant.corpus.rejects import RejectsFile, is_rejects_name, rejects_path
 from care_qdrant.corpus.rows import Fields, Reject
 from care_qdrant.errors import InputError, MissingExtra
 from care_qdrant.types import Document
@@ -100,27 +100,31 @@ def test_a_damaged_file_is_an_error_after_the_rows_before_it(tmp_path: Path, nam
         read(tmp_path / name)
 
 
-def test_rejects_are_written_and_forgotten_by_the_next_run(tmp_path: Path) -> None:
-    path = rejects_path(tmp_path / "corpus.jsonl")
-    assert path.name == "corpus.jsonl.rejects.jsonl"
+def test_rejects_go_to_a_file_that_the_run_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = rejects_path("corpus")
     with RejectsFile(path) as rejects:
+        assert not path.exists()
         rejects.write(Reject(3, "is empty", "\ud800"))
+    assert path.name == "corpus.rejects.jsonl"
     assert json.loads(path.read_text()) == {"line": 3, "id": "\ud800", "reason": "is empty"}
-    with pytest.raises(InputError), RejectsFile(path):
-        raise InputError("refused")
-    assert path.exists()
-    with RejectsFile(path):
-        pass
-    assert not path.exists()
-    assert rejects_path("a.jsonl", (2, 4)).name == "a.jsonl.rejects-2-of-4.jsonl"
+    assert rejects_path("corpus").name == "corpus.rejects-2.jsonl"
+    assert rejects_path("a/b", (2, 4)).name == "a-b.rejects-2-of-4.jsonl"
+    assert is_rejects_name("corpus.rejects-2.jsonl") and is_rejects_name("a-b.rejects-2-of-4-3.jsonl")
 
 
-@pytest.mark.parametrize("content", ["my notes\n", '{"line": 4}\n', '{"id": "1", "text": "one"}\n'])
-def test_a_file_that_no_run_wrote_is_never_touched(tmp_path: Path, content: str) -> None:
-    (tmp_path / "notes.txt").write_text(content)
-    with pytest.raises(InputError, match=r"notes\.txt: is there, and is no list of rejected rows.*--rejects"):
-        RejectsFile(tmp_path / "notes.txt")
-    assert (tmp_path / "notes.txt").read_text() == content
+@pytest.mark.parametrize(
+    "content", ["my notes\n", '{"line": 4, "id": "mine", "text": "x"}\n', '{"line": 3, "reason": "x"}\n']
+)
+def test_no_file_that_is_there_is_touched(tmp_path: Path, content: str) -> None:
+    (tmp_path / "mine.jsonl").write_text(content)
+    with pytest.raises(InputError, match=r"mine\.jsonl: exists, and no file is written over.*--rejects"):
+        RejectsFile(tmp_path / "mine.jsonl")
+    late = RejectsFile(tmp_path / "late.jsonl")
+    (tmp_path / "late.jsonl").write_text(content)
+    with late, pytest.raises(InputError, match="cannot be written"):
+        late.write(Reject(1, "is empty"))
+    assert (tmp_path / "mine.jsonl").read_text() == (tmp_path / "late.jsonl").read_text() == content
     (tmp_path / "empty").touch()
     with RejectsFile(tmp_path / "empty"):
         pass
@@ -131,18 +135,13 @@ def test_a_file_that_no_run_wrote_is_never_touched(tmp_path: Path, content: str)
     assert (tmp_path / "pipe").is_fifo()
 
 
-def test_a_corpus_is_told_from_a_list_of_rejected_rows_by_its_content(tmp_path: Path) -> None:
-    """A name with ``.rejects`` in it may be the user's."""
-    (tmp_path / "corpus.rejects.jsonl").write_bytes(LINES)
+def test_rows_that_look_like_rejected_ones_are_rows(tmp_path: Path) -> None:
+    """In a folder a list of rejected rows is known by its name; named itself, it is read as any other file."""
+    (tmp_path / "mine.jsonl").write_text('{"line": 1, "id": "1", "text": "one"}\n')
+    (tmp_path / "corpus.rejects.jsonl").write_text('{"line": 7, "id": "2", "text": "two"}\n')
     (tmp_path / "study.rejects.csv").write_text("id,text\n3,three\n")
-    assert ids(read(tmp_path)) == ["1", "2", "3"]
-    with RejectsFile(tmp_path / "mine.jsonl") as rejects:
-        rejects.write(Reject(3, "is empty", "\ud800", file="a.jsonl"))
-    assert ids(read(tmp_path)) == ["1", "2", "3"]
-    with Corpus([tmp_path / "mine.jsonl", tmp_path / "study.rejects.csv"]) as corpus:  # as a shell writes *
-        assert ids(list(corpus)) == ["3"]
-    with pytest.raises(InputError, match=r"mine\.jsonl: is a list of rejected rows that an ingestion wrote"):
-        Corpus(tmp_path / "mine.jsonl")
+    assert ids(read(tmp_path)) == ["1", "3"]
+    assert ids(read(tmp_path / "corpus.rejects.jsonl")) == ["2"]
 
 
 def text_files(root: Path, *names: str) -> None:
@@ -153,7 +152,6 @@ def text_files(root: Path, *names: str) -> None:
 
 def test_a_text_has_one_id_however_its_path_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text_files(tmp_path / "docs", "a.md", "b.md", "sub/c.md")
-    (tmp_path / "rows.jsonl").write_bytes(LINES)
     monkeypatch.chdir(tmp_path)
     everything = {"a.md", "b.md", "sub/c.md"}
     (tmp_path / "again").symlink_to("docs")
@@ -164,7 +162,6 @@ def test_a_text_has_one_id_however_its_path_was_given(tmp_path: Path, monkeypatc
         ([str(tmp_path / "docs")], everything),
         (["again"], everything),
         (["docs/a.md", "docs/b.md", "docs/sub/c.md"], everything),
-        (["docs/a.md", "docs/sub/c.md", "rows.jsonl"], {"a.md", "sub/c.md", "1", "2"}),
         ([str(tmp_path / "docs/a.md"), "docs/../docs/sub/c.md"], {"a.md", "sub/c.md"}),
         (["docs/**/*.md"], everything),
         (["docs/*"], everything),

@@ -1,4 +1,4 @@
-"""Every form in which people have a corpus, told by its content."""
+"""Every form in which people have a corpus, told by its name."""
 
 import csv
 import gzip
@@ -15,7 +15,7 @@ import pytest
 import zstandard
 
 from care_qdrant.corpus.files import Corpus, corpus_name
-from care_qdrant.corpus.formats import tell_format
+from care_qdrant.corpus.formats import ENDINGS, Format, format_of
 from care_qdrant.corpus.rows import HASH_ID, Fields, Reject, hash_id
 from care_qdrant.errors import InputError
 from care_qdrant.types import Document
@@ -56,18 +56,17 @@ EXPECTED = {row["id"]: row["text"] for row in ROWS}
         ("a.csv", table(), "table, comma separated, columns id, text, dept"),
         ("a.tsv", table("\t"), "table, tab separated, columns id, text, dept"),
         ("a.csv", table(";"), "table, semicolon separated, columns id, text, dept"),
-        ("a.data", table(), "table, comma separated, columns id, text, dept"),
-        ("a.json", json.dumps(ROWS, ensure_ascii=False), "JSON array"),
-        ("a.jsonl", json.dumps(ROWS, ensure_ascii=False, indent=1), "JSON array"),
-        ("a.json", LINES, "JSON lines"),
-        ("a.txt", LINES, "JSON lines"),
-        ("a.txt", table(), "table, comma separated, columns id, text, dept"),
+        ("a.TAB", table("\t"), "table, tab separated, columns id, text, dept"),
+        ("a.json", json.dumps(ROWS, ensure_ascii=False), "json"),
+        ("a.JSON", json.dumps(ROWS, ensure_ascii=False, indent=1), "json"),
+        ("a.json", LINES, "json"),
+        ("a.ndjson", LINES, "jsonl"),
         ("a.csv", "sep=;\r\n" + table(";"), "table, semicolon separated, columns id, text, dept"),
-        ("a.json", "\n".join(json.dumps(row, indent=2) for row in ROWS), "JSON objects"),
+        ("a.json", "\n".join(json.dumps(row, indent=2) for row in ROWS), "json"),
     ],
 )
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
-def test_a_format_is_told_by_its_content(tmp_path: Path, name: str, content: str, described: str, mark: str) -> None:
+def test_a_name_says_the_format(tmp_path: Path, name: str, content: str, described: str, mark: str) -> None:
     (tmp_path / name).write_text(mark + content, encoding="utf-8", newline="")
     with Corpus(tmp_path / name) as corpus:
         rows = list(corpus)
@@ -84,9 +83,9 @@ def test_files_with_byte_order_marks_may_be_put_together(tmp_path: Path) -> None
 
 
 def test_compressed_content_needs_no_ending(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(gzip.compress(table().encode()))
-    (tmp_path / "b").write_bytes(zstandard.compress(LINES.encode()))
-    assert texts(read(tmp_path / "a")) == texts(read(tmp_path / "b")) == EXPECTED
+    (tmp_path / "a.csv").write_bytes(gzip.compress(table().encode()))
+    (tmp_path / "b.jsonl").write_bytes(zstandard.compress(LINES.encode()))
+    assert texts(read(tmp_path / "a.csv")) == texts(read(tmp_path / "b.jsonl")) == EXPECTED
 
 
 @pytest.mark.parametrize("frames", [1, 3])
@@ -197,18 +196,19 @@ def test_a_folder_that_datasets_saved(tmp_path: Path) -> None:
     assert texts(read(tmp_path / "a.arrow")) == {"1": "一"}
 
 
-def test_a_table_with_an_english_header_names_its_encoding(tmp_path: Path) -> None:
+def test_a_table_with_an_english_header_in_another_encoding_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes("id,text\n1,头痛三天\n2,咳嗽\n".encode("gbk"))
-    with pytest.raises(InputError, match="--encoding gb18030"):
+    with pytest.raises(InputError, match=r"is not UTF-8\. Give its encoding with --encoding: gb18030"):
         read(tmp_path / "a.csv")
     assert set(texts(read(tmp_path / "a.csv", encoding="gb18030")).values()) == {"头痛三天", "咳嗽"}
 
 
-def test_another_encoding_behind_a_long_english_part_is_named(tmp_path: Path) -> None:
+def test_another_encoding_behind_a_long_english_part_is_a_rejected_row(tmp_path: Path) -> None:
     rows = "".join(f"{number},no headache\n" for number in range(9000))
     (tmp_path / "a.csv").write_bytes(f"id,text\n{rows}x,头痛三天\n".encode("gbk"))
-    with pytest.raises(InputError, match=r"damaged after row .*--encoding gb18030"):
-        read(tmp_path / "a.csv")
+    *_, last = read(tmp_path / "a.csv")
+    assert isinstance(last, Reject)
+    assert last.reason.startswith("is not UTF-8: byte 0x")
 
 
 def test_a_folder_may_hold_files_in_two_encodings(tmp_path: Path) -> None:
@@ -226,32 +226,44 @@ def test_files_of_a_folder_that_are_not_read_are_named(tmp_path: Path, caplog: p
         (tmp_path / name).write_bytes(b"%PDF")
     (tmp_path / "corpus.rejects.jsonl").write_text('{"line": 4, "reason": "is not JSON"}\n')
     read(tmp_path)
-    [message] = caplog.messages
-    assert "not read: 2, as guide.pdf, report.docx" in message and "SimpleDirectoryReader" in message
+    foreign, rejects = caplog.messages
+    assert "not read: 2, as guide.pdf, report.docx" in foreign and "SimpleDirectoryReader" in foreign
+    assert "not read: 1, as corpus.rejects.jsonl: lists of rejected rows" in rejects
 
 
 @pytest.mark.parametrize(
     ("encoding", "named"),
     [
-        ("gbk", "gb18030 (GBK)"),
-        ("big5", "big5"),
+        ("gbk", None),
+        ("big5", None),
+        ("shift_jis", None),
         ("utf-16", "utf-16"),
         ("utf-16-le", "utf-16-le"),
         ("utf-16-be", "utf-16-be"),
         ("utf-32", "utf-32"),
     ],
 )
-def test_another_encoding_is_named_and_read_when_it_is_given(tmp_path: Path, encoding: str, named: str) -> None:
+def test_another_encoding_is_read_when_it_is_given(tmp_path: Path, encoding: str, named: str | None) -> None:
+    """Only UTF-16 and UTF-32 are told by their bytes; a Big5 text is also one of GB 18030, with other characters."""
     text = "".join(json.dumps({"id": str(n), "text": "頭痛三天"}, ensure_ascii=False) + "\n" for n in range(20))
     (tmp_path / "a.jsonl").write_bytes(text.encode(encoding))
-    if encoding != "big5":  # Big5 is also valid GB 18030: the guess may be another, and it is only a guess
-        with pytest.raises(
-            InputError, match="is not UTF-8; it reads as " + named.replace("(", r"\(").replace(")", r"\)")
-        ):
-            read(tmp_path / "a.jsonl")
+    said = "Give its encoding" if named is None else f"it reads as {named}: give --encoding {named}"
+    with pytest.raises(InputError, match=f"is not UTF-8.*{said}"):
+        read(tmp_path / "a.jsonl")
     assert set(texts(read(tmp_path / "a.jsonl", encoding=encoding)).values()) == {"頭痛三天"}
-    with pytest.raises(InputError, match="there is no such encoding"):
-        read(tmp_path / "a.jsonl", encoding="klingon")
+    for wrong in (
+        "klingon",
+        "hex",
+        "rot13",
+        "utf-7",
+        "unicode_escape",
+        "raw_unicode_escape",
+        "undefined",
+        "punycode",
+        "idna",
+    ):
+        with pytest.raises(InputError, match="there is no such encoding of text"):
+            read(tmp_path / "a.jsonl", encoding=wrong)
 
 
 def test_ids_of_mongodb_and_none_at_all(tmp_path: Path) -> None:
@@ -293,6 +305,50 @@ def test_a_pipe_is_read(tmp_path: Path) -> None:
         corpus_name(pipe)
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"hello, world", b"[", b"[1, 2]", b'"x"', b"a,b\n1,2"])
-def test_what_is_no_corpus_is_read_as_lines_unless_it_is_an_open_array(content: bytes) -> None:
-    assert tell_format("a", content, Fields()) == ("JSON array" if content == b"[" else "JSON lines")
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        *[
+            (f"a{ending}", form)
+            for ending, form in (*ENDINGS.items(), ("", None), (".pdf", None), (".jsonl.bz2", None))
+        ],
+        ("dir.csv/README.MD", "md"),
+        ("b.JsonL.GZ", "jsonl"),
+        ("c.csv.zst", "csv"),
+        ("jsonl", None),
+    ],
+)
+def test_the_ending_decides(name: str, form: Format | None) -> None:
+    assert format_of(name) == form
+
+
+def test_a_file_without_a_known_ending_needs_its_format(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In a folder, or matched by a pattern, it is left out with a warning that names it."""
+    (tmp_path / "rows.data").write_text(LINES, encoding="utf-8")
+    with pytest.raises(InputError, match=r"rows\.data: its name has no ending that says a format; give --format"):
+        read(tmp_path / "rows.data")
+    with Corpus(tmp_path / "rows.data", form="jsonl") as corpus:
+        assert texts(list(corpus)) == EXPECTED
+    (tmp_path / "note.txt").write_text('[{"a note": "that begins like JSON"}', encoding="utf-8")
+    assert list(texts(read(tmp_path))) == list(texts(read(str(tmp_path / "*")))) == ["note.txt"]
+    assert sum("rows.data" in message for message in caplog.messages) == 2
+
+
+def test_a_file_has_one_name_wherever_the_run_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("a", "b", "b/deep"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "README.md").write_text(f"# {folder}\n\ntext {folder}", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    both = ["a/README.md", "b/README.md", "b/deep/README.md"]
+    assert [*texts(read(["a", "b"]))] == [*texts(read([tmp_path / "a", "b"]))] == [*texts(read("."))] == both
+    assert [*texts(read("b"))] == [*texts(read("b/**/*.md"))] == ["README.md", "deep/README.md"]
+
+
+def test_folders_of_our_own_are_no_corpus(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"line": 1, "id": "mine", "text": "头痛"}\n', encoding="utf-8")
+    for folder, files in (("qdrant", ("meta.json", "collection/")), ("job", ("manifest.json", "receipts/"))):
+        for name in files:
+            path = tmp_path / folder / name
+            path.mkdir(parents=True) if name.endswith("/") else (path.parent.mkdir(), path.write_text("{}"))
+    assert list(texts(read(tmp_path))) == ["mine"]
+    assert any("not read: 2, as job, qdrant: folders of an embedded database" in message for message in caplog.messages)

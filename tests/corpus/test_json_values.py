@@ -39,8 +39,8 @@ def test_what_follows_an_array_and_is_no_row_is_refused_with_its_place(tmp_path:
 
 
 def test_an_array_in_each_line_is_read_whole(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text("\n".join(f'\ufeff[{{"id": "{n}", "text": "一"}}]' for n in range(3)))
-    assert [row.id for row in read(tmp_path / "a.jsonl")] == ["0", "1", "2"]
+    (tmp_path / "a.json").write_text("\n".join(f'\ufeff[{{"id": "{n}", "text": "一"}}]' for n in range(3)))
+    assert [row.id for row in read(tmp_path / "a.json")] == ["0", "1", "2"]
 
 
 def test_a_row_that_nobody_reads_is_refused_and_one_of_another_kind_rejected(tmp_path: Path) -> None:

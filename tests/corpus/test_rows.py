@@ -1,4 +1,5 @@
 import json
+from types import MappingProxyType
 
 import pytest
 from hypothesis import given
@@ -40,7 +41,7 @@ def nested(depth: int) -> dict[str, object]:
         (b'{"id": "1", "text": "a\\ud800"}', "half a surrogate pair (\\ud800)"),
         (b'{"id": "\\udfff", "text": "a"}', "half a surrogate pair"),
         (b'{"id": "1", "text": "a\\u0000b"}', "'text' holds a NUL character"),
-        (b'{"id": "1", "text": "a", "metadata": {"x": NaN}}', "'x' is nan, which JSON cannot hold"),
+        (b'{"id": "1", "text": "a", "metadata": {"x": [NaN]}}', "'x' is nan, which JSON cannot hold"),
         (b'{"id": "1", "text": "a", "metadata": {"x": [1, -Infinity]}}', "'x' is -inf"),
         (b'{"id": "1", "text": "a", "metadata": {"x": 1e999}}', "'x' is inf"),
         (b'{"id": "1", "text": "a", "metadata": {"x": 9223372036854775808}}', "more than 64 bits"),
@@ -102,3 +103,20 @@ def test_what_passes_survives_json_and_utf8(value: object, text: str, key: str) 
         assert json.loads(json.dumps(dict(document.metadata), allow_nan=False)) == {key: value}
         assert document.text.encode().decode() == text
         assert text.strip()
+
+
+def test_a_number_that_is_missing_is_no_field_and_a_blank_title_no_title() -> None:
+    """Tables of pandas and polars write a missing number as NaN."""
+    row = parse_line(b'{"id": "1", "text": "a", "title": " ", "x": NaN, "y": {"z": NaN, "w": 1}}', 1, Fields())
+    assert isinstance(row, Document)
+    assert (row.title, row.metadata) == ("", {"y": {"w": 1}})
+
+
+def test_metadata_of_any_mapping_become_plain() -> None:
+    metadata = MappingProxyType({"a": MappingProxyType({"b": (1, 2)})})
+    document = check_document(Document("d", "头痛", metadata=metadata))
+    assert isinstance(document, Document)
+    assert document.metadata == {"a": {"b": [1, 2]}}
+    json.dumps(document.metadata)
+    bare = check_document(Document("d", "头痛", metadata=None))  # type: ignore[arg-type]  # as a caller without types
+    assert isinstance(bare, Document) and bare.metadata == {}

@@ -66,19 +66,3 @@ def test_the_index_of_pandas_is_named(tmp_path: Path) -> None:
         read(tmp_path / "a.csv", ",id,text\n0,a,一\n")
     with pytest.raises(InputError, match=r"the header has an opening quote without an end"):
         read(tmp_path / "a.csv", 'id,"text\na,一\n')
-
-
-@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_a_table_may_be_called_txt(tmp_path: Path, end: str) -> None:
-    """Excel saves "Unicode Text", tabs in UTF-16, under that ending."""
-    content = f"id\ttext{end}a\t一{end}b\t二{end}"
-    assert outcome(read(tmp_path / "a.txt", content)) == ["a", "b"]
-    (tmp_path / "b.txt").write_bytes(content.encode("utf-16"))
-    with Corpus(tmp_path / "b.txt", encoding="utf-16") as corpus:
-        assert outcome(list(corpus)) == ["a", "b"]
-
-
-@pytest.mark.parametrize("prose", ["text, or what it is\n", "id and text\n", 'He said "id,\n', "text\n", "id|text|\n"])
-def test_prose_called_txt_is_one_document(tmp_path: Path, prose: str) -> None:
-    rows = read(tmp_path / "a.txt", prose if prose != "id|text|\n" else "标题|正文\n一|二\n")
-    assert outcome(rows) == ["a.txt"]

@@ -71,3 +71,9 @@ def stored_texts(client: QdrantClient, collection: str = "corpus") -> dict[str, 
     records, _ = client.scroll(collection, limit=100_000)
     payloads = [record.payload or {} for record in records]
     return {payload["doc_id"]: payload["text"] for payload in payloads if payload["_care"]["chunk"] == 0}
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rejected rows are written to the current folder."""
+    monkeypatch.chdir(tmp_path)

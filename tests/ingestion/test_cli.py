@@ -148,7 +148,7 @@ def test_rows_behind_an_array_are_not_deleted(tmp_path: Path) -> None:
 def test_a_file_of_the_user_is_no_place_for_rejected_rows(write_corpus: WriteCorpus, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("my notes")
     for rows in (short_rows(3), [*short_rows(3), "broken"]):
-        with pytest.raises(InputError, match=r"notes\.txt: is there, and is no list of rejected rows"):
+        with pytest.raises(InputError, match=r"notes\.txt: exists, and no file is written over"):
             run(write_corpus(rows), "--rejects", "notes.txt")
     assert (tmp_path / "notes.txt").read_text() == "my notes"
     with open_client(path=tmp_path / "qdrant") as client:
@@ -159,11 +159,11 @@ def test_numbers_and_dates_of_a_table_can_be_compared(tmp_path: Path) -> None:
     table = "id,text,年份,day,ward\n" + "".join(f"{n},第{n}条。,{2015 + n},2024/{n}/1,{n:03}\n" for n in range(1, 10))
     (tmp_path / "t.csv").write_text(table, encoding="utf-8")
     assert run("t.csv").exit_code == 0
-    assert run("-", "--collection", "piped", stdin=table.encode()).exit_code == 0
+    assert run("-", "--format", "csv", "--collection", "piped", stdin=table.encode()).exit_code == 0
     types = ["--types", "年份=int,day=date,ward=int"]
-    assert run("-", "--collection", "typed", *types, stdin=table.encode()).exit_code == 0
+    assert run("-", "--format", "csv", "--collection", "typed", *types, stdin=table.encode()).exit_code == 0
     with pytest.raises(InputError, match="has no column 'wards', which --types names"):
-        run("-", "--collection", "typed", "--types", "wards=int", stdin=table.encode())
+        run("-", "--format", "csv", "--collection", "typed", "--types", "wards=int", stdin=table.encode())
     years = models.FieldCondition(key="年份", range=models.Range(gte=2020))
     spring = models.FieldCondition(key="day", range=models.DatetimeRange(lt=datetime.date(2024, 4, 1)))
     with open_client(path=tmp_path / "qdrant") as client:

@@ -138,7 +138,7 @@ def test_rejected_rows_are_listed_and_the_rest_is_stored(qdrant: QdrantClient, w
     corpus = write_corpus(rows)
     report = ingest(corpus, HashModel(), qdrant, "corpus")
     assert (report.documents, report.rejected, report.duplicates, report.points) == (2, 4, 1, 2)
-    assert report.rejects_file == f"{corpus}.rejects.jsonl"
+    assert report.rejects_file == "corpus.rejects.jsonl"
     rejects = [json.loads(line) for line in Path(report.rejects_file).read_text().splitlines()]
     assert [reject["line"] for reject in rejects] == [2, 3, 4, 7]
     assert rejects[2] == {"line": 4, "id": "1", "reason": "an earlier row has this id and other content"}

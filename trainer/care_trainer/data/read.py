@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from care_qdrant.corpus.streams import guess_encoding
+from care_qdrant.corpus.streams import wide_encoding
 from care_qdrant.errors import InputError
 from care_qdrant.types import embedded_text
 from care_trainer.config import Data, Side
@@ -195,7 +195,7 @@ def open_lines(path: Path) -> Iterator[tuple[int, str]]:
                 return
             except UnicodeDecodeError as error:
                 with opener(path, "rb") as content:
-                    guess = guess_encoding(content.read(_HEAD_BYTES))
+                    guess = wide_encoding(content.read(_HEAD_BYTES))
                 reads_as = f"; it reads as {guess}" if guess else ""
                 raise InputError(f"{path}: is not UTF-8 ({error}){reads_as}: save it as UTF-8") from error
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
