@@ -1,9 +1,7 @@
 """Speed of `CareEmbedding` against LlamaIndex's stock class with the same weights."""
 
 import os
-import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -70,45 +68,6 @@ def speed(
     save_measured(
         output, {"layers": layers, "cores": cores, "int8_gate": gate, "single": plain(single), "load": plain(load)}
     )
-
-
-@embedding.command()
-@click.option("--rounds", type=click.IntRange(2), default=500, show_default=True, help="Number of queries.")
-@output_option
-def overhead(rounds: int, output: Path) -> None:
-    """Measure the cost of a query outside of the model, on a model of one layer.
-
-    \b
-    Example:
-      python -m benchmarks.perf.embedding overhead --output benchmarks/results/llama-overhead.json
-    """
-    _use_cores(1)
-    from .overhead import measure_overhead
-    from .random_pair import named_or_random_pair, sample_queries
-
-    with named_or_random_pair(None, 1) as folder:
-        result = shown(measure_overhead(folder, sample_queries(), rounds))
-    save_measured(output, asdict(result))
-
-
-@embedding.command("cold-start")
-@model_option
-@layers_option
-@click.option("--processes", type=click.IntRange(1), default=5, show_default=True, help="Fresh processes per program.")
-@output_option
-def cold_start(model: Path | None, layers: int, processes: int, output: Path) -> None:
-    """Measure fresh processes up to their first vector, and up to the first answer of LlamaIndex and Qdrant.
-
-    \b
-    Example:
-      python -m benchmarks.perf.embedding cold-start --output benchmarks/results/llama-cold-start.json
-    """
-    from .cold_start import measure_cold_starts
-    from .random_pair import named_or_random_pair
-
-    with named_or_random_pair(model, layers) as folder, tempfile.TemporaryDirectory() as qdrant:
-        results = [shown(result) for result in measure_cold_starts(folder, Path(qdrant), processes)]
-    save_measured(output, {"layers": layers, "programs": plain(results)})
 
 
 def _use_cores(number: int) -> None:
