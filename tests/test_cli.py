@@ -18,7 +18,7 @@ from care_qdrant import __version__, errors
 from care_qdrant.cli import care
 from care_qdrant.console.groups import whole_help
 from care_qdrant.console.options import Target, target_options
-from care_qdrant.console.table import display_width
+from care_qdrant.console.text import display_width
 from care_qdrant.encoders.remote import server
 from care_qdrant.errors import InputError, Unreachable
 from care_qdrant.qdrant.connection import open_client

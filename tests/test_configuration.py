@@ -1,6 +1,5 @@
 """Sources of options: the command line, the environment, care.toml; and what a command does to a target."""
 
-import contextlib
 import http.server
 import os
 import subprocess
@@ -295,20 +294,18 @@ def listener() -> Iterator[Listener]:
 
 
 @pytest.fixture
-def keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Set the keys of a user, and return the folder of the user's configuration."""
+def keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the keys of a user."""
     monkeypatch.setenv("QDRANT_API_KEY", QDRANT_KEY)
     monkeypatch.setenv("CARE_ENDPOINT_KEY", ENDPOINT_KEY)
     monkeypatch.setenv("CARE_ENDPOINT_MODEL", "m")
     monkeypatch.setenv("CARE_PATIENCE", "1")
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    return tmp_path / "config" / "care"
 
 
 @pytest.mark.parametrize("file", ["care.toml", "pyproject.toml"])
 @pytest.mark.parametrize("arguments", [["status"], ["search", "糖"], ["attach", "c"], ["ingest", "corpus.jsonl"]])
 def test_a_folder_that_names_a_server_gets_no_key(
-    listener: Listener, keys: Path, file: str, arguments: list[str]
+    listener: Listener, keys: None, file: str, arguments: list[str]
 ) -> None:
     Path("corpus.jsonl").write_text('{"id": "1", "text": "一"}\n', encoding="utf-8")
     Path(file).write_text(("[tool.care]\n" if file == "pyproject.toml" else "") + f'url = "{listener.url}"\n')
@@ -317,52 +314,21 @@ def test_a_folder_that_names_a_server_gets_no_key(
     assert not listener.got(QDRANT_KEY)
     assert f"QDRANT_API_KEY is not sent to {listener.url}" in done.stderr
     assert QDRANT_KEY not in done.stderr + done.stdout
-    assert not keys.exists(), "nobody was asked, so nobody has confirmed"
 
 
-@pytest.mark.parametrize("by", ["command line", "environment", "confirmed"])
+@pytest.mark.parametrize("by", ["command line", "environment"])
 def test_a_server_that_the_user_gave_gets_the_key(
-    listener: Listener, keys: Path, monkeypatch: pytest.MonkeyPatch, by: str
+    listener: Listener, keys: None, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     Path("care.toml").write_text(f'url = "{listener.url}"\n')
     if by == "environment":
         monkeypatch.setenv("QDRANT_URL", listener.url)
-    if by == "confirmed":
-        keys.mkdir(parents=True)
-        (keys / "confirmed-hosts").write_text(f"{listener.url}\n")
     program(CARE, "status", *(["--url", listener.url] if by == "command line" else []))
     assert listener.got(QDRANT_KEY)
 
 
-def test_a_yes_on_a_terminal_is_remembered_and_a_no_is_not(
-    listener: Listener, keys: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Path("care.toml").write_text(f'url = "{listener.url}"\n')
-    for answer, sent in (("n", False), ("y", True)):
-        said = on_a_terminal(answer, "status")
-        assert f"sends QDRANT_API_KEY to {listener.url}" in said
-        assert (listener.got(QDRANT_KEY), (keys / "confirmed-hosts").exists()) == (sent, sent)
-    listener.received.clear()
-    assert "sends QDRANT_API_KEY" not in on_a_terminal("", "status")
-    assert listener.got(QDRANT_KEY)
-
-
-def on_a_terminal(typed: str, *arguments: str) -> str:
-    """Run a command on a terminal where a person types a line; return what is shown."""
-    shown, ours = b"", os.openpty()
-    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r}); {CARE}"
-    with subprocess.Popen([FORKS.python, "-c", code, *arguments], stdin=ours[1], stdout=ours[1], stderr=ours[1]):
-        os.close(ours[1])
-        os.write(ours[0], f"{typed}\n".encode())
-        with contextlib.suppress(OSError):  # its end closes the terminal
-            while part := os.read(ours[0], 4096):
-                shown += part
-    os.close(ours[0])
-    return shown.decode()
-
-
 @pytest.mark.parametrize("is_typed", [False, True])
-def test_an_endpoint_that_a_folder_names_gets_no_key(listener: Listener, keys: Path, is_typed: bool) -> None:
+def test_an_endpoint_that_a_folder_names_gets_no_key(listener: Listener, keys: None, is_typed: bool) -> None:
     Path("corpus.jsonl").write_text('{"id": "1", "text": "一"}\n', encoding="utf-8")
     if not is_typed:
         Path("care.toml").write_text(f'endpoint = "{listener.url}/v1"\n')

@@ -17,6 +17,7 @@ from care_qdrant.console.logs import log_options
 from care_qdrant.console.options import engine_options, json_option, model_option, precision, target_of, url_option
 from care_qdrant.console.outputs import require_free, require_own
 from care_qdrant.console.reports import show_json
+from care_qdrant.console.text import echo, table
 from care_qdrant.errors import InputError, counted, needs_extra, redact
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def run(tasks: tuple[str, ...], output: Path, as_json: bool, **options: Any) -> 
 
     require_own(output, RESULT_FILE, _RUN, (PER_QUERY_FILE, MARKDOWN_FILE, HTML_FILE))
     _print(_run(_create_tasks(tasks), output, _default_name(tasks), options), as_json)
-    click.echo(f"report: {output / 'report.html'}", err=True)
+    echo(f"report: {output / 'report.html'}", err=True)
 
 
 @care_bench.command()
@@ -125,20 +126,19 @@ def compare(results: tuple[Path, ...], output: Path | None, as_json: bool) -> No
     """
     from care_benchmarks.comparison import compare_results
     from care_benchmarks.report import comparison_rows, write_comparison
-    from care_qdrant.console.table import table
 
     if output is not None:
         require_free(output, _COMPARISON)
     found = compare_results(results)
     if output is not None:
         write_comparison(found, output)
-        click.echo(f"comparison: {output}", err=True)
+        echo(f"comparison: {output}", err=True)
     if as_json:
         show_json([asdict(task) for task in found])
         return
     header = ["task", "measure", "system", "score", "difference", "95 % interval", "p", "adjusted p"]
     rows = [[task.task, task.measure, *row] for task in found for row in comparison_rows(task)]
-    click.echo(table(header, rows, width=1_000))
+    echo(table(header, rows, width=1_000))
 
 
 @care_bench.command()
@@ -154,7 +154,7 @@ def report(result: Path) -> None:
     from care_benchmarks.results import load_result
 
     write_report(load_result(result), result)
-    click.echo(result / HTML_FILE)
+    echo(str(result / HTML_FILE))
 
 
 @care_bench.command()
@@ -178,7 +178,6 @@ def audit(task_directory: Path, result: Path, output: Path, as_json: bool) -> No
         --output build/to-judge.jsonl
     """
     from care_benchmarks.audit import audit, candidates, write_candidates
-    from care_qdrant.console.table import table
 
     require_free(output)
     task, runs = _saved_retrieval(task_directory, result)
@@ -191,9 +190,9 @@ def audit(task_directory: Path, result: Path, output: Path, as_json: bool) -> No
     if as_json:
         show_json({system: asdict(summary) for system, summary in summaries.items()})
     else:
-        click.echo(table(header, rows, width=1_000))
+        echo(table(header, rows, width=1_000))
     count = write_candidates(candidates(task.qrels, runs, task.queries, task.documents), output)
-    click.echo(f"{output}: {counted(count, 'candidate')}", err=True)
+    echo(f"{output}: {counted(count, 'candidate')}", err=True)
 
 
 @care_bench.command()
@@ -213,7 +212,6 @@ def rejudge(task_directory: Path, result: Path, judged: Path, as_json: bool) -> 
     """
     from care_benchmarks.audit import add_judgements, read_judgements, relabelled
     from care_benchmarks.measures import CONDENSED, per_query
-    from care_qdrant.console.table import table
 
     task, runs = _saved_retrieval(task_directory, result)
     labels = read_judgements(judged)
@@ -233,8 +231,8 @@ def rejudge(task_directory: Path, result: Path, judged: Path, as_json: bool) -> 
         scores = {system: dict(zip(names, map(float, cells), strict=True)) for system, *cells in rows}
         show_json({"systems": scores, "labels": asdict(found)})
         return
-    click.echo(table(["system", *names], rows, width=1_000))
-    click.echo(
+    echo(table(["system", *names], rows, width=1_000))
+    echo(
         f"relevant documents a query, of those labelled: {found.original:.2f} before, {found.labelled:.2f} now; "
         f"{found.false_positives:.2f} false positives, {found.false_negatives:.2f} false negatives (paper, table 13)"
     )
@@ -317,8 +315,6 @@ def _command_line() -> str:
 
 
 def _print(result: "Result", as_json: bool) -> None:
-    from care_qdrant.console.table import table
-
     if as_json:
         show_json({system.name: _scores(result, system) for system in result.systems})
         return
@@ -327,7 +323,7 @@ def _print(result: "Result", as_json: bool) -> None:
     for system in result.systems:
         scores = [system.score(task.name) for task in result.tasks]
         rows.append([system.name, *(f"{100 * score.value:.2f}" if score else "–" for score in scores)])
-    click.echo(table(header, rows, width=1_000))
+    echo(table(header, rows, width=1_000))
 
 
 def _scores(result: "Result", system: "System") -> dict[str, float]:

@@ -14,6 +14,7 @@ from care_qdrant.console.logs import log_options
 from care_qdrant.console.options import Target, json_option, model_options, target_options
 from care_qdrant.console.outputs import require_free
 from care_qdrant.console.reports import show_report
+from care_qdrant.console.text import echo
 from care_qdrant.errors import counted
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ def review(config: "Config", output: Path | None, pairs: int) -> Any:
     except OSError:
         listening = socket.create_server(("127.0.0.1", 0))
     with listening:
-        click.echo(
+        echo(
             f"http://127.0.0.1:{listening.getsockname()[1]} shows {counted(len(tasks), 'pair')}; Ctrl-C ends it",
             err=True,
         )

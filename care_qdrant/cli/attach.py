@@ -27,6 +27,7 @@ from care_qdrant.console.options import (
     target_options,
 )
 from care_qdrant.console.reports import search_command, show_json, show_report
+from care_qdrant.console.text import echo
 from care_qdrant.errors import counted
 
 if TYPE_CHECKING:
@@ -134,12 +135,12 @@ def command(
         report = attach(Collection(client, collection, policy), on_preflight=_tell, on_progress=show)
     show_report(report, as_json=as_json)
     if not (as_json or bm25):
-        click.echo(f"next: {search_command(collection, target)}")
+        echo(f"next: {search_command(collection, target)}")
     _warn(report)
     if not report.points:
-        click.echo("the collection has no points at the moment, so there was nothing to do", err=True)
+        echo("the collection has no points at the moment, so there was nothing to do", err=True)
     if report.covered + report.without_text < report.points:
-        click.echo("points were added or changed meanwhile: run the same command again", err=True)
+        echo("points were added or changed meanwhile: run the same command again", err=True)
 
 
 def _plan(
@@ -165,7 +166,7 @@ def _plan(
     if as_json:
         show_json(asdict(plan))
     else:
-        click.echo("\n".join(_plan_lines(plan)))
+        echo("\n".join(_plan_lines(plan)))
     if plan.refusals:
         sys.exit(InputError.exit_code)
 
@@ -218,12 +219,12 @@ def _warn(report: "AttachReport") -> None:
 
     others = other_field_warning(report.points, report.in_other_field, report.text_field)
     for warning in filter(None, (others, unreadable_warning(report.unreadable))):
-        click.echo(f"warning: {warning}", err=True)
+        echo(f"warning: {warning}", err=True)
 
 
 def _tell(preflight: "Preflight") -> None:
     with bars_cleared():
         if preflight.layout is not None:
-            click.echo(f"{preflight.layout.tool} payloads: {preflight.layout.evidence}", err=True)
+            echo(f"{preflight.layout.tool} payloads: {preflight.layout.evidence}", err=True)
         for notice in preflight.notices:
-            click.echo(f"note: {notice}", err=True)
+            echo(f"note: {notice}", err=True)

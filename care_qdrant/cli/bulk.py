@@ -25,6 +25,7 @@ from care_qdrant.console.options import (
     target_options,
 )
 from care_qdrant.console.reports import show_report
+from care_qdrant.console.text import echo
 
 if TYPE_CHECKING:
     from care_qdrant.bulk.forecast import Forecast, ForecastSettings
@@ -190,7 +191,7 @@ def plan(
             client = stack.enter_context(target.open())
             place = Collection(client, collection, retries(), readers=workers or readers()).resolve()
             if workers is not None and workers > 1 and len(place.slices(2)) < 2:
-                click.echo(f"note: --workers {workers}: {_READ_BY_ONE}", err=True)
+                echo(f"note: --workers {workers}: {_READ_BY_ONE}", err=True)
         if dry_run:
             settings = settings_of(ForecastSettings, options)
             show_report(_forecast(corpus, place, text_field, draft, model, settings), as_json=as_json)
@@ -353,7 +354,7 @@ def load(
             attached = load_points(opened, place, part=shard, settings=adding, on_progress=show_points)
         show_report(attached, as_json=as_json)
         if attached.covered + attached.without_text < attached.points:
-            click.echo("some points lack the vector: load the other parts, or plan again for new texts", err=True)
+            echo("some points lack the vector: load the other parts, or plan again for new texts", err=True)
         return
     with target.open(create=True) as client, progress_bar(collection) as show:
         report = load_parts(

@@ -7,6 +7,7 @@ import click
 from care_qdrant.console.groups import CONTEXT, Command
 from care_qdrant.console.options import Target, json_option, target_options
 from care_qdrant.console.reports import show_json
+from care_qdrant.console.text import echo
 from care_qdrant.errors import counted
 
 
@@ -42,14 +43,14 @@ def command(collection: str, is_confirmed: bool, target: Target, as_json: bool) 
         lost = f"{counted(points, 'point')}, vectors: {', '.join(name or '(unnamed)' for name in vectors) or 'none'}"
         if aliases:
             lost += f", aliases: {', '.join(aliases)}"
-        click.echo(f"{found.name} in {target}: {lost}", err=True)
+        echo(f"{found.name} in {target}: {lost}", err=True)
         if not is_confirmed:
             _ask(found.name)
         found.drop()
     if as_json:
         show_json({"collection": found.name, "points": points, "vectors": vectors, "aliases": aliases})
     else:
-        click.echo(f"deleted {found.name}: {lost}")
+        echo(f"deleted {found.name}: {lost}")
 
 
 def _ask(name: str) -> None:

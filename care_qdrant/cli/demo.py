@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from care_qdrant.console.groups import CONTEXT, Command
+from care_qdrant.console.text import echo
 
 SAMPLES = (
     Path(__file__).parents[1] / "sample" / "corpus.jsonl",  # in a wheel
@@ -57,7 +58,7 @@ def command() -> None:
         ingest(corpus, CareModel.load(), client, "sample", settings=IngestSettings(sparse=True), on_progress=show)
 
     def announce(address: str) -> None:
-        click.echo(f"the search page is at {address} (Ctrl-C ends it)", err=True)
+        echo(f"the search page is at {address} (Ctrl-C ends it)", err=True)
         webbrowser.open(address)
 
     settings = ServeSettings(

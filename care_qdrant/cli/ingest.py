@@ -30,6 +30,7 @@ from care_qdrant.console.options import (
     target_options,
 )
 from care_qdrant.console.reports import search_command, show_json
+from care_qdrant.console.text import echo
 from care_qdrant.destinations import require_writable
 from care_qdrant.errors import REJECTED_ROWS_EXIT_CODE, counted, next_command
 from care_qdrant.qdrant.quantization import sizes_in_words
@@ -293,7 +294,7 @@ def command(
             if as_json:
                 show_json(asdict(report) | {"stopped": stopped})
             else:
-                click.echo(_summary(report, target, is_named, options))
+                echo(_summary(report, target, is_named, options))
 
     verb = "compared" if options["dry_run"] else "stored"
     with _database(target, options["dry_run"]) as client, progress_bar(collection, verb) as show:
@@ -321,7 +322,7 @@ def command(
         )
     tell(report)
     if report.stand_ins:
-        click.echo(
+        echo(
             f"{counted(report.stand_ins, 'point', 'have', of=report.points)} a vector of a learned query encoder, "
             "which stands in for the model of the others. With that model back, ingest the same documents without "
             "--stand-in: these are encoded again",
@@ -330,7 +331,7 @@ def command(
     if report.other_vectors:
         names = " and ".join(repr(name) if name else "(unnamed)" for name in report.other_vectors)
         attach = next_command(f"care attach {report.collection} --vector-name NAME", model=False)
-        click.echo(
+        echo(
             f"{counted(report.encoded, 'point', 'were')} encoded, whose {names} is missing or of an earlier text: "
             "searches by it miss what is new. The program that makes it has to run again; for one that care attach "
             f"made, run it, {attach} (and --model, where it is not the included model)",
@@ -338,20 +339,20 @@ def command(
         )
     if report.other_points and not options["replace_others"]:
         advice = "leave them out of the corpus" if options["stand_in"] else "--replace-others deletes those"
-        click.echo(
+        echo(
             f"another writer made {counted(report.other_points, 'point')} of these documents, so they are found twice: "
             f"{advice}",
             err=True,
         )
     if report.same_beginning:
-        click.echo(
+        echo(
             f"{report.same_beginning_share:.0%} of the documents begin with {report.same_beginning!r}. Documents are "
             "found by what they say first: cut off what many share with --skip-beginning REGEX",
             err=True,
         )
     if report.rejected:
         listed = f", listed in {report.rejects_file}" if report.rejects_file else ""
-        click.echo(f"rejected rows: {report.rejected:,}{listed}; {'; '.join(report.first_rejects)}", err=True)
+        echo(f"rejected rows: {report.rejected:,}{listed}; {'; '.join(report.first_rejects)}", err=True)
         sys.exit(REJECTED_ROWS_EXIT_CODE)
 
 

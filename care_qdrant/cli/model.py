@@ -13,6 +13,7 @@ from care_qdrant.console.groups import Program
 from care_qdrant.console.options import json_option
 from care_qdrant.console.outputs import require_free
 from care_qdrant.console.reports import show_json
+from care_qdrant.console.text import echo
 from care_qdrant.errors import counted
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def info(model: str, as_json: bool) -> None:
     if as_json:
         show_json(json.loads((folder / CARD_FILE).read_text(encoding="utf-8")))
     else:
-        click.echo("\n".join(_lines(card)))
+        echo("\n".join(_lines(card)))
 
 
 def _lines(card: "Card") -> Iterator[str]:
@@ -137,7 +138,7 @@ def verify(model: str, as_json: bool) -> None:
     if card.document_onnx is not None:
         CareModel.load(folder).encode_document([])
     if (card.onnx or card.document_onnx) and not card.references_sha256:
-        click.echo(
+        echo(
             "not checked: whether the ONNX files were made from these weights. The card has no reference vectors; add "
             f"them with: care model export-onnx {model}",
             err=True,
@@ -146,7 +147,7 @@ def verify(model: str, as_json: bool) -> None:
     if as_json:
         show_json({"name": card.name, "files": len(card.files), "bytes": size, "fingerprint": card.fingerprint})
     else:
-        click.echo(f"OK: {card.name}, {len(card.files)} files, {size / 1e6:.1f} MB ({card.fingerprint[:12]})")
+        echo(f"OK: {card.name}, {len(card.files)} files, {size / 1e6:.1f} MB ({card.fingerprint[:12]})")
 
 
 @command.command("export-onnx")
@@ -172,7 +173,7 @@ def export_onnx(folder: Path, as_json: bool) -> None:
     if as_json:
         _show_made(folder, card)
     else:
-        click.echo(f"{folder}: {card.name} runs on onnxruntime ({size:.1f} MB added, {card.fingerprint[:12]})")
+        echo(f"{folder}: {card.name} runs on onnxruntime ({size:.1f} MB added, {card.fingerprint[:12]})")
 
 
 @command.command("reference-vectors")
@@ -203,7 +204,7 @@ def reference_vectors(model: str, output: Path, as_json: bool) -> None:
     if as_json:
         show_json({"file": str(output), "vectors": len(references), "fingerprint": pair.fingerprint})
     else:
-        click.echo(f"{output}: {len(references)} vectors of {pair.fingerprint[:12]}")
+        echo(f"{output}: {len(references)} vectors of {pair.fingerprint[:12]}")
 
 
 @command.command()
@@ -234,8 +235,8 @@ def join(query: Path, document: Path, folder: Path, probe: Path | None, as_json:
     if as_json:
         _show_made(folder, card)
     else:
-        click.echo(f"{folder}: {card.name}, {card.dim} dimensions ({card.fingerprint[:12]})")
-    click.echo(
+        echo(f"{folder}: {card.name}, {card.dim} dimensions ({card.fingerprint[:12]})")
+    echo(
         "not checked: whether the two encoders share one space; evaluate the model on your data before you use it",
         err=True,
     )
@@ -283,5 +284,5 @@ def import_command(
     if as_json:
         _show_made(folder, card)
     else:
-        click.echo(f"{folder}: {card.name}, {card.dim} dimensions ({card.fingerprint[:12]})")
-    click.echo(f"license: {license_notice(card.license) if card.license else 'not stated'}", err=True)
+        echo(f"{folder}: {card.name}, {card.dim} dimensions ({card.fingerprint[:12]})")
+    echo(f"license: {license_notice(card.license) if card.license else 'not stated'}", err=True)

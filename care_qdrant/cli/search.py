@@ -19,6 +19,7 @@ from care_qdrant.console.options import (
     target_options,
 )
 from care_qdrant.console.reports import show_json
+from care_qdrant.console.text import echo
 from care_qdrant.errors import counted
 
 if TYPE_CHECKING:
@@ -167,14 +168,14 @@ def _asked_collection(client: "QdrantClient", where: str) -> str:
     if len(names) < 2 or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return only_collection(client, where)
     for number, name in enumerate(names, 1):
-        click.echo(f"{number:>3}  {name}", err=True)
+        echo(f"{number:>3}  {name}", err=True)
     number = click.prompt("Number of the collection", type=click.IntRange(1, len(names)), err=True)
     return names[number - 1]
 
 
 def _tell(note: str | None) -> None:
     if note is not None:
-        click.echo(f"note: {note}", err=True)
+        echo(f"note: {note}", err=True)
 
 
 def _tell_of_conditions(collection: "Collection", conditions: Sequence[str], keys: "Keys", *, is_found: bool) -> None:
@@ -233,10 +234,10 @@ def _prompted(collection: "Collection") -> Iterator[str]:
 
         held = overview(collection)
         asks = "".join(f"\n  {question.text}" for question in held.questions[:_EXAMPLES])
-        click.echo(f"{collection.name}: {counted(held.points, 'text')}; ask, for example:{asks}", err=True)
+        echo(f"{collection.name}: {counted(held.points, 'text')}; ask, for example:{asks}", err=True)
     while True:
         if sys.stdin.isatty():
-            click.echo("> ", nl=False, err=True)
+            echo("> ", nl=False, err=True)
         query = sys.stdin.readline().strip()
         if not query:
             return
@@ -248,7 +249,7 @@ def _show(query: str, collection: str, mode: "Mode", hits: "list[Hit]", group_by
         found = {"query": query, "collection": collection, "mode": mode, "hits": [hit.as_dict() for hit in hits]}
         show_json(found)
         return
-    click.echo(_listing(hits, group_by) if hits else "nothing found")
+    echo(_listing(hits, group_by) if hits else "nothing found")
 
 
 def _refuse_without_effect(mode: "Mode") -> None:
@@ -266,7 +267,7 @@ def _refuse_without_effect(mode: "Mode") -> None:
 
 def _listing(hits: "list[Hit]", group_by: str | None) -> str:
     """Return the hits with as much of their texts as lets a person judge them."""
-    from care_qdrant.console.table import wrap
+    from care_qdrant.console.text import beginning
 
     width = len(str(len(hits))) + 2
     lines: list[str] = []
@@ -275,6 +276,7 @@ def _listing(hits: "list[Hit]", group_by: str | None) -> str:
         if group_by is not None and (not lines or (type(hit.group), hit.group) != group):
             group = type(hit.group), hit.group
             lines.append(f"{group_by}={hit.group if isinstance(hit.group, str) else json.dumps(hit.group)}")
-        lines.append(f"{rank:<{width}}{hit.score:.4f}  {hit.document_id}  {hit.title}".rstrip())
-        lines += [" " * width + line for line in wrap(hit.text, indent=width)]
+        title = " ".join(hit.title.split())
+        lines.append(f"{rank:<{width}}{hit.score:.4f}  {hit.document_id}  {title}".rstrip())
+        lines += [" " * width + line for line in beginning(hit.text, indent=width)]
     return "\n".join(lines)

@@ -18,6 +18,7 @@ from care_qdrant.console.options import (
     settings_of,
     target_options,
 )
+from care_qdrant.console.text import echo
 
 if TYPE_CHECKING:
     from care_qdrant.encoders.engine import Engine
@@ -160,8 +161,8 @@ def command(
 
     _set_up_access_log()
     if host not in LOOPBACK and keys is None:
-        click.echo(f"warning: everyone who can reach {host} can use this service; give --keys FILE", err=True)
-    serve(settings, lambda address: click.echo(f"serving on {address}", err=True))
+        echo(f"warning: everyone who can reach {host} can use this service; give --keys FILE", err=True)
+    serve(settings, lambda address: echo(f"serving on {address}", err=True))
 
 
 def _look_for(collections: tuple[str, ...], target: Target) -> None:
@@ -179,7 +180,7 @@ def _look_for(collections: tuple[str, ...], target: Target) -> None:
     except (FolderLocked, NoCollection, Unreachable) as error:
         if isinstance(error, NoCollection) and target.path is not None:
             raise
-        click.echo(f"warning: not served yet: {error}", err=True)
+        echo(f"warning: not served yet: {error}", err=True)
 
 
 def _set_up_access_log() -> None:

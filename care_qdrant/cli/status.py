@@ -9,6 +9,7 @@ import click
 from care_qdrant.console.groups import CONTEXT, Command
 from care_qdrant.console.options import Target, json_option, target_options
 from care_qdrant.console.reports import show_json
+from care_qdrant.console.text import echo, table
 from care_qdrant.errors import counted
 
 if TYPE_CHECKING:
@@ -42,23 +43,21 @@ def command(collection: str | None, target: Target, as_json: bool) -> None:
             if as_json:
                 show_json(asdict(detail))
             else:
-                click.echo("\n".join(_detail_lines(detail)))
+                echo("\n".join(_detail_lines(detail)))
                 _tell_of_unfinished(detail.summary)
             return
         summaries = describe_all(client)
     if as_json:
         show_json([asdict(summary) for summary in summaries])
     elif summaries:
-        click.echo(_table(summaries))
+        echo(_table(summaries))
         for summary in summaries:
             _tell_of_unfinished(summary)
     else:
-        click.echo(f"{target}: no collections yet; make one, " + next_command("care ingest corpus.jsonl"))
+        echo(f"{target}: no collections yet; make one, " + next_command("care ingest corpus.jsonl"))
 
 
 def _table(summaries: "list[CollectionSummary]") -> str:
-    from care_qdrant.console.table import table
-
     rows = []
     for summary in summaries:
         aliases = f"aliases: {', '.join(summary.aliases)}" if summary.aliases else ""
@@ -116,4 +115,4 @@ def _made_by(vector: "VectorSummary") -> str:
 
 def _tell_of_unfinished(summary: "CollectionSummary") -> None:
     if summary.unfinished is not None:
-        click.echo(f"note: {summary.unfinished}", err=True)
+        echo(f"note: {summary.unfinished}", err=True)

@@ -7,6 +7,7 @@ import click
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
 from care_qdrant.console.options import LoadModel, Target, json_option, model_options, readers, target_options
 from care_qdrant.console.reports import show_report
+from care_qdrant.console.text import echo
 from care_qdrant.errors import counted
 
 if TYPE_CHECKING:
@@ -59,10 +60,10 @@ def command(
     if as_json:
         show_report(report, as_json=True)
     else:
-        click.echo("\n".join(map(_line, (report, *report.others))))
+        echo("\n".join(map(_line, (report, *report.others))))
     for other in report.others:
         if not other.sampled and other.covered:
-            click.echo(
+            echo(
                 f"note: another model made vector {other.vector_name!r}, so no sample of it was encoded again; give "
                 f"that model with --model, and --vector-name {other.vector_name}",
                 err=True,
@@ -70,7 +71,7 @@ def command(
     if report.problems:
         raise NotVerified(f"collection {report.collection!r}: " + "; ".join(report.problems))
     if not as_json:
-        click.echo(f"OK: {counted(report.points, 'point')}, {counted(1 + len(report.others), 'vector')}")
+        echo(f"OK: {counted(report.points, 'point')}, {counted(1 + len(report.others), 'vector')}")
 
 
 def _line(report: "VerifyReport") -> str:

@@ -15,6 +15,7 @@ import click
 
 from care_qdrant.console.configuration import read_defaults
 from care_qdrant.console.logs import log_error, set_up_logs
+from care_qdrant.console.text import echo
 from care_qdrant.errors import INSTALL, INTERRUPTED_EXIT_CODE, CareError, InputError, MissingExtra, extra_of
 
 logger = logging.getLogger(__name__)
@@ -100,7 +101,7 @@ def _show_usage(error: click.UsageError) -> None:
     """Print what `error.show` does before its message, which here begins as every error of these programs does."""
     if error.ctx is not None:
         click.echo(error.ctx.get_usage(), err=True)
-        click.echo(f"Try '{error.ctx.command_path} --help' for help.", err=True)
+        echo(f"Try '{error.ctx.command_path} --help' for help.", err=True)
 
 
 def _require_characters(arguments: list[str]) -> None:

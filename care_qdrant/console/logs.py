@@ -12,6 +12,7 @@ import click
 from typing_extensions import override
 
 from care_qdrant.console.groups import Option
+from care_qdrant.console.text import echo, harmless
 from care_qdrant.errors import redact
 
 _LOGGERS = ("care_qdrant", "care_trainer", "care_benchmarks", "care_data", "llama_index.embeddings.care")
@@ -29,6 +30,14 @@ class _JsonLines(logging.Formatter):
         return json.dumps(entry, ensure_ascii=False)
 
 
+class _Lines(logging.Formatter):
+    """One line for the message of a record, and its traceback below; a text in it cannot begin another line."""
+
+    @override
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return super().formatMessage(record).replace("\n", "\\n")
+
+
 class _Stderr(logging.Handler):
     """Writes to the stderr of the moment, which a test or a progress bar may have replaced and closed."""
 
@@ -40,7 +49,7 @@ class _Stderr(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             with bars_cleared():
-                click.echo(self.format(record), err=True)
+                _write(self.format(record))
         except Exception:
             self.handleError(record)
 
@@ -58,10 +67,18 @@ def bars_cleared() -> AbstractContextManager[None]:
 _handler = _Stderr()
 
 
+def _write(line: str) -> None:
+    """Print a line of the log; an object of JSON is not broken."""
+    if isinstance(_handler.formatter, _JsonLines):
+        click.echo(harmless(line), err=True)
+    else:
+        echo(line, err=True)
+
+
 def set_up_logs(level: int = logging.INFO) -> None:
     """Send the messages of this project's packages to stderr."""
     is_json = os.environ.get("CARE_LOG_FORMAT") == "json"
-    _handler.setFormatter(_JsonLines() if is_json else logging.Formatter("%(message)s"))
+    _handler.setFormatter(_JsonLines() if is_json else _Lines("%(message)s"))
     for name in _LOGGERS:
         logger = logging.getLogger(name)
         logger.setLevel(level)
@@ -73,9 +90,9 @@ def log_error(message: str) -> None:
     """Print an error that ends a program, in the form of its log."""
     if isinstance(_handler.formatter, _JsonLines):
         record = logging.LogRecord("care_qdrant", logging.ERROR, "", 0, "%s", (message,), None)
-        click.echo(_handler.format(record), err=True)
+        _write(_handler.format(record))
     else:
-        click.echo(f"error: {redact(message)}", err=True)
+        _write(f"error: {redact(message)}")
 
 
 def _apply(_ctx: click.Context, _parameter: click.Parameter, value: Any) -> Any:

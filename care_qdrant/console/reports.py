@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from care_qdrant.console.options import Target, typed_model
+from care_qdrant.console.text import echo, harmless
 
 
 def printed(report: Any) -> dict[str, Any]:
@@ -30,13 +31,14 @@ def show_report(report: Any, *, as_json: bool = False) -> None:
     typed = () if isinstance(report, Mapping) else fields(report)
     fractions = {each.name for each in typed if each.metadata.get("unit") == "fraction"}
     lines = _lines({key: _percent(value) if key in fractions else value for key, value in values.items()})
-    click.echo("\n".join(lines))
+    echo("\n".join(lines))
 
 
 def show_json(value: Any) -> None:
     """Print a value as one line of JSON."""
     # The path of a file may hold bytes that are no UTF-8: in JSON they are escapes.
-    click.echo(json.dumps(value, ensure_ascii=False, default=float).encode("utf-8", "backslashreplace").decode())
+    line = json.dumps(value, ensure_ascii=False, default=float).encode("utf-8", "backslashreplace").decode()
+    click.echo(harmless(line))
 
 
 def search_command(collection: str, target: Target, model: str | None = None) -> str:

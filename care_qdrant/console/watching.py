@@ -5,8 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-import click
-
+from care_qdrant.console.text import echo
 from care_qdrant.errors import FolderLocked, TooFewDocuments, Unreachable
 
 Pass = TypeVar("Pass")
@@ -31,7 +30,7 @@ def passes(run_pass: Callable[[threading.Event], Pass], seconds: float) -> Itera
         try:
             done = run_pass(stop)
         except (Unreachable, FolderLocked, TooFewDocuments) as error:
-            click.echo(f"this pass failed, the next one goes on from there: {error}", err=True)
+            echo(f"this pass failed, the next one goes on from there: {error}", err=True)
         else:
             yield done
         stop.wait(seconds)

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.cli import search, status
-from care_qdrant.console.table import cut, display_width, table, wrap
+from care_qdrant.console.text import beginning, cut, display_width, table
 from care_qdrant.errors import CareError, InputError
 from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.connection import open_client
@@ -221,9 +221,9 @@ def test_last_column_is_cut_to_the_width() -> None:
 
 def test_a_listing_shows_enough_of_a_text_to_judge_it() -> None:
     text = "高血压患者应当限制食盐的摄入，每天不超过五克。" * 4
-    lines = wrap(text, indent=3, width=43)
+    lines = beginning(text, indent=3, width=43)
     assert len(lines) == 3
     assert all(display_width(line) <= 40 for line in lines)
     assert "".join(lines).removesuffix("…") == text[: len("".join(lines)) - 1]
     assert lines[-1].endswith("…")
-    assert wrap("短\n文", width=40) == ["短 文"]
+    assert beginning("短\n文", width=40) == ["短 文"]

@@ -12,6 +12,7 @@ from care_qdrant.console.groups import Command, Program
 from care_qdrant.console.options import Target, json_option, model_options, target_options
 from care_qdrant.console.outputs import require_free
 from care_qdrant.console.reports import show_report
+from care_qdrant.console.text import echo
 from care_qdrant.destinations import require_writable
 from care_qdrant.errors import InputError, counted
 from care_trainer.cli.run import load, set_option
@@ -110,7 +111,7 @@ def mine(
             show(number, len(read))
             found += bool(pair.negatives)
             stream.write(json.dumps(pair.row(), ensure_ascii=False) + "\n")
-    click.echo(f"{counted(found, 'pair', 'have', of=len(read))} negatives → {output}")
+    echo(f"{counted(found, 'pair', 'have', of=len(read))} negatives → {output}")
 
 
 @click.command(cls=Command)
@@ -143,5 +144,5 @@ def terms(folder: Path, pairs: str, overrides: tuple[str, ...]) -> None:
         data, root, seed = probe_data(run), Path(run.data_root), run.seed
     with TemporaryDirectory(prefix="care-terms-") as cache:
         card, gate = give_terms(folder, data, root, Path(cache), seed=seed)
-    click.echo(gate)
-    click.echo(f"nothing written: {folder} gains nothing" if card is None else f"{folder}: hybrid searches use them")
+    echo(str(gate))
+    echo(f"nothing written: {folder} gains nothing" if card is None else f"{folder}: hybrid searches use them")

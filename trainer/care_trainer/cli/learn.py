@@ -13,6 +13,7 @@ import click
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
 from care_qdrant.console.options import FiniteRange, Target, json_option, readers, target_options
 from care_qdrant.console.reports import search_command, show_report
+from care_qdrant.console.text import echo
 
 if TYPE_CHECKING:
     from care_trainer.learn.learn import Progress
@@ -193,14 +194,14 @@ def _learn(
     try:
         plot(report, folder / FOLDER / "report.png")
     except MissingExtra as missing:
-        click.echo(f"no plot: {missing}", err=True)
+        echo(f"no plot: {missing}", err=True)
     if as_json:
         show_report(replace(report, examples=[]), as_json=True)
     else:
         for paragraph in paragraphs(report):
-            click.echo(paragraph.replace("**", "").removeprefix("# "))
+            echo(paragraph.replace("**", "").removeprefix("# "))
     if report.registered and not as_json:
-        click.echo(f"next: {search_command(report.collection, target, str(folder))}")
+        echo(f"next: {search_command(report.collection, target, str(folder))}")
     if not report.registered:
         raise InputError(
             f"{folder}: was written but not registered: {report.refused}. Register it nevertheless with: --force"

@@ -13,6 +13,7 @@ import click
 
 from care_qdrant.console.groups import Command
 from care_qdrant.console.options import FiniteRange, json_option
+from care_qdrant.console.text import echo
 from care_qdrant.destinations import require_writable
 from care_qdrant.errors import InputError, counted, needs_extra
 
@@ -91,7 +92,7 @@ def run(
         if processes().is_main_process:
             draw_curves(loaded)
             folder = Path(loaded.output) / export(loaded, shlex.join(command)).name
-            click.echo(str(folder))
+            echo(str(folder))
 
 
 @click.command(cls=Command)
@@ -157,7 +158,7 @@ def configs(context: click.Context) -> None:
 
         for path in shipped_configs():
             first = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
-            click.echo(f"{path.stem:<24}{first}")
+            echo(f"{path.stem:<24}{first}")
 
 
 @configs.command()
@@ -171,7 +172,7 @@ def show(name: str) -> None:
     """
     from care_trainer.config import find_config
 
-    click.echo(find_config(name).read_text(encoding="utf-8"), nl=False)
+    click.echo(find_config(name).read_text(encoding="utf-8"), nl=False)  # noqa: TID251  # our own file, whole
 
 
 @click.command(cls=Command)
@@ -185,7 +186,7 @@ def presets() -> None:
     from care_trainer.config.presets import PRESETS
 
     for name, preset in PRESETS.items():
-        click.echo(f"{name:<24}{preset.table:<9}{preset.description}")
+        echo(f"{name:<24}{preset.table:<9}{preset.description}")
 
 
 @contextmanager

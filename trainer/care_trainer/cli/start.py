@@ -7,6 +7,7 @@ import click
 from care_qdrant.console.groups import Command
 from care_qdrant.console.options import json_option
 from care_qdrant.console.reports import show_report
+from care_qdrant.console.text import echo, table
 from care_qdrant.errors import InputError, counted, needs_extra
 
 
@@ -56,8 +57,6 @@ def start(pairs: Path, output: Path | None, base: str | None, as_json: bool) -> 
             prepare,
             rows_of,
         )
-    from care_qdrant.console.table import table
-
     quiet()
     if processes().num_processes > 1:
         raise InputError(
@@ -66,7 +65,7 @@ def start(pairs: Path, output: Path | None, base: str | None, as_json: bool) -> 
     folder = output or Path(pairs.name.split(".")[0])
     prepared = prepare(pairs, folder, base=base)
     licenses = ", ".join(f"{name or 'no license'} {count:,}" for name, count in prepared.licenses.items())
-    click.echo(
+    echo(
         f"{counted(prepared.pairs, 'pair')} to train on; {counted(prepared.held_out, 'question')} held out over "
         f"{counted(prepared.documents, 'document')}, no text on both sides\nlicenses: {licenses}\n"
         f"base: {prepared.base}; configuration: {prepared.config}",
@@ -76,13 +75,13 @@ def start(pairs: Path, output: Path | None, base: str | None, as_json: bool) -> 
     model = folder / "run" / run.name
     is_done = (model / "care.json").is_file()
     if is_done:
-        click.echo(f"{folder}: is trained already, and is measured again", err=True)
+        echo(f"{folder}: is trained already, and is measured again", err=True)
     elif (folder / "run").is_dir():
-        click.echo(f"{folder}: goes on with the training that was interrupted", err=True)
+        echo(f"{folder}: goes on with the training that was interrupted", err=True)
 
     def tell(stage: str, minutes: float) -> None:
         if minutes >= WORTH_SAYING and not torch.cuda.is_available():
-            click.echo(
+            echo(
                 f"\nstage {stage}: about {minutes:,.0f} more minutes of CPU; for less, Ctrl-C, lower 'epochs' in "
                 f"{prepared.config}, and give the same command again",
                 err=True,
@@ -97,12 +96,12 @@ def start(pairs: Path, output: Path | None, base: str | None, as_json: bool) -> 
     result = measure(run, model, before)
     write_json(folder / RESULT, dataclasses.asdict(result))
     minutes = sum(record["cpu_seconds"] for record in records) / 60
-    click.echo(f"the training took {minutes:.1f} CPU minutes, all sittings together", err=True)
+    echo(f"the training took {minutes:.1f} CPU minutes, all sittings together", err=True)
     if as_json:
         show_report(result, as_json=True)
         return
-    click.echo(table(["", "nDCG@10 [95 %]", "recall@10 [95 %]"], rows_of(result)))
-    click.echo("\nnDCG@10, question by question [95 %]:")
+    echo(table(["", "nDCG@10 [95 %]", "recall@10 [95 %]"], rows_of(result)))
+    echo("\nnDCG@10, question by question [95 %]:")
     for line in differences_of(result):
-        click.echo(f"  {line}")
-    click.echo(f"\n{advice(result, prepared.base)}")
+        echo(f"  {line}")
+    echo(f"\n{advice(result, prepared.base)}")
