@@ -17,10 +17,9 @@ CARD_FILE = "care.json"
 FORMAT = 2
 """Format 2 adds an ONNX document encoder, reference vectors, the geometry and prompts by task; format 1 is read as it
 is."""
-# Not in a folder of its own: onnxruntime reads external weights only below the folder of a graph, and this one takes
-# its weights from document/model.safetensors.
-DOCUMENT_ONNX = "model.onnx"
-"""Graph of the document encoder, relative to ``document/``."""
+# Not in a folder of its own: onnxruntime reads external weights only below the folder of a graph.
+SHARING_ONNX = "model.onnx"
+"""Graph that reads the safetensors file beside it, relative to the folder of its side."""
 TERM_WEIGHTS = "term_weights.npz"
 """Weights of the terms of queries, relative to the folder."""
 STORED = "stored"
@@ -101,6 +100,12 @@ class Card:
     format: int = FORMAT
 
     @property
+    def document_graph(self) -> str | None:
+        """ONNX file of the document encoder, relative to ``document/``; None where it has none."""
+        files = self.document_onnx
+        return None if files is None else files.int8 if files.default == "int8" else files.fp32
+
+    @property
     def saved_sides(self) -> tuple[str, ...]:
         """Names of the sides that have files: a query encoder learned from stored vectors comes without documents'."""
         return ("query",) if self.document.pooling == STORED else ("query", "document")
@@ -165,7 +170,7 @@ def fingerprint(
 
 def is_onnx(path: str) -> bool:
     """Return whether a file, by its path relative to the CARE folder, is a rendering for onnxruntime."""
-    return path.startswith("query/onnx/") or path == f"document/{DOCUMENT_ONNX}"
+    return path.startswith("query/onnx/") or path in (f"query/{SHARING_ONNX}", f"document/{SHARING_ONNX}")
 
 
 def _parse_onnx(values: Mapping[str, Any] | None) -> OnnxFiles | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from care_qdrant.destinations import require_new_folder
-from care_qdrant.encoders.local.weights import check_model, read_header, read_json, write_json
+from care_qdrant.encoders.local.weights import INT8, check_model, read_header, read_json, write_json
 from care_qdrant.encoders.side import UNLIMITED, Geometry, Side, static_limit
 from care_qdrant.errors import IncompleteModel, InputError, ModelError
 from care_qdrant.model.card import (
@@ -388,7 +388,7 @@ def _tokenizer(folder: Path) -> "Tokenizer":
 
 def _table_width(folder: Path) -> int:
     """Return the dimension of a static encoder's token vectors, from the header of its weights."""
-    path = folder / "model.safetensors"
+    path = folder / (INT8 if (folder / INT8).is_file() else "model.safetensors")
     if not path.is_file():
         raise IncompleteModel(f"{path} is missing")
     header, _ = read_header(path)

@@ -22,7 +22,7 @@ from care_qdrant.encoders.shifted import ShiftedEncoder
 from care_qdrant.encoders.usable import require_torch
 from care_qdrant.errors import AlteredModel, ModelError
 from care_qdrant.forking import ForkLock
-from care_qdrant.model.card import STORED, Card, is_onnx, verified, verify_files
+from care_qdrant.model.card import SHARING_ONNX, STORED, Card, is_onnx, verified, verify_files
 from care_qdrant.model.engines import (
     Role,
     SavedEncoder,
@@ -143,7 +143,8 @@ class QueryFolder:
                 return on_torch(saved, first_device(self.device))
         # Every graph of the folder may name the same external weights, so those are always checked.
         external = [path for path in card.files if path.startswith("query/onnx/") and not path.endswith(".onnx")]
-        with verified(self.folder, card, "query", [f"query/{file}", "query/tokenizer.json", *external]):
+        external += _torch_files(card, "query") if file == SHARING_ONNX else []
+        with verified(self.folder, card, "query", {f"query/{file}", "query/tokenizer.json", *external}):
             return on_onnx(saved, file, card.onnx)
 
     def tokenizer(self) -> TokenCounter:
@@ -200,7 +201,7 @@ class DocumentFolder:
     @property
     def kind(self) -> Kind:
         """The engine that was asked for, else onnx where the folder has that file and no device is named."""
-        has_file = self.card.document_onnx is not None and self.card.document_onnx.fp32 is not None
+        has_file = self.card.document_graph is not None
         if self.engine.kind == "onnx" and not has_file:
             raise ModelError(
                 f"{self.source}: has no ONNX document encoder; leave --engine out, or add one: care model export-onnx"
@@ -212,7 +213,7 @@ class DocumentFolder:
         self._require_weights()
         if self.kind == "torch":
             return self._open_torch()
-        card, files, whole = self.card, self.card.document_onnx, self._whole()
+        card, file, whole = self.card, self.card.document_graph, self._whole()
         saved = _saved(whole, "document", card)
         if self.kind == "server":
             verify_files(whole, card, ["document/tokenizer.json"])
@@ -220,9 +221,9 @@ class DocumentFolder:
             return on_servers(saved, self.engine, references)
         from care_qdrant.encoders.onnx import usable_cores
 
-        assert files is not None and files.fp32 is not None
-        with verified(whole, card, "document", [f"document/{files.fp32}", *_torch_files(card, "document")]):
-            return on_onnx(saved, files.fp32, files, workers=usable_cores())
+        assert card.document_onnx is not None and file is not None
+        with verified(whole, card, "document", [f"document/{file}", *_torch_files(card, "document")]):
+            return on_onnx(saved, file, card.document_onnx, workers=usable_cores())
 
     def tokenizer(self) -> TokenCounter:
         """Load what counts the tokens of documents."""

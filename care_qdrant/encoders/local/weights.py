@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 INDEX = "model.safetensors.index.json"
+INT8 = "int8.safetensors"
+"""File with 8-bit weights in the place of ``model.safetensors``: a matrix as int8, and ``NAME.scale`` with a factor for
+each of its rows. Other loaders do not know the name: they refuse the folder instead of reading levels as weights."""
+SCALE = ".scale"
+"""Suffix of the name of a matrix's factors."""
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 CHECK_FILE = "check_vectors.json"
 """File of reference vectors beside an adapter; without them another base of the same shape passes for its own."""
@@ -145,6 +150,12 @@ def readable_model(folder: str | Path) -> Iterator[Path]:
     """
     folder = Path(folder)
     _check_files(folder)
+    if (folder / INT8).is_file():
+        with TemporaryDirectory(prefix="care-floats-") as copy:
+            _write_floats(folder, Path(copy))
+            with readable_model(copy) as readable:
+                yield readable
+        return
     with native_folder(folder) as native:
         if (folder / ADAPTER_CONFIG).is_file():
             check_adapter(folder, _base_of(folder))
@@ -267,6 +278,27 @@ def _base_of(adapter: Path) -> Path:
         raise ModelError(
             f"{adapter}: its base {name!r} (base_model_name_or_path in {ADAPTER_CONFIG}) is not on this machine"
         ) from error
+
+
+def _write_floats(source: Path, folder: Path) -> None:
+    """Copy a model with weights of 8 bits as one in float32."""
+    from safetensors.torch import load_file, save_file
+
+    if (source / "model.safetensors").is_file():
+        raise ModelError(f"{source}: has {INT8} and model.safetensors, which may differ; remove the one not meant")
+    stored = load_file(source / INT8)
+    names = [name for name in stored if not name.endswith(SCALE)]
+    try:
+        floats = {
+            name: stored[name] * stored[name + SCALE]
+            if stored[name].ndim == 2 and name + SCALE in stored
+            else stored[name]
+            for name in names
+        }
+    except RuntimeError as error:  # shapes that do not fit
+        raise ModelError(f"{source / INT8}: a matrix and its factors do not fit ({_first_line(error)})") from error
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns(INT8, "*.onnx"), dirs_exist_ok=True)
+    save_file(floats, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def _write_unwrapped(source: Path, folder: Path) -> None:

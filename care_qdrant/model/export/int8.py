@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto, TensorProto
 
 _LEVELS = 127
-_MIN_TABLE_ROWS = 1_024
+MIN_TABLE_ROWS = 1_024
 """Rows of the smallest table that becomes int8. Smaller ones (positions, token types) save too little for what they
 lose, unless there is nothing else."""
 
@@ -63,7 +63,7 @@ class _Rewrite:
         self._tensors: dict[str, TensorProto] = {tensor.name: tensor for tensor in graph.initializer}
         self._to_array = numpy_helper.to_array
         self._zero = numpy_helper.from_array(np.array([128], np.uint8))
-        self._min_table_rows = _MIN_TABLE_ROWS
+        self._min_table_rows = MIN_TABLE_ROWS
         if not any(self._is_product(node) or self._is_table_lookup(node) for node in graph.node):
             self._min_table_rows = 1
         for name, value in _CONSTANTS.items():

@@ -7,7 +7,8 @@ a machine that serves it needs only onnxruntime and tokenizers.
 import logging
 import tempfile
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,11 +17,12 @@ import numpy as np
 
 from care_qdrant.destinations import require_writable
 from care_qdrant.encoders.local.torch import cuts_unit_vectors
-from care_qdrant.encoders.local.weights import no_progress_bars, read_tensors, readable_model, weight_files
+from care_qdrant.encoders.local.weights import INT8, no_progress_bars, read_tensors, readable_model, weight_files
 from care_qdrant.encoders.onnx import OnnxEncoder
 from care_qdrant.encoders.references import REFERENCE_TEXTS, Reference, make_references
 from care_qdrant.errors import InputError, ModelError, needs_extra
-from care_qdrant.model.card import DOCUMENT_ONNX, FORMAT, Card, FileEntry, OnnxFiles, bind_references, read_card, sha256
+from care_qdrant.model.card import FORMAT, SHARING_ONNX, Card, FileEntry, OnnxFiles, bind_references, read_card, sha256
+from care_qdrant.model.engines import Role
 from care_qdrant.model.export.gate import compare
 from care_qdrant.model.export.int8 import quantize
 from care_qdrant.model.export.shared_weights import share_weights
@@ -45,7 +47,7 @@ def add_onnx(folder: Path) -> Card:
     between writing the graph and writing the card, when it is refused; calling this again mends that.
     """
     require_writable(folder / "document")
-    path = f"document/{DOCUMENT_ONNX}"
+    path = f"document/{SHARING_ONNX}"
     if path not in read_card(folder).files:
         (folder / path).unlink(missing_ok=True)
     card = verify_checkpoint(folder)
@@ -126,31 +128,69 @@ def export_document_encoder(document_folder: Path, probe_texts: Sequence[str] = 
 
     The graph is small: it reads the weights of ``model.safetensors`` beside it (`model.export.shared_weights`).
     There is no int8 form of other weights: documents are encoded once, and what that loses is lost for every query.
+    Weights that are stored in 8 bits give an int8 graph (`export_int8_weights`).
     """
+    if (document_folder / INT8).is_file():
+        return export_int8_weights(document_folder, "document", probe_texts)
     tower = _load_tower(document_folder)
+    table = read_tensors(weight_files(document_folder)).get("embeddings")
+    is_int8 = table is not None and table.dtype == "I8"  # rows of int8, as model2vec saves them: int8 is exact
+    with _sharing_graph(tower, document_folder, int8=is_int8) as building:
+        vectors = _encode(document_folder, "document", building, probe_texts)
+        _check_equal(document_folder, vectors, tower, "document", probe_texts)
+    return OnnxFiles(fp32=SHARING_ONNX, int8=None, default="fp32", references=_references(tower, "document"))
+
+
+def export_int8_weights(folder: Path, side: Role, probe_texts: Sequence[str]) -> OnnxFiles:
+    """Write ``model.onnx`` into an encoder whose weights are stored in 8 bits; it has no float32 graph.
+
+    Args:
+        folder: Folder of the encoder, with weights by `care_qdrant.model.rewrite.to_int8`.
+        side: The side that it encodes.
+        probe_texts: Texts of that side, at least one; a few hundred make the gate's figures mean something.
+
+    Raises:
+        ModelError: Rounding activations as well changes the vectors by more than the gate allows.
+    """
+    tower = _load_tower(folder)
+    with _sharing_graph(tower, folder, int8=True) as building:
+        gate = compare(_encode_stock(tower, side, probe_texts), _encode(folder, side, building, probe_texts))
+        if not gate.passed:
+            raise ModelError(
+                f"{folder}: its int8 graph is too far from its weights (cosine {gate.min_cosine} at least, mean "
+                f"{gate.mean_cosine}), so it was not written; keep the weights in float32"
+            )
+    return OnnxFiles(
+        fp32=None,
+        int8=SHARING_ONNX,
+        default="int8",
+        gate={**asdict(gate), "passed": True},
+        references=_references(tower, side),
+    )
+
+
+@contextmanager
+def _sharing_graph(tower: "SentenceTransformer", folder: Path, *, int8: bool) -> Iterator[Path]:
+    """Yield a graph that reads the weights in its folder, and give it its name after a block that finds it right."""
     import onnx
 
     # Built beside its destination, since external weights are found below the folder of the graph only.
-    building = document_folder / ".model.onnx.partial"
+    building = folder / f".{SHARING_ONNX}.partial"
     try:
         with tempfile.TemporaryDirectory(prefix="care-onnx-") as scratch:
             whole = Path(scratch) / "whole.onnx"
             _export_fp32(tower, whole)
-            table = read_tensors(weight_files(document_folder)).get("embeddings")
-            if table is not None and table.dtype == "I8":  # rows of int8, as model2vec saves them
+            if int8:
                 quantize(whole, whole)  # exact: the rows have these levels already
             model = onnx.load(whole)
-        share_weights(model, document_folder)
+        share_weights(model, folder)
         for node in model.graph.node:
             del node.metadata_props[:]  # where in which source each node was traced: most of the file
         building.write_bytes(model.SerializeToString())
-        _check_equal(
-            document_folder, _encode(document_folder, "document", building, probe_texts), tower, "document", probe_texts
-        )
-        building.replace(document_folder / DOCUMENT_ONNX)
+        yield building
+        building.replace(folder / SHARING_ONNX)
     finally:
         building.unlink(missing_ok=True)
-    return OnnxFiles(fp32=DOCUMENT_ONNX, int8=None, default="fp32", references=_references(tower, "document"))
 
 
 def _load_tower(folder: Path) -> "SentenceTransformer":

@@ -191,7 +191,7 @@ def _index(folder: Path) -> Iterator[tuple[str, _Stored]]:
             if kind != np.int8:
                 array = array.astype(np.float32)
             location = (path.relative_to(folder).as_posix(), start + begin, end - begin, shape, entry["dtype"])
-            if array.ndim == 2 and kind != np.int8:
+            if array.ndim == 2:
                 yield _digest(array.T), _Stored(*location, is_transposed=True)
             yield _digest(array), _Stored(*location, is_transposed=False)
 

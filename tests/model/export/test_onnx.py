@@ -15,12 +15,18 @@ from transformers import GteConfig, GteModel, set_seed
 
 from care_qdrant.encoders.onnx import OnnxEncoder
 from care_qdrant.encoders.side import Side
-from care_qdrant.errors import InputError, ModelError
+from care_qdrant.errors import AlteredModel, InputError, ModelError
 from care_qdrant.model.card import read_card
 from care_qdrant.model.care_model import CareModel
-from care_qdrant.model.export.onnx import add_onnx, export_document_encoder, export_query_encoder
-from care_qdrant.model.folder import describe_side, verify_checkpoint
+from care_qdrant.model.export.onnx import (
+    add_onnx,
+    export_document_encoder,
+    export_int8_weights,
+    export_query_encoder,
+)
+from care_qdrant.model.folder import describe_side, verify_checkpoint, write_checkpoint
 from care_qdrant.model.hub import BUILT_IN, find_folder
+from care_qdrant.model.rewrite import to_int8
 from tests import tiny
 from tests.encoders.conftest import Exported
 
@@ -170,3 +176,28 @@ def test_the_graphs_of_the_included_pair_compute_no_layer_of_zeros(graph: str) -
     operators = Counter(node.op_type for node in onnx.load(find_folder(BUILT_IN) / graph).graph.node)
     assert operators["Gather"], "a lookup of token vectors"
     assert not operators["Attention"] + operators["Gelu"] + operators["Softmax"]
+
+
+def test_weights_of_eight_bits_serve_both_engines(tmp_path: Path) -> None:
+    """A folder without float weights: onnxruntime reads their levels, torch what they stand for, others nothing."""
+    sides = {"query": tiny.static_tower(tmp_path / "query"), "document": tiny.query_tower(tmp_path / "document")}
+    exact = {side: SentenceTransformer(str(folder), device="cpu").encode(tiny.TEXTS) for side, folder in sides.items()}
+    files = {}
+    for side, folder in sides.items():
+        to_int8(folder)
+        files[side] = export_int8_weights(folder, side, tiny.TEXTS)  # type: ignore[arg-type]
+        with pytest.raises(Exception, match=r"model\.safetensors|weights"):
+            SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    folder = tmp_path / "pair"
+    write_checkpoint(folder, name="pair", **sides, onnx=files["query"], document_onnx=files["document"])  # type: ignore[arg-type]
+    model, torch_model = CareModel.load(folder), CareModel.load(folder, device="cpu")
+    assert isinstance(model.query_encoder, OnnxEncoder) and isinstance(model.document_encoder, OnnxEncoder)
+    for found in (model.encode_document(tiny.TEXTS), torch_model.encode_document(tiny.TEXTS)):
+        assert (found * exact["document"]).sum(axis=1).min() > 0.995
+    assert (model.encode_query(tiny.TEXTS) * exact["query"]).sum(axis=1).min() > 0.995
+    before = read_card(folder)
+    assert add_onnx(folder).fingerprint == before.fingerprint
+
+    (folder / "query/int8.safetensors").write_bytes((folder / "query/int8.safetensors").read_bytes()[:-1] + b"?")
+    with pytest.raises(AlteredModel, match=r"int8\.safetensors is not the file"):
+        CareModel.load(folder).encode_query(tiny.TEXTS)
