@@ -317,6 +317,10 @@ _WRITERS: tuple[tuple[Callable[[Payload], bool], Layout], ...] = (
     (lambda payload: "text_segment" in payload, Layout("langchain4j", "text_segment", document_paths=_DOCUMENT_NAMES)),
 )
 """Tests that recognise the payloads of a tool, each with its layout; the first whose layout finds a text wins."""
+DOCUMENT_PATHS = tuple(
+    dict.fromkeys([*_DOCUMENT_NAMES, *(path for _, layout in _WRITERS for path in layout.document_paths)])
+)
+"""Payload paths under which any tool keeps the id of the source document."""
 
 
 def _text_paths(payload: Payload) -> list[str]:

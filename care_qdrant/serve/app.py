@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from starlette.responses import Response
@@ -13,6 +14,8 @@ from starlette.types import Receive, Scope, Send
 from care_qdrant.errors import needs_extra
 from care_qdrant.model.care_model import CareModel
 from care_qdrant.serve import pages, schemas
+from care_qdrant.serve.backend import Backend
+from care_qdrant.serve.catalogue import Catalogue
 from care_qdrant.serve.embeddings import SIDES, infer, openai_embeddings, openai_models, tei_embed, tei_info
 from care_qdrant.serve.endpoint import Get, Post
 from care_qdrant.serve.gateway import METRICS_PATH, Exchange, Gateway, unknown_key, unknown_path
@@ -50,7 +53,9 @@ class Service:
         )
         for served in self.models:
             self._metrics.build_info.labels(__version__, served.name, served.fingerprint).set(1)
-        self._searching = Searching(settings, self.models, self._metrics)
+        self._backend = Backend(settings)
+        self._catalogue = Catalogue(self._backend, self.models)
+        self._searching = Searching(self._backend, self.models, self._metrics)
         self.mcp = self._make_mcp() if settings.mcp else None
         self.app = Gateway(
             self._routes(),
@@ -80,7 +85,7 @@ class Service:
 
     def close(self) -> None:
         """Answer what was accepted, then let everything go."""
-        self._searching.close()
+        self._backend.close()
         for served in self.models:
             served.close()
         self._tracing.close()
@@ -196,9 +201,8 @@ class Service:
         return await tei_embed(self.models, request)
 
     async def _search(self, request: schemas.SearchRequest, exchange: Exchange) -> schemas.SearchAnswer:
-        collection = await self._searching.served(request.collection)
-        self._enter(exchange, "search", 1, collection, mode=request.mode, top_k=request.top_k)
-        answer = await self._searching.search(request)
+        collection = await self._enter_search(exchange, request.collection, mode=request.mode, top_k=request.top_k)
+        answer = await self._searching.search(request, collection)
         exchange.facts.update(timing_ms=answer.timing_ms.model_dump())
         return answer
 
@@ -212,28 +216,39 @@ class Service:
         key = "" if exchange.key is None else exchange.key.id
         self._metrics.asked_texts.labels(key, scope, collection or "").inc(texts)
 
+    async def _enter_search(self, exchange: Exchange, name: str | None, **facts: Any) -> str:
+        """Return the collection that a request means; a key that is not for it learns of no collection."""
+        if exchange.key is not None:
+            exchange.key.require_search(name)
+        collection = await self._catalogue.served(name, partial(_may_search, exchange))
+        self._enter(exchange, "search", 1, collection, **facts)
+        return collection
+
     async def _good_match(self, request: schemas.GoodMatchRequest, exchange: Exchange) -> schemas.GoodMatchAnswer:
-        collection = await self._searching.served(request.collection)
-        self._enter(exchange, "search", 1, collection, mode=request.mode)
-        return schemas.GoodMatchAnswer(good_match_score=await self._searching.good_match_score(request))
+        collection = await self._enter_search(exchange, request.collection, mode=request.mode)
+        score = await self._searching.good_match_score(request, collection)
+        return schemas.GoodMatchAnswer(good_match_score=score)
 
     async def _label(self, request: schemas.LabelRequest, exchange: Exchange) -> schemas.LabelAnswer:
-        collection = await self._searching.served(request.collection)
-        self._enter(exchange, "search", 1, collection)
-        return await self._searching.label(request)
+        collection = await self._enter_search(exchange, request.collection)
+        return await self._searching.label(request, collection)
 
     async def _collections(self, exchange: Exchange) -> schemas.Collections:
-        names = [*await self._searching.names(), *self._searching.unserved]
-        return await self._searching.collections([name for name in names if _may_search(exchange, name)])
+        return await self._catalogue.states(partial(_may_search, exchange))
 
     def _make_mcp(self) -> "McpPath":
         with needs_extra("mcp", "care serve --mcp"):
             from care_qdrant.serve.mcp import McpPath
 
-        def admit(exchange: Exchange, collection: str) -> None:
-            self._enter(exchange, "search", 1, collection)
+        async def enter(exchange: Exchange | None, name: str | None) -> str:
+            if exchange is None:
+                return await self._catalogue.served(name, lambda _: True)
+            return await self._enter_search(exchange, name)
 
-        return McpPath(self._searching, self._limits, admit, _may_search)
+        async def collections(exchange: Exchange | None) -> schemas.Collections:
+            return await self._catalogue.states(lambda name: exchange is None or _may_search(exchange, name))
+
+        return McpPath(self._searching, self._limits, enter, collections)
 
     def _ready(self, exchange: Exchange) -> schemas.State:
         state = self._state(exchange)

@@ -36,6 +36,11 @@ class Key:
         """Return whether the key is for this; for a search, of this collection."""
         return not self.scopes or scope in self.scopes or f"{scope}:{collection}" in self.scopes
 
+    def require_search(self, collection: str | None) -> None:
+        """Refuse a search that the key is not for; without a collection, one of a key that is for no search at all."""
+        if collection is not None or not any(scope.startswith("search:") for scope in self.scopes):
+            self.require("search", collection)
+
     def require(self, scope: KeyScope, collection: str | None = None) -> None:
         """Refuse what the key is not for."""
         if not self.may(scope, collection):

@@ -17,14 +17,14 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.tools import Tool
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp.types import ToolAnnotations
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from care_qdrant.errors import CareError
 from care_qdrant.serve.endpoint import enter, in_time, read_body, while_connected
 from care_qdrant.serve.gateway import Exchange
-from care_qdrant.serve.refusal import refusal_of
+from care_qdrant.serve.refusal import invalid_body, refusal_of
 from care_qdrant.serve.schemas import Collections, SearchRequest, WholeDocument, WithoutNulls
 from care_qdrant.serve.searching import Searching
 from care_qdrant.serve.settings import Limits
@@ -76,15 +76,17 @@ class SearchResult(BaseModel):
     )
 
 
-def _told(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+def _refusing(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
     """Let a tool answer a refusal with a text that the assistant reads."""
 
     @wraps(tool)
-    async def told(*args: P.args, **kwargs: P.kwargs) -> T:
+    async def answer(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return await tool(*args, **kwargs)
         except Exception as error:
             refusal = refusal_of(error) if isinstance(error, CareError) else None
+            if isinstance(error, ValidationError):  # of an argument whose JSON schema cannot say all, as 1e999
+                refusal = invalid_body(error)
             if refusal is None:  # the assistant reads that the tool failed, and nothing else
                 logger.exception("a tool failed")
                 raise
@@ -92,7 +94,7 @@ def _told(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
                 exchange.code = refusal.code
             raise ToolError(refusal.reason) from error
 
-    return told
+    return answer
 
 
 def _strict(function: Callable[..., Awaitable[BaseModel]]) -> Tool:
@@ -112,11 +114,18 @@ class McpPath:
         self,
         searching: Searching,
         limits: Limits,
-        admit: Callable[[Exchange, str], None],
-        may: Callable[[Exchange, str], bool],
+        enter: Callable[[Exchange | None, str | None], Awaitable[str]],
+        collections: Callable[[Exchange | None], Awaitable[Collections]],
     ) -> None:
-        """Set up the tools; `admit` refuses a search that a key is not for, `may` says whether it is."""
-        self._searching, self._limits, self._admit, self._may = searching, limits, admit, may
+        """Set up the tools.
+
+        Args:
+            searching: Answers searches.
+            limits: Sizes that a request may have.
+            enter: Returns the collection that a request means, or refuses what its key is not for.
+            collections: Returns the collections that a request may search.
+        """
+        self._searching, self._limits, self._enter, self._collections = searching, limits, enter, collections
         logging.getLogger().addHandler(logging.NullHandler())  # else the SDK sends all logs to a handler of its own
         tools = [_strict(tool) for tool in (self.search, self.list_collections, self.fetch_document)]
         self.server = server = MCPServer(
@@ -150,7 +159,7 @@ class McpPath:
         finally:
             _EXCHANGE.reset(token)
 
-    @_told
+    @_refusing
     async def search(
         self,
         query: Annotated[str, Field(description="A question or key words, in the language of the documents.")],
@@ -185,8 +194,8 @@ class McpPath:
             group_by=group_by,
             group_size=group_size,
         )
-        await self._enter(request.collection)
-        answer = await self._searching.search(request, _GOOD_MATCH_SECONDS)
+        entered = await self._enter(_EXCHANGE.get(), request.collection)
+        answer = await self._searching.search(request, entered, _GOOD_MATCH_SECONDS)
         notes = [answer.note, answer.unfinished]
         if answer.unread:
             notes.append(
@@ -201,24 +210,14 @@ class McpPath:
             note="; ".join(filter(None, notes)) or None,
         )
 
-    @_told
+    @_refusing
     async def list_collections(self) -> Collections:
         """List the collections with their size, example questions, and the keys and values for conditions."""
-        exchange = _EXCHANGE.get()
-        names = [*await self._searching.names(), *self._searching.unserved]
-        return await self._searching.collections(
-            [name for name in names if exchange is None or self._may(exchange, name)]
-        )
+        return await self._collections(_EXCHANGE.get())
 
-    @_told
+    @_refusing
     async def fetch_document(
         self, document_id: Annotated[str, Field(description="As in the hits of search.")], collection: Collection = None
     ) -> WholeDocument:
         """Return the whole text of a document, in the chunks that it is stored in."""
-        await self._enter(collection)
-        return await self._searching.document(document_id, collection)
-
-    async def _enter(self, collection: str | None) -> None:
-        exchange = _EXCHANGE.get()
-        if exchange is not None:
-            self._admit(exchange, await self._searching.served(collection))
+        return await self._searching.document(document_id, await self._enter(_EXCHANGE.get(), collection))

@@ -202,7 +202,9 @@ class SearchRequest(_Request):
         description="Weight of the dense list in `linear` and `rrf`; null is 0.5 for `rrf`, and for `linear` what the "
         "model's card or `care learn` says, or what is measured at the first search.",
     )
-    marks: bool = Field(default=False, description="Whether the terms of the query are found in the texts.")
+    marks: bool = Field(
+        default=False, description="Whether the terms of the query are found in the texts of the first 100 hits."
+    )
 
 
 class SearchHit(BaseModel):

@@ -111,6 +111,21 @@ async def test_a_key_may_do_what_its_line_says(http_of, client: QdrantClient, wo
     )
 
 
+@pytest.mark.parametrize("words", ["inference", "metrics", "search:another", "inference search:another"])
+async def test_a_key_learns_of_no_collection_that_it_may_not_search(http_of, client: QdrantClient, words: str) -> None:
+    http = http_of(f"{KEY} {words}", collections=("secret-one", "secret-two"), over=client)
+    bodies = [{"collection": name} for name in ("secret-one", "nothing", "another")] + [{}]
+    for path in ("/search", "/good-match", "/labels"):
+        for body in bodies:
+            asked_for = {"/search": {"query": "发烧"}, "/good-match": {}}.get(
+                path, {"query": "发烧", "document_id": "d", "relevant": True}
+            )
+            answer = await http.post(path, json=asked_for | body)
+            assert answer.status_code in (403, 404)
+            assert "secret" not in answer.text.replace(str(body.get("collection")), "")
+    assert "secret" not in (await http.get("/collections")).text
+
+
 async def test_a_key_in_the_body_has_its_scopes_too(http_of) -> None:
     http = http_of(f"{KEY} search")
     del http.headers["authorization"]

@@ -89,7 +89,7 @@ async def test_a_key_reaches_its_collections(
         asked = await session(stack, address, OTHER_KEY)
         assert (await asked.call_tool("list_collections", {})).structured_content["collections"] == []
         refused = await asked.call_tool("search", {"query": TEXTS[3]})
-        assert "not for search:corpus" in refused.content[0].text
+        assert "no collection is served here" in refused.content[0].text
     async with AsyncExitStack() as stack:
         asked = await session(stack, address, KEY)
         assert not (await asked.call_tool("search", {"query": TEXTS[3]})).is_error

@@ -4,6 +4,7 @@ import asyncio
 import re
 import threading
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,9 +15,9 @@ from qdrant_client.http.exceptions import ResponseHandlingException
 from care_qdrant.errors import Unreachable
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.search.retriever import Retriever
+from care_qdrant.serve.marks import mark
 from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.schemas import SearchRequest
-from care_qdrant.serve.searching import Searching, mark
 from care_qdrant.types import Document
 from tests.serve.conftest import aligned, pair
 from tests.tiny import TEXTS, medical_texts
@@ -184,11 +185,11 @@ async def test_a_qdrant_that_comes_later_is_found(make_service, connect, filled:
 async def test_searches_beyond_the_limit_are_refused(make_service, connect, filled: QdrantClient) -> None:
     service = make_service(aligned(), collections=("corpus",), over=filled, limits={"searches": 1})
     http = connect(service)
-    searching: Searching = service._searching
-    assert searching._room.acquire(blocking=False)
+    backend = service._backend
+    assert backend._room.acquire(blocking=False)
     refused = await http.post("/search", json={"query": "发烧"})
     assert (refused.status_code, refused.json()["code"]) == (429, "queue_full")
-    searching._room.release()
+    backend._room.release()
     for _ in range(3):
         assert (await http.post("/search", json={"query": "发烧"})).status_code == 200
 
@@ -288,9 +289,9 @@ async def test_a_document_without_a_known_layout_is_not_looked_for_in_all_points
     searching = make_service(aligned(), over=client)._searching
     for nobody in ("nobody", "9" * 5_000):
         with pytest.raises(Refusal, match="no document"):
-            await searching.document(nobody, None)
+            await searching.document(nobody, "c")
     assert sum(seen) == 0
-    found = await searching.document("7", None)
+    found = await searching.document("7", "c")
     assert (found.metadata, sum(seen)) == ({"n": 7}, 1), "a point that names no document is one by its id"
 
 
@@ -299,8 +300,50 @@ async def test_a_document_whose_id_is_a_number_is_found(make_service, client: Qd
     client.create_collection("c", vectors_config=models.VectorParams(size=2, distance=models.Distance.COSINE))
     payloads = [{key: 17, "text": "头皮痒"}, {key: 18, "text": "发烧"}]
     client.upsert("c", [models.PointStruct(id=n, vector=[1.0, n], payload=each) for n, each in enumerate(payloads, 1)])
-    found = await make_service(aligned(), over=client)._searching.document("17", None)
+    found = await make_service(aligned(), over=client)._searching.document("17", "c")
     assert found.chunks == ["头皮痒"]
+
+
+LONG = "长" * 3_000
+PAYLOADS: list[dict[str, Any]] = [
+    *({"page_content": f"第{n}篇", "metadata": {"source": f"s{n}"}} for n in range(60)),
+    {"content": "发烧", "meta": {"source_id": "hs-0"}},
+    {"text": "头皮痒", "doc_id": 1234567890123456789},
+    {"text": "咳嗽", "doc_id": -7},
+    {"text": "头痛", "document_id": LONG},
+    {"text": "失眠", "doc_id": True},
+    {"content_with_weight": "胃痛", "doc_id": " blank "},
+    {"text": "腹泻", "metadata": {"file_id": "f/1"}},
+    {"text": "皮疹", "_care": {"chunk": 0}, "doc_id": "ours"},
+    {"text": "眼痛", "doc_id": 2**63 + 5},
+    {"body": "没有编号"},
+]
+
+
+async def test_what_a_search_finds_can_be_fetched_and_labelled_by_its_id(
+    make_service, connect, client: QdrantClient, tmp_path: Path
+) -> None:
+    """Of every type, length and layout, whatever the neighbours have."""
+    model = aligned()
+    ingest([Document("d1", "发烧")], model, client, "mixed")
+    ids = [2**63 + 1, 2**64 - 1, "0b5f1f7e-0f2a-4d0f-8a52-6f0a3e1f1c11"]
+    vectors = model.encode_document([f"{n}" for n in range(len(PAYLOADS))]).tolist()
+    points = [
+        models.PointStruct(id=ids[n] if n < len(ids) else n + 1, vector={"pair": vector}, payload=payload)
+        for n, (vector, payload) in enumerate(zip(vectors, [*PAYLOADS[-3:], *PAYLOADS[:-3]], strict=True))
+    ]
+    client.upsert("mixed", points)
+    service = make_service(model, over=client, labels=tmp_path)
+    http = connect(service)
+    body = {"query": "发烧", "mode": "dense", "top_k": 200}
+    hits = (await http.post("/search", json=body)).json()["hits"]
+    assert len(hits) == len(PAYLOADS) + 1
+    for hit in hits:
+        document = await service._searching.document(hit["document_id"], "mixed")
+        assert hit["text"] in document.chunks
+    for hit in hits[::9]:
+        judged = {"query": "发烧", "document_id": hit["document_id"], "relevant": True}
+        assert (await http.post("/labels", json=judged)).status_code == 200, hit["document_id"]
 
 
 async def test_the_only_collection_is_served_and_says_what_it_holds(make_service, connect, filled) -> None:

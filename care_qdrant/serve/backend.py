@@ -1,0 +1,85 @@
+"""The Qdrant of a service, and the threads that ask it: opened by the first search, since it may start later."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from contextvars import copy_context
+from functools import lru_cache
+from typing import TypeVar
+
+from qdrant_client import QdrantClient
+
+from care_qdrant.errors import InputError, Rejected, counted
+from care_qdrant.search.fallback import Fallback
+from care_qdrant.search.retriever import Mode, Retriever
+from care_qdrant.serve.models import ServedModel
+from care_qdrant.serve.refusal import Refusal
+from care_qdrant.serve.settings import ServeSettings
+
+T = TypeVar("T")
+_RETRIEVERS = 64
+"""Retrievers that are kept with their checked model records; one for each collection, model and way to search."""
+
+
+class Backend:
+    """Runs calls to Qdrant in threads, at most so many at a time."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        """Set up; nothing is opened, since the Qdrant may start after a service that it asks itself."""
+        self.settings = settings
+        self._threads = ThreadPoolExecutor(settings.limits.search_threads, thread_name_prefix="care-search")
+        self._room = threading.BoundedSemaphore(settings.limits.searches)
+        self._open = ExitStack()
+        self._opening = threading.Lock()
+        self._client: QdrantClient | None = None
+        self._opened_fallback: Fallback | None = None
+        self.retriever = lru_cache(_RETRIEVERS)(self._make_retriever)
+        """Returns the retriever of a collection, a model and a way to search; call it in a thread."""
+
+    def client(self) -> QdrantClient:
+        """Return the open Qdrant; call it in a thread."""
+        with self._opening:
+            if self._client is None:
+                if self.settings.open_qdrant is None:
+                    raise InputError("this service was not given a Qdrant")
+                try:
+                    self._client = self._open.enter_context(self.settings.open_qdrant())
+                except Rejected as error:
+                    raise Refusal(503, "qdrant_failed", str(error)) from error
+            return self._client
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Count one more search while the block runs, or refuse it."""
+        if not self._room.acquire(blocking=False):
+            raise Refusal(
+                429,
+                "queue_full",
+                f"{counted(self.settings.limits.searches, 'search', 'are')} under way already; ask again later",
+            )
+        try:
+            yield
+        finally:
+            self._room.release()
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """Return what a call returns in a thread of the searches; it keeps the deadline of the request."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, call)
+
+    def close(self) -> None:
+        """Finish what runs, then let go of Qdrant."""
+        self._threads.shutdown()
+        self._open.close()
+
+    def _make_retriever(self, collection: str, served: ServedModel | None, mode: Mode) -> Retriever:
+        model = None if served is None else served.model
+        fallback = None if model is None else self._fallback()
+        return Retriever(self.client(), collection, model, mode=mode, fallback=fallback)
+
+    def _fallback(self) -> Fallback | None:
+        with self._opening:
+            if self._opened_fallback is None and self.settings.open_fallback is not None:
+                self._opened_fallback = self.settings.open_fallback()
+            return self._opened_fallback

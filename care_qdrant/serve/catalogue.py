@@ -1,0 +1,140 @@
+"""The collections of a service: which of them are served, by which models, and what each can be asked."""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from care_qdrant.contracts.contract import SparseContract
+from care_qdrant.encoders.terms import bm25
+from care_qdrant.errors import CareError, ContractError, InputError
+from care_qdrant.qdrant.collection import Collection, only_collection
+from care_qdrant.search.overview import overview
+from care_qdrant.search.retriever import Retriever
+from care_qdrant.serve.backend import Backend
+from care_qdrant.serve.models import ServedModel, ServedModels
+from care_qdrant.serve.refusal import Refusal
+from care_qdrant.serve.schemas import Collections, CollectionState
+
+logger = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 30.0
+"""Time after which a service without --collection may look again which collections there are."""
+_EXAMPLES = 3
+"""Example questions of a collection that the page offers."""
+
+
+class Catalogue:
+    """Finds the collections that the models can search, where none were configured."""
+
+    def __init__(self, backend: Backend, models: ServedModels) -> None:
+        """Set up; the first request looks."""
+        self._backend, self._models, self._settings = backend, models, backend.settings
+        self._searchable: tuple[str, ...] | None = None
+        """Collections that were found, for a service without configured ones; None before the first look."""
+        self._looked = -math.inf
+        self._unserved: Mapping[str, str] = {}
+        """Found collections that no model can search, with the reason."""
+
+    async def served(self, name: str | None, is_visible: Callable[[str], bool]) -> str:
+        """Return the name of the collection that a request means.
+
+        Args:
+            name: The name in the request; None for the first configured one, or the only one.
+            is_visible: Whether the client may search a collection; no other is named to it.
+        """
+        names = await self._names(is_new_look=False)
+        if name is not None and name not in names:
+            names = await self._names(is_new_look=True)
+        names = [one for one in names if is_visible(one)]
+        if name is None and len(names) > 1 and not self._settings.collections:
+            raise Refusal(404, "unknown_collection", f"several collections are served ({', '.join(names)}); name one")
+        if names and name in (None, *names):
+            return name or names[0]
+        unserved = {one: reason for one, reason in self._unserved.items() if is_visible(one)}
+        if name is not None and name in unserved:
+            raise Refusal(404, "unknown_collection", f"collection {name!r} is not served: {unserved[name]}")
+        reasons = "; ".join(f"{one!r} cannot be searched: {reason}" for one, reason in unserved.items())
+        there = ", ".join(names) or reasons or "none; start the service with --collection"
+        problem = "no collection is served here" if name is None else f"collection {name!r} is not served here"
+        raise Refusal(404, "unknown_collection", f"{problem} (there: {there})")
+
+    async def states(self, is_visible: Callable[[str], bool]) -> Collections:
+        """Return what each collection that a client may search can be asked."""
+        names = filter(is_visible, [*await self._names(is_new_look=True), *self._unserved])
+        with self._backend.admitted():
+            states = await asyncio.gather(*(self._backend.run(partial(self._state, name)) for name in names))
+        return Collections(collections=states, labels=self._settings.labels is not None)
+
+    async def _names(self, *, is_new_look: bool) -> Sequence[str]:
+        """Return the collections that are served: those that were configured, or all that a model can search.
+
+        Args:
+            is_new_look: Whether to find collections that were made after the last look, some time ago.
+        """
+        if self._settings.collections or self._settings.open_qdrant is None:
+            return self._settings.collections
+        is_old = time.monotonic() - self._looked > _LOOK_SECONDS
+        if not self._searchable or (is_new_look and is_old):
+            try:
+                await self._backend.run(self._look)
+            except InputError as error:
+                raise Refusal(404, "unknown_collection", str(error)) from error
+        return self._searchable or ()
+
+    def _look(self) -> None:
+        """Find the collections, and which of them a model can search; the only one is served whatever it is."""
+        client = self._backend.client()
+        there = Collection(client, "").names()
+        if len(there) < 2:
+            self._searchable, self._unserved = (only_collection(client, "this service"),), {}
+        else:
+            unserved = {}
+            for name in there:
+                able, reasons = self._searchers(name)
+                if not able:
+                    unserved[name] = reasons[0]
+            for name in unserved.keys() - self._unserved.keys():
+                logger.warning("collection %r is not served: %s", name, unserved[name])
+            self._searchable = tuple(name for name in there if name not in unserved)
+            self._unserved = unserved
+        self._looked = time.monotonic()
+
+    def _searchers(self, name: str) -> tuple[list[ServedModel], list[str]]:
+        """Return the models that can search a collection, and why the others cannot: by the checks of a search."""
+        able: list[ServedModel] = []
+        reasons: list[str] = []
+        for served in self._models:
+            try:
+                # A retriever of its own: those of searches hold their last check for half a minute.
+                Retriever(self._backend.client(), name, served.model, mode="dense").resolved  # noqa: B018
+            except (InputError, ContractError) as error:
+                reasons.append(str(error))
+            else:
+                able.append(served)
+        return able, reasons
+
+    def _state(self, name: str) -> CollectionState:
+        if (reason := self._unserved.get(name)) is not None:
+            return CollectionState(name=name, models=[], sparse=False, problem=reason)
+        try:
+            collection = Collection(self._backend.client(), name).resolve()
+            contracts, holds = collection.schema.contracts.values(), overview(collection)
+            able, reasons = self._searchers(name)
+        except CareError as error:
+            return CollectionState(name=name, models=[], sparse=False, problem=str(error))
+        examples = self._settings.examples
+        sparse = any(isinstance(each, SparseContract) and each.fingerprint == bm25.ANALYSER for each in contracts)
+        return CollectionState(
+            name=name,
+            models=[f"{served.name}@{served.fingerprint[:12]}" for served in able],
+            sparse=sparse,
+            problem=None if able else reasons[0],
+            unfinished=collection.schema.unfinished,
+            points=holds.points,
+            questions=list(examples) or [question.text for question in holds.questions[:_EXAMPLES]],
+            glosses=dict(examples),
+            keys={key: list(values) for key, values in holds.keys.items()},
+        )

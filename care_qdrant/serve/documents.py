@@ -1,0 +1,98 @@
+"""One document of a collection, by the id that the hits of a search have."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+from uuid import UUID
+
+from qdrant_client import models
+
+from care_qdrant.contracts.layouts import DOCUMENT_PATHS, guess_layout, read_hit
+from care_qdrant.contracts.paths import readings
+from care_qdrant.errors import InputError
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.serve.refusal import Refusal
+from care_qdrant.serve.schemas import WholeDocument
+from care_qdrant.types import Hit
+
+_LAYOUT_POINTS = 32
+"""Points that show where a collection keeps the ids of its documents."""
+_WHOLE_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,39})")
+_INTEGERS, _POINT_NUMBERS = 2**63, 2**64
+"""From the first on, Qdrant compares a number as a float; below the second, it may be the id of a point."""
+
+
+def read_document(collection: Collection, document_id: str) -> WholeDocument:
+    """Return all chunks of a document.
+
+    The points that the collection shows at first sight are asked first: a condition on a key without a payload index
+    reads every payload. What another tool wrote among them is asked next.
+    """
+    sample = collection.sample(_LAYOUT_POINTS)
+    likely = {path for record in sample for path in _document_paths(record.payload or {})}
+    chunks = _chunks(collection, document_id, likely)
+    if not chunks:
+        others = {path for one in DOCUMENT_PATHS for path in readings(one)} - likely
+        chunks = _chunks(collection, document_id, others) if sample else []
+    if not chunks:
+        raise Refusal(404, "unknown_document", f"collection {collection.name!r} has no document {document_id!r}")
+    return WholeDocument(
+        collection=collection.name,
+        document_id=document_id,
+        title=chunks[0].title,
+        chunks=[hit.text for hit in chunks],
+        metadata=dict(chunks[0].metadata),
+    )
+
+
+def _chunks(collection: Collection, document_id: str, paths: Iterable[str]) -> list[Hit]:
+    """Return the points of a document, in order, where its id is a point's or under one of these paths."""
+    strict = collection.schema.strict_mode
+    if strict is not None and strict.unindexed_filtering_retrieve is False:
+        paths = collection.schema.payload_schema.keys() & set(paths)
+    number = int(document_id) if _WHOLE_NUMBER.fullmatch(document_id) else None
+    may_be: list[models.Condition] = [
+        condition for path in sorted(paths) for condition in _equal(path, document_id, number)
+    ]
+    # A point whose payload names no document is one by its own id.
+    may_be += [models.HasIdCondition(has_id=[one]) for one in _point_ids(document_id, number)]
+    if not may_be:  # every point passes a filter without conditions
+        return []
+    pages = collection.scroll("reading a document", where=models.Filter(should=may_be), as_seen=True)
+    hits = (read_hit(record) for page in pages for record in page)
+    return sorted((hit for hit in hits if hit.document_id == document_id), key=lambda hit: hit.chunk)
+
+
+def _document_paths(payload: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return where a point may name its document."""
+    try:
+        return guess_layout([payload]).document_paths
+    except InputError:
+        return ()
+
+
+def _equal(path: str, document_id: str, number: int | None) -> list[models.Condition]:
+    """Match points whose value under a path reads as the id: a text, a whole number or a boolean."""
+    values: list[str | int] = [document_id]
+    if document_id in ("True", "False"):
+        values.append(document_id == "True")
+    if number is not None and -_INTEGERS <= number < _INTEGERS:
+        values.append(number)
+    conditions: list[models.Condition] = [
+        models.FieldCondition(key=path, match=models.MatchValue(value=value)) for value in values
+    ]
+    if number is not None and len(values) == 1:  # its neighbours pass as well, and are left out by their own ids
+        near = models.Range(gte=math.nextafter(number, -math.inf), lte=math.nextafter(number, math.inf))
+        conditions.append(models.FieldCondition(key=path, range=near))
+    return conditions
+
+
+def _point_ids(document_id: str, number: int | None) -> list[int | str]:
+    """Return the id of a point that a document id may be: a number or a UUID."""
+    if number is not None:
+        return [number] if 0 <= number < _POINT_NUMBERS else []
+    try:
+        return [str(UUID(document_id))]
+    except ValueError:
+        return []

@@ -1,0 +1,97 @@
+"""Good-match scores of the served collections: measured once for all who ask, and never in the way of a search."""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Sequence
+from contextvars import Context
+
+import numpy as np
+
+from care_qdrant.qdrant.calls import DEADLINE
+from care_qdrant.search.good_match import GoodMatch, fixed_questions, known_good_match, measure_good_match
+from care_qdrant.search.overview import Question
+from care_qdrant.search.retriever import Mode, Retriever
+from care_qdrant.serve.backend import Backend
+from care_qdrant.serve.models import ServedModel
+from care_qdrant.types import Vectors
+
+logger = logging.getLogger(__name__)
+
+_MEASURING_SECONDS = 30.0
+"""Longest time to measure a good-match score: a worker that ends waits for it."""
+_PAUSE_SECONDS = 300
+"""Pause after a measurement that failed: one costs some sixty searches."""
+
+
+class GoodMatches:
+    """The measurements of one worker."""
+
+    def __init__(self, backend: Backend) -> None:
+        """Set up; the first request that needs a score has it measured."""
+        self._backend = backend
+        self._measurements: dict[tuple[str, str, Mode], tuple[float, asyncio.Task[GoodMatch | None]]] = {}
+
+    def known(self, retriever: Retriever, collection: str, served: ServedModel, mode: Mode) -> GoodMatch | None:
+        """Return the score that the collection keeps, or the one that this worker has measured; None for neither."""
+        if (kept := known_good_match(retriever)) is not None:
+            return kept
+        _, task = self._measurements.get((collection, served.fingerprint, mode), (0.0, None))
+        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
+            return None
+        measured = task.result()
+        return measured if measured is not None and measured.holds(retriever.schema.points) else None
+
+    async def score(self, collection: str, served: ServedModel, mode: Mode) -> float | None:
+        """Return the score from which on a best hit is a good match, by the collection's own questions.
+
+        Where the collection does not keep it, it is measured: once for all requests that wait, with the deadline of
+        none of them.
+        """
+        retriever = await self._backend.run(lambda: self._backend.retriever(collection, served, mode))
+        good_match = await self._backend.run(lambda: self.known(retriever, collection, served, mode))
+        if good_match is None:
+            good_match = await asyncio.shield(self._measuring(collection, served, mode))
+        return None if good_match is None else good_match.score
+
+    async def wait(self, collection: str, served: ServedModel, mode: Mode, seconds: float) -> GoodMatch | None:
+        """Let a score be measured, and return it if that is done in time: a search does not depend on it.
+
+        It waits at most so long, and at most half of the time that the request has left.
+        """
+        task, deadline = self._measuring(collection, served, mode), DEADLINE.get()
+        left = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
+        await asyncio.wait((task,), timeout=min(seconds, left / 2))
+        return task.result() if task.done() and not task.cancelled() and task.exception() is None else None
+
+    def _measuring(self, collection: str, served: ServedModel, mode: Mode) -> "asyncio.Task[GoodMatch | None]":
+        """Return the task that measures: the one that runs, or that failed a moment ago, or a new one."""
+        key = (collection, served.fingerprint, mode)
+        made, task = self._measurements.get(key, (0.0, None))
+        if task is None or (task.done() and time.monotonic() - made > _PAUSE_SECONDS):
+            # In a context of its own: that of the request that comes first holds its deadline and its trace.
+            task = asyncio.create_task(self._measure(collection, served, mode), context=Context())
+            self._measurements[key] = (time.monotonic(), task)
+            task.add_done_callback(_log_failure)
+        return task
+
+    async def _measure(self, collection: str, served: ServedModel, mode: Mode) -> GoodMatch | None:
+        def draw() -> tuple[Retriever, list[Question]]:
+            retriever = self._backend.retriever(collection, served, mode)
+            return retriever, fixed_questions(retriever)
+
+        retriever, questions = await self._backend.run(draw)
+        texts = [question.text for question in questions]
+        vectors = dict(zip(texts, await served.encode(texts, "query"), strict=True)) if texts else {}
+
+        def encode(asked: Sequence[str]) -> Vectors:
+            return np.stack([vectors[text] for text in asked])
+
+        return await self._backend.run(lambda: measure_good_match(retriever, questions, encode, _MEASURING_SECONDS))
+
+
+def _log_failure(task: "asyncio.Task[GoodMatch | None]") -> None:
+    """Log why a score was not measured; where nobody waits for it, nobody else would say so."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.warning("which score is a good one was not measured (%s)", error)

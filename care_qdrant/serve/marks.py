@@ -1,0 +1,58 @@
+"""Terms of a query in the texts that were found, for a page that marks them."""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+
+from care_qdrant.encoders.terms import bm25
+
+MAX_TERMS = 64
+"""Terms of a query that are marked."""
+MAX_CHARACTERS = 5_000
+"""Characters of a text in which terms are marked."""
+MAX_HITS = 100
+"""Hits of a search in which terms are marked."""
+_SEPARATORS = r"[\s-]?"
+
+
+def mark(query: str, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
+    """Return the spans of each text that are terms of the query: first character and end, in order, apart.
+
+    A single Han character counts only where the query has no two beside each other: it would mark half of the text.
+    """
+    terms = list(dict.fromkeys(bm25.terms(query)))
+    longer = [term for term in terms if len(term) > 1] or terms
+    if not longer:
+        return [[] for _ in texts]
+    # The longest first: an alternation takes the first that fits. Ahead only, because pairs of characters overlap.
+    patterns = sorted(map(_pattern, longer[:MAX_TERMS]), key=len, reverse=True)
+    term = re.compile(f"(?=({'|'.join(patterns)}))")
+    return [_spans(term, text[:MAX_CHARACTERS]) for text in texts]
+
+
+def _pattern(term: str) -> str:
+    """Return the pattern of a term in any of its spellings: IL-6 and IL6, 5 mg and 5mg; never inside a word."""
+    letters = _SEPARATORS.join(map(re.escape, term))
+    return rf"(?<![a-z0-9]){letters}(?![a-z0-9])" if term.isascii() else letters
+
+
+def _spans(term: re.Pattern[str], text: str) -> list[tuple[int, int]]:
+    normal, places = _normalized(text)
+    spans: list[tuple[int, int]] = []
+    for match in term.finditer(normal):
+        start, end = places[match.start(1)], places[match.end(1) - 1] + 1
+        if spans and start <= spans[-1][1]:
+            spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
+        else:
+            spans.append((start, end))
+    return spans
+
+
+def _normalized(text: str) -> tuple[str, Sequence[int]]:
+    """Return a text in the form that terms have, and the place in the text of each of its characters."""
+    lower = text.lower()
+    if len(lower) == len(text) and unicodedata.is_normalized("NFKC", text):  # nearly all texts: twenty times as fast
+        return lower, range(len(text))
+    characters = [unicodedata.normalize("NFKC", character).lower() for character in text]
+    places = [place for place, normal in enumerate(characters) for _ in normal]
+    return "".join(characters), places
