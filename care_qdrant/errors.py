@@ -43,6 +43,8 @@ below find it."""
 _PATTERNS = (
     # user:password@ of a URL, whatever the scheme; the password may hold an @.
     (re.compile(r"(?<=://)[^/\s'\"]*@"), f"{_HIDDEN}@"),
+    # The same without a scheme, as in QDRANT_URL=user:password@host:6333.
+    (re.compile(r"(?<![\w/@.:-])[^\s:/@'\"=]+:[^\s/'\"]+@(?=[\w.\[])"), f"{_HIDDEN}@"),
     # --api-key VALUE, --endpoint-key=VALUE, as a command line has them; --shard-key is none.
     (re.compile(r"(--(?!shard-key)[a-z-]*(?:key|token|password|secret)[= ])(?!-)\S+"), rf"\1{_HIDDEN}"),
     # ?api_key=VALUE of a URL.

@@ -24,6 +24,8 @@ PASSWORD, KEY, SERVER_KEY = "pa55w0rd", "k3y-of-qdrant", "k3y-of-vllm"
         ("--endpoint-key=abc x", "--endpoint-key=*** x"),
         ("care search x --shard-key north", "care search x --shard-key north"),
         ("http://host/v1?api_key=abc&limit=3", "http://host/v1?api_key=***&limit=3"),
+        ("QDRANT_URL=user:s3cret@127.0.0.1:1 and u:p@host", "QDRANT_URL=***@127.0.0.1:1 and ***@host"),
+        ("at 12:30 me@example.com", "at 12:30 me@example.com"),
         ("mail me@example.com, --keep 3 --batch-tokens 60", "mail me@example.com, --keep 3 --batch-tokens 60"),
     ],
 )

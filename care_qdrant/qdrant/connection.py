@@ -76,6 +76,7 @@ def open_client(
         Unreachable: No server answers at the URL, or at its gRPC port.
         Rejected: The server does not accept the key.
     """
+    api_key = api_key.strip() if api_key else api_key  # a file or a secret store may end it with a line feed
     remember_secret(api_key)
     parts = [] if path is None else [Path(path), *Path(path).parents]
     new = list(takewhile(lambda folder: not os.path.lexists(folder), parts))

@@ -138,7 +138,7 @@ def attach_vector(
         require_encoder(model)
     if isinstance(contract, SparseContract):
         contract = _with_average_length(target, name, contract, layout)
-    _prepare(target, name, contract, layout, settings)
+    _prepare(target, name, contract, layout, settings, preflight)
     if isinstance(contract, SparseContract):
         maker = term_vectors(contract)
     else:
@@ -181,7 +181,7 @@ def attach_encoded(
     if preflight.is_emptied:
         return _nothing(target, vector_name, contract)
     layout = _layout(target, vector_name, preflight, settings)
-    _prepare(target, vector_name, contract, layout, settings)
+    _prepare(target, vector_name, contract, layout, settings, preflight)
     reader = PointReader(layout, vector_name, contract.constants, Characters())
     report = AttachReport(target.name, vector_name, contract.fingerprint, layout.tool, layout.text_field)
     run = _Run(
@@ -235,6 +235,7 @@ def _prepare(
     contract: VectorContract | SparseContract,
     layout: Layout,
     settings: AttachSettings,
+    preflight: Preflight,
 ) -> None:
     """Create the vector, or repair the hashes of an earlier run.
 
@@ -255,10 +256,10 @@ def _prepare(
     # In one write: a vector that is there and not whole always says so.
     note = {} if has_vector else _note(vector_name, {"first": True})
     collection.update("writing its model record", metadata=metadata | note)
-    if has_vector:
-        remove_orphaned_hashes(collection, vector_name)
-    else:
+    if not has_vector:
         collection.add_vector(vector_name, _vector_config(contract))
+    if has_vector or preflight.has_hashes:
+        remove_orphaned_hashes(collection, vector_name)
     if isinstance(contract, VectorContract):
         _configure(collection, vector_name, settings)
 

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 
+from qdrant_client import models
+
 from care_qdrant.contracts.learned import learned_metadata
 from care_qdrant.contracts.payload import stored_hash
 from care_qdrant.contracts.stand_in import stand_in_metadata
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, counted
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.connection import tune_embedded
 from care_qdrant.qdrant.public import accepts_client
@@ -37,11 +39,12 @@ def detach_vector(collection: Collection, vector_name: str | None = None) -> Det
         vector_name: None takes the one that was attached, when there is one.
 
     Raises:
-        InputError: The vector was not attached, or it is the only one of the collection.
+        InputError: The vector was not attached, or points have no other vector.
         QdrantError: Qdrant refused or could not be reached.
     """
     target = collection.whole()
     name, points = _checked_name(target.schema, vector_name), target.count()
+    _require_other_vectors(target, name)
     measured = dict.fromkeys(target.schema.measured_keys(name))
     tune_embedded(target.client, target.name)
     cleaned = sum(_clean_payloads(part, name) for part in target.parts())
@@ -80,6 +83,21 @@ def _checked_name(schema: CollectionSchema, vector_name: str | None) -> str:
             "found. Delete the collection if that is what you want"
         )
     return vector_name
+
+
+def _require_other_vectors(collection: Collection, vector_name: str) -> None:
+    """Refuse to leave a point without any vector: no search would find it."""
+    schema = collection.schema
+    others = sorted({*schema.dense, *schema.sparse} - {vector_name})
+    none_of_them: list[models.Condition] = [models.HasVectorCondition(has_vector=other) for other in others]
+    alone = models.Filter(must=[models.HasVectorCondition(has_vector=vector_name)], must_not=none_of_them)
+    if (count := collection.count(alone)) == 0:
+        return
+    raise InputError(
+        f"{counted(count, 'point')} of collection {collection.name!r} have no vector but {vector_name!r}, so no search "
+        "would find them without it; they were written after it was attached. Let the program that makes "
+        f"{' or '.join(repr(other) if other else 'the unnamed vector' for other in others)} write them, or delete them"
+    )
 
 
 def _clean_payloads(collection: Collection, vector_name: str) -> int:

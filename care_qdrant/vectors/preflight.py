@@ -1,5 +1,6 @@
 """Examines what attaching a vector to a collection would meet: where the texts are, and every reason to refuse."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ class Preflight:
     """Notices to the owner of the collection."""
     lost_contract: bool = False
     """Whether the vector has lost its contract, while the hashes in the payloads say that this model made it."""
+    has_hashes: bool = False
+    """Whether payloads of the sample say of which text the vector was made; without a vector, somebody deleted it."""
 
     @property
     def is_emptied(self) -> bool:
@@ -71,6 +74,7 @@ def examine(
         schema, vector_name, contract, layout, payloads
     )
     checks: list[Callable[[], object]] = [
+        lambda: None if has_vector else require_vector_name(vector_name),
         lambda: _require_reopenable(schema, vector_name, payloads),
         lambda: (
             _require_free_or_ours(schema, vector_name, contract, lost_contract=lost_contract)
@@ -90,7 +94,24 @@ def examine(
         problems=(*filter(None, map(problem_of, checks)), *(no_layout if payloads or not has_vector else ())),
         notices=(*_notices(schema), *_text_notices(layout, payloads)),
         lost_contract=lost_contract,
+        has_hashes=any(stored_hash(payload, vector_name) is not None for payload in payloads),
     )
+
+
+_BAD_IN_NAMES = re.compile(r'[<>:"/\\|?*\0\x1f]')
+"""Characters that Qdrant takes in no name: names are folders on its disk."""
+_LONGEST_NAME_BYTES = 200
+
+
+def require_vector_name(name: str) -> None:
+    """Refuse a name that no server gives a vector; it would say so after the collection was marked."""
+    size = len(name.encode())
+    if not name or size > _LONGEST_NAME_BYTES:
+        raise InputError(f"vector name {name[:40]!r} has {size} bytes; expected 1 to {_LONGEST_NAME_BYTES}")
+    if (bad := _BAD_IN_NAMES.search(name)) is not None:
+        raise InputError(
+            f"vector name {name!r} holds {bad[0]!r}, which Qdrant takes in no name; give another one with --vector-name"
+        )
 
 
 def bytes_per_point(params: models.VectorParams) -> int:

@@ -18,10 +18,10 @@ from care_qdrant.contracts.layouts import Layout
 from care_qdrant.contracts.payload import stored_hash
 from care_qdrant.contracts.stand_in import stand_ins
 from care_qdrant.encoders import Encoder
-from care_qdrant.encoders.agreement import LEAST_HALF_PRECISION
+from care_qdrant.encoders.agreement import LEAST_HALF_PRECISION, cosines
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import ContractError, InputError, counted, next_command
-from care_qdrant.ingestion.settings import DocumentModel
+from care_qdrant.ingestion.settings import DocumentModel, require_fraction
 from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.checks import check_contract, check_sparse_contract
 from care_qdrant.qdrant.collection import Collection, PointId
@@ -74,6 +74,13 @@ class VerifySettings:
     """Least cosine between a stored vector and the one that is made anew; other hardware rounds differently."""
     least_known: float = 0.5
     """Least fraction of sampled documents that their own opening has to find among the first ten."""
+
+    def __post_init__(self) -> None:
+        if self.sample < 0:
+            raise InputError(f"sample is {self.sample}; expected 0 points or more")
+        if not -1 <= self.least_cosine <= 1:
+            raise InputError(f"least_cosine is {self.least_cosine}; expected a cosine from -1 to 1")
+        require_fraction("least_known", self.least_known)
 
 
 @dataclass(slots=True)
@@ -361,7 +368,10 @@ def _check_sample(
     report.sampled = sum(own)
     if any(own):
         again = [stored[point_id][name] for point_id, _ in compress(pairs, own)]
-        report.lowest_cosine = min(_cosines(encoder, contract, again, list(compress(possible, own))))
+        lowest = np.min(list(_cosines(encoder, contract, again, list(compress(possible, own)))))
+        report.lowest_cosine = round(
+            float(np.nan_to_num(lowest)), 6
+        )  # of a vector that holds NaN, as of one without a length
     openings = [stored_text(layout, payload)[:OPENING_CHARACTERS] for _, payload in pairs]
     queries: list[Any] = (
         list(map(bm25.query_vector, openings)) if model is None else model.query_encoder.encode(openings).tolist()
@@ -387,8 +397,8 @@ def _cosines(
     assert encoder is not None
     made = iter(encoder.encode(list(chain.from_iterable(possible))))
     for vector, texts in zip(stored, possible, strict=True):
-        row, rows = np.asarray(vector, dtype=np.float32), np.stack(list(islice(made, len(texts))))
-        yield float((rows @ row / (np.linalg.norm(row) * np.linalg.norm(rows, axis=1))).max())
+        rows = np.stack(list(islice(made, len(texts))))
+        yield float(cosines(np.tile(np.asarray(vector, dtype=np.float32), (len(rows), 1)), rows).max())
 
 
 def _sparse_cosine(stored: Any, made: models.SparseVector) -> float:
@@ -445,12 +455,12 @@ def _problems(report: VerifyReport, settings: VerifySettings, finishing: str) ->
             f"{counted(report.covered, 'point', 'have')} the vector, and {report.with_text - report.without_vector} "
             "say so"
         )
-    if report.lowest_cosine is not None and report.lowest_cosine < settings.least_cosine:
+    if report.lowest_cosine is not None and not report.lowest_cosine >= settings.least_cosine:
         problems.append(
             f"a stored vector has cosine {report.lowest_cosine:.4f} to the one made anew (at least "
             f"{settings.least_cosine} expected): it was altered, or made by another model or another build of it"
         )
-    if report.known_items is not None and report.known_items < settings.least_known:
+    if report.known_items is not None and not report.known_items >= settings.least_known:
         problems.append(
             f"only {report.known_items:.0%} of the sample were found by their own opening (at least "
             f"{settings.least_known:.0%} expected): the query encoder does not fit the vectors"

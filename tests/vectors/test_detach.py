@@ -89,6 +89,19 @@ def test_the_only_vector_is_not_removed(attached: QdrantClient) -> None:
         detach_vector(attached, NAME)
 
 
+def test_a_point_that_has_no_other_vector_is_not_left_without_one(attached: QdrantClient, model: HashModel) -> None:
+    """A program wrote it after the attach, with the attached vector alone."""
+    row = model.encode_document(["头痛"])[0].tolist()
+    attached.upsert(NAME, [models.PointStruct(id=901, vector={model.name: row}, payload={"text": "头痛"})], wait=True)
+    before = contents(attached)
+    with pytest.raises(InputError, match=r"1 point of collection 'articles' have no vector but 'care'"):
+        detach_vector(attached, NAME)
+    assert contents(attached) == before
+    attached.delete(NAME, models.PointIdsList(points=[901]), wait=True)
+    detach_vector(attached, NAME)
+    assert all(set(point.vector or {}) for point in attached.scroll(NAME, limit=100, with_vectors=True)[0])
+
+
 def test_nothing_attached_says_so(qdrant: QdrantClient) -> None:
     fill(qdrant, "named", "plain")
     with pytest.raises(InputError, match=r"attached vectors are: none.*removes only what care attach added"):

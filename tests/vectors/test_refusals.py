@@ -8,6 +8,8 @@ from care_qdrant.errors import FingerprintMismatch, InputError, Rejected, Schema
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.vectors.attach import AttachSettings, attach_vector
+from care_qdrant.vectors.attach_plan import plan_attach
+from care_qdrant.vectors.verify import verify_collection
 from care_qdrant.versions.publish import publish_collection
 from tests.standin import StandIn
 from tests.tiny import HashModel
@@ -97,3 +99,24 @@ def test_a_published_version_says_that_the_next_one_replaces_it(qdrant: QdrantCl
     told: list[str] = []
     attach_vector(qdrant, "live", model, on_preflight=lambda preflight: told.extend(preflight.notices))
     assert "attach to 'articles', and publish it" in told[0]
+
+
+@pytest.mark.parametrize("name", ["BAAI/bge-m3", 'a"b', "a:b", "x" * 201, "字" * 67, "a\x1fb"])
+def test_a_name_that_no_server_takes_is_refused_before_anything_is_written(
+    qdrant: QdrantClient, model: HashModel, name: str
+) -> None:
+    fill(qdrant, "named", "plain")
+    before = qdrant.get_collection(NAME)
+    assert "vector name" in plan_attach(qdrant, NAME, model, vector_name=name).refusals[0]
+    with pytest.raises(InputError, match="vector name"):
+        attach_vector(qdrant, NAME, model, vector_name=name)
+    assert qdrant.get_collection(NAME) == before
+
+
+def test_hashes_of_a_vector_that_somebody_deleted_are_no_vectors(attached: QdrantClient, model: HashModel) -> None:
+    points = attached.count(NAME).count
+    attached.delete_vector_name(NAME, model.name)
+    report = attach_vector(attached, NAME, model)
+    assert (report.encoded, report.unchanged) == (report.covered, 0)
+    assert report.covered + report.without_text == points
+    assert verify_collection(attached, NAME, model).problems == []

@@ -1,9 +1,16 @@
 """Each way in which vectors can be wrong, made wrong and found."""
 
+import math
+import random
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.cli import care
@@ -103,6 +110,34 @@ def test_altered_vectors(attached: QdrantClient) -> None:
     assert report.lowest_cosine is not None
     assert report.lowest_cosine < 0.9
     assert any("was altered" in problem for problem in report.problems)
+
+
+@given(wrong=st.lists(st.sampled_from(["zero", "swapped", "tiny"]), min_size=1, max_size=3), seed=st.integers(0, 99))
+@settings(max_examples=15)
+def test_no_vector_is_wrong_in_silence(wrong: list[str], seed: int) -> None:
+    """Whatever became of some of a small collection's vectors, the report names a problem."""
+    draw, model = random.Random(seed), HashModel(name="care")
+    with closing(QdrantClient(":memory:")) as client:
+        fill(client, "named", "plain")
+        attach_vector(client, NAME, model)
+        assert verify_collection(client, NAME, model).problems == []
+        points, _ = client.scroll(NAME, limit=100, with_vectors=["care"])
+        for kind, point in zip(wrong, draw.sample(points, len(wrong)), strict=True):
+            assert isinstance(point.vector, dict)
+            vector = np.asarray(point.vector["care"])
+            changed = {"zero": 0 * vector, "tiny": 1e-30 * vector, "swapped": np.roll(vector, 7)}[kind]
+            # The embedded database normalises what it is sent, so what a server would keep is put where it is kept.
+            collection = client._client.collections[NAME]  # type: ignore[attr-defined]
+            collection.vectors["care"][collection.ids[point.id]] = changed
+        report = verify_collection(client, NAME, model)
+    assert report.problems
+    assert report.lowest_cosine is not None and report.lowest_cosine < 0.9
+
+
+@pytest.mark.parametrize("limits", [{"sample": -1}, {"least_cosine": math.nan}, {"least_known": math.nan}])
+def test_limits_that_say_nothing_are_refused(limits: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="expected"):
+        VerifySettings(**limits)
 
 
 def test_vectors_that_are_gone(attached: QdrantClient) -> None:
