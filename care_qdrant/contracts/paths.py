@@ -14,9 +14,12 @@ _PLAIN = re.compile(r"[\w-]+")
 _BRACKETS = r"(?:\[[0-9]*\])"
 _NAME = rf'(?:"[^"\\]*"|[\w-]+){_BRACKETS}*'
 _PATH = re.compile(rf"{_NAME}(?:\.{_NAME})*")
-_ARRAY = re.compile(rf"(?P<name>.+?)(?P<brackets>{_BRACKETS}+)", re.DOTALL)
+_STEP = re.compile(_BRACKETS)
 _MAX_DOTS = 3
 """Dots of a key up to which each of them is read both ways; the readings double with each dot."""
+_MAX_CHARACTERS = 1_000
+_MAX_STEPS = 16
+"""Steps into arrays and objects that a key may have; databases read a path by recursion."""
 
 
 def quoted(name: str) -> str:
@@ -40,7 +43,16 @@ def readings(key: str) -> tuple[str, ...]:
 
     ``source.system`` is the name ``"source.system"``, or ``system`` inside ``source``. A key with double quotes is a
     path already and has one reading.
+
+    Raises:
+        InputError: No path of Qdrant can name the key, or it is too long or too deep.
     """
+    steps = len(_STEP.findall(key))
+    if len(key) > _MAX_CHARACTERS or steps > _MAX_STEPS:
+        raise InputError(
+            f"key {key[:40] + '…'!r} has {len(key):,} characters and {steps:,} steps into arrays; expected at most "
+            f"{_MAX_CHARACTERS:,} and {_MAX_STEPS}"
+        )
     if '"' in key and _PATH.fullmatch(key):
         return (as_stored(key),)
     whole, parts = quoted(key), key.split(".")
@@ -67,5 +79,7 @@ def as_stored(path: str) -> str:
 
 def _as_array(name: str) -> str:
     """Return the name with brackets at its end as a step into an array, any other name as it is."""
-    match = _ARRAY.fullmatch(name)
-    return quoted(name) if match is None else quoted(match["name"]) + match["brackets"]
+    end = len(name)
+    while end and name[end - 1] == "]" and (start := name.rfind("[", 0, end)) > 0 and _STEP.fullmatch(name, start, end):
+        end = start
+    return quoted(name[:end]) + name[end:]

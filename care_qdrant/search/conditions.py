@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from qdrant_client import models
+from qdrant_client.local.payload_value_extractor import value_by_key
 
 from care_qdrant.contracts.layouts import Layout, guess_layout, lookup, read_hit
 from care_qdrant.contracts.paths import as_stored, quoted, readings
@@ -30,6 +31,12 @@ _CONDITION = re.compile(
     r"""(?P<key>(?>"[^"]*"|[^=<>!])++)(?P<operator>>=|<=|!=|=|>|<)(?P<value>.*)""",
     re.DOTALL,
 )
+_NOT_AN_OPERATOR = re.compile(r"[=<>!]+")
+_BOOLEANS = {"true": True, "false": False}
+_SPELLINGS = (str.lower, str.capitalize, str.upper)
+MAX_CONDITIONS = 64
+"""Largest number of conditions of a search."""
+_MAX_CHARACTERS = 4_096
 _SAMPLE_POINTS = 100
 _LAYOUT_POINTS = 32
 """Number of points, those with the smallest ids, that show below which key other tools keep the metadata."""
@@ -51,6 +58,8 @@ class Keys:
     """Whether there were payloads to read; an empty collection may soon hold those of any tool."""
     is_embedded: bool = False
     """Whether the database is the embedded one, whose words are those between spaces, though it has no text index."""
+    sample: tuple[Mapping[str, Any], ...] = ()
+    """Some payloads, which show where a key is besides a path with an index."""
     _there: set[str] = field(default_factory=set)
     """Keys that some point was seen to have."""
 
@@ -74,13 +83,14 @@ class Keys:
             strict is not None and strict.unindexed_filtering_retrieve is False,
             is_sampled=bool(records),
             is_embedded=collection.is_embedded,
+            sample=tuple(record.payload or {} for record in records),
         )
 
     def paths(self, key: str) -> tuple[str, ...]:
         """Return the paths of Qdrant under which a point may have a key; the first that it has counts.
 
-        Only those are returned that have a payload index with points in it, where there are such: a condition on
-        another path beside it would make the server look at every payload.
+        Where a path has a payload index with points in it, the others are left out unless a sampled payload has them: a
+        condition on a path without an index makes the server look at every payload.
 
         Raises:
             InputError: No path of Qdrant can name the key.
@@ -89,7 +99,11 @@ class Keys:
         paths = tuple(dict.fromkeys([*(one.filter_key(way) for one in self.layouts for way in ways), *ways]))
         indexed = tuple(path for path in paths if path in self.indexes)
         filled = tuple(path for path in indexed if self.indexes[path].points)
-        return filled or (indexed if self.only_indexed else ()) or paths
+        if self.only_indexed:
+            return filled or indexed or paths
+        if not filled:
+            return paths
+        return tuple(path for path in paths if path in filled or any(_has_value(each, path) for each in self.sample))
 
     def kind(self, path: str) -> str | None:
         """Return the type of the payload index of a path; None where it has none."""
@@ -120,14 +134,33 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> "Condition":
-        """Read ``key=value``, ``key!=value`` or ``key>=value``, also with ``<=``, ``>`` and ``<``."""
+        """Read ``key=value``, ``key!=value`` or ``key>=value``, also with ``<=``, ``>`` and ``<``.
+
+        Raises:
+            InputError: The text is none of these, or says something that no comparison means.
+        """
+        if len(text) > _MAX_CHARACTERS:
+            raise InputError(
+                f"condition {text[:40] + '…'!r}: has {len(text):,} characters; expected at most {_MAX_CHARACTERS:,}"
+            )
         match = _CONDITION.fullmatch(text)
         if match is None or not match["key"].strip():
             raise InputError(
-                f"condition {text!r}: expected key=value, key!=value or key>=value; a key that holds =, <, > or ! "
-                "stands in double quotes"
+                f"condition {text!r}: expected key=value, key!=value or key>=value; put a key that holds =, <, > or ! "
+                "in double quotes"
             )
-        return cls(match["key"].strip(), match["operator"], match["value"].strip())
+        found = cls(match["key"].strip(), match["operator"], match["value"].strip())
+        if (more := _NOT_AN_OPERATOR.match(found.written)) is not None:
+            raise InputError(
+                f"condition {text!r}: {found.operator + more[0]!r} is not an operator; expected =, !=, >=, <=, > or <. "
+                "Put a value that begins with =, <, > or ! in double quotes"
+            )
+        if found.written.lower() == "null":
+            raise InputError(
+                f"condition {text!r}: null is not a value that points are compared with; for the text, write "
+                f'{found.key}{found.operator}"{found.written}"'
+            )
+        return found
 
     @property
     def value(self) -> Value:
@@ -146,12 +179,15 @@ class Condition:
                 raise InputError(f"condition {str(self)!r}: {self.operator} takes {ORDERED}")
             return found
         value = self.value
-        # A table may hold a number as a text.
-        values = [value] if isinstance(value, str) else [value, self.written]
+        # A table may hold a number as a text, and a boolean in the spelling of the program that wrote it.
+        spelled = [self.written]
+        if isinstance(value, bool):
+            spelled = list(dict.fromkeys([self.written, *(change(str(value)) for change in _SPELLINGS)]))
+        values = [value] if isinstance(value, str) else [value, *spelled]
         if kind in ("integer", "float", "bool"):
             values = values[:1]
         elif kind in ("keyword", "uuid", "text", "datetime"):
-            values = values[-1:]
+            values = values[-len(spelled) :]
         each = [equals(path, one, kind) for one in values]
         return each[0] if len(each) == 1 else models.Filter(should=list(each))
 
@@ -164,9 +200,11 @@ def parse_filter(conditions: Sequence[str], keys: Keys | None = None) -> models.
 
     A condition is ``key=value``, ``key!=value`` or ``key>=value`` (also ``<=``, ``>``, ``<``, with a number or a date).
     A value that reads as a JSON number or boolean is that or the same text, as a table holds it (``year=2020``), unless
-    a payload index of the key says which; quoted, as ``code="017"``, it is a text. Without ``keys``, a key is looked
-    for where this package keeps it.
+    a payload index of the key says which; a boolean may be in any case (``True``).
+    Quoted, as ``code="017"``, it is a text. Without ``keys``, a key is looked for where this package keeps it.
     """
+    if len(conditions) > MAX_CONDITIONS:
+        raise InputError(f"{len(conditions):,} conditions are given; expected at most {MAX_CONDITIONS}")
     keys = keys or Keys()
     must: list[models.Condition] = []
     must_not: list[models.Condition] = []
@@ -272,12 +310,21 @@ def _date(text: str) -> datetime | None:
 
 
 def _parsed(text: str) -> Value:
+    if (boolean := _BOOLEANS.get(text.lower())) is not None:
+        return boolean
+    if text[:1] not in {*'"-0123456789'}:
+        return text
     try:
-        value = json.loads(text)
-        is_usable = isinstance(value, str) or (isinstance(value, int | float) and math.isfinite(value))
+        value: Value = json.loads(text)
+        is_usable = isinstance(value, str) or math.isfinite(value)
     except (ValueError, OverflowError):  # a whole number may be larger than any float
         return text
     return value if is_usable else text
+
+
+def _has_value(payload: Mapping[str, Any], path: str) -> bool:
+    """Return whether a payload has a value under a path of Qdrant."""
+    return any(value not in (None, []) for value in value_by_key(dict(payload), path) or [])
 
 
 # What is said of conditions
@@ -314,8 +361,25 @@ def tenant_conditions(conditions: models.Filter, tenant_keys: Set[str]) -> list[
 
 def no_such_key(collection: Collection, key: str) -> str:
     """Say that no point of a collection has a key, and which keys some points have."""
-    names = {name for record in collection.sample(_SAMPLE_POINTS) for name in read_hit(record).metadata}
-    return f"no point of {collection.name!r} has {key!r} (some keys: {', '.join(sorted(names)) or 'none'})"
+    sample = [read_hit(record).metadata for record in collection.sample(_SAMPLE_POINTS)]
+    names = {name for metadata in sample for name in metadata}
+    said = f"no point of {collection.name!r} has {key!r} (some keys: {', '.join(sorted(names)) or 'none'})"
+    through = next((path for metadata in sample if (path := _through_lists(metadata, key)) not in (None, key)), None)
+    return said if through is None else f"{said}; {key.partition('.')[0]!r} holds a list: write {through!r}"
+
+
+def _through_lists(value: Any, key: str) -> str | None:
+    """Return a dotted key with ``[]`` behind each name that holds a list; None where no value is below it."""
+    name, _, rest = key.partition(".")
+    if not isinstance(value, Mapping) or name not in value:
+        return None
+    inner, step = value[name], name
+    while isinstance(inner, list) and rest:
+        inner, step = next((one for one in inner if isinstance(one, Mapping | list)), None), f"{step}[]"
+    if not rest:
+        return step
+    below = _through_lists(inner, rest)
+    return None if below is None else f"{step}.{below}"
 
 
 def notice(collection: Collection, conditions: Sequence[str], keys: Keys, *, found: bool) -> str | None:
@@ -336,22 +400,41 @@ def notice(collection: Collection, conditions: Sequence[str], keys: Keys, *, fou
 
 
 def _incomparable(collection: Collection, keys: Keys, condition: Condition) -> str | None:
-    """Say that a condition compares a number or a date with texts that are none; None where it does not."""
-    by_order = condition.operator in BOUNDS
-    indexed = any(keys.kind(path) in ("integer", "float") for path in keys.paths(condition.key))
-    if not by_order and not (indexed and condition.operator == "="):
-        return None
+    """Say that the values of a key are of a type that a condition does not compare with; None where some are not."""
     stored: list[Any] = [
-        value
+        one
         for record in collection.sample(_SAMPLE_POINTS)
         if (value := lookup(read_hit(record).metadata, condition.key)) is not None
+        for one in (value if isinstance(value, list) else [value])
     ]
-    texts = [value for value in stored if isinstance(value, str)]
-    wants_date = by_order and _date(condition.written) is not None
-    if not texts or len(texts) < len(stored) or (wants_date and any(_date(text) is not None for text in texts)):
+    by_order, value = condition.operator in BOUNDS, condition.value
+    is_date = by_order and _date(condition.written) is not None
+    is_indexed = not {keys.kind(path) for path in keys.paths(condition.key)}.isdisjoint(("integer", "float", "bool"))
+    if not stored or any(_is_comparable(one, value, by_order, is_date, is_indexed) for one in stored):
         return None
-    what = "dates, as 2024-03-01" if wants_date else "numbers"
-    return (
-        f"{condition.key!r} holds texts, as {texts[0]!r}, and the condition compares {what}: JSON lines and Parquet "
-        "keep numbers, a CSV holds texts alone"
-    )
+    first = stored[0]
+    if isinstance(first, Mapping):
+        inner = f"{condition.key}[].{next(iter(first), 'name')}"
+        return f"{condition.key!r} holds objects; name a key inside them, such as {inner}"
+    what = "dates, such as 2024-03-01" if is_date else "numbers" if by_order else _TYPES[type(value)]
+    advice = ": JSON Lines and Parquet keep numbers, a CSV may hold them as texts" if isinstance(first, str) else ""
+    shown = json.dumps(first) if isinstance(first, bool) else repr(first)
+    held = _TYPES.get(type(first), "other values")
+    return f"{condition.key!r} holds {held}, such as {shown}, and the condition compares {what}{advice}"
+
+
+_TYPES: Mapping[type, str] = {str: "texts", bool: "booleans", int: "numbers", float: "numbers"}
+
+
+def _is_comparable(stored: Any, value: Value, by_order: bool, is_date: bool, is_indexed: bool) -> bool:
+    """Return whether a condition with this value may match a stored value, by their types."""
+    if isinstance(stored, Mapping | list):
+        return False
+    if isinstance(stored, str):
+        if by_order:
+            return is_date and _date(stored) is not None
+        # A number or a boolean is the same text as well, unless an index answers for one of them.
+        return isinstance(value, str) or not is_indexed
+    if by_order:
+        return not isinstance(stored, bool) and not (is_date and isinstance(_parsed(str(value)), str))
+    return not isinstance(value, str) and isinstance(stored, bool) == isinstance(value, bool)

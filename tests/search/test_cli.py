@@ -106,7 +106,7 @@ def test_filter_value_in_quotes_is_a_text() -> None:
     assert [code.match.value, name.match.value] == ["017", "a=b"]
     number, text = age.should
     assert (number.range.gte, number.range.lte, text.match.value) == (17, 17, "17")
-    assert [one.match.value for one in adult.should] == [False, "false"]
+    assert [one.match.value for one in adult.should] == [False, "false", "False", "FALSE"]
 
 
 def test_collection_must_be_named_only_when_there_are_several(tmp_path: Path, pair_folder: Path) -> None:

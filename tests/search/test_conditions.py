@@ -1,8 +1,11 @@
 """Conditions on metadata against plain comparisons of Python, in qdrant-client's local mode and in Qdrant's engine."""
 
 import json
+import operator as comparison
+import time
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -15,7 +18,7 @@ from care_qdrant.contracts.paths import readings
 from care_qdrant.errors import InputError
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import index_schemas, parse_indexes
-from care_qdrant.search.conditions import Keys, notice, parse_filter, written_key
+from care_qdrant.search.conditions import MAX_CONDITIONS, Keys, notice, parse_filter, written_key
 from care_qdrant.search.overview import overview
 from tests.databases import REAL, open_database
 
@@ -157,6 +160,109 @@ def test_a_condition_passes_the_points_that_python_would_pick(
             assert passing(local, engine, payloads, where) == wanted
 
 
+WRITTEN = ["2020", "2020.5", "-1", "true", "True", "FALSE", '"2020"', '"true"', "new", "2024-03-01", "nan", "[", "-"]
+STORED = [
+    2020,
+    2020.5,
+    -1,
+    True,
+    False,
+    "2020",
+    "true",
+    "True",
+    "FALSE",
+    "new",
+    "2024-03-01",
+    "2024-05-01",
+    "nan",
+    None,
+]
+ORDERS = {">=": comparison.ge, "<=": comparison.le, ">": comparison.gt, "<": comparison.lt}
+
+
+def day(text: Any) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text)
+    except (TypeError, ValueError):
+        return None
+
+
+def is_met(stored: Any, operator: str, written: str) -> bool:
+    """Compare as the page on filters says, without the code under test."""
+    if isinstance(stored, list):
+        return any(is_met(one, operator, written) for one in stored)
+    number = float(written) if written.lstrip("-").replace(".", "").isdigit() else None
+    is_number = isinstance(stored, int | float) and not isinstance(stored, bool)
+    if operator in ORDERS:
+        if number is not None:
+            return is_number and bool(ORDERS[operator](stored, number))
+        dates = day(stored), day(written)
+        return None not in dates and bool(ORDERS[operator](*dates))
+    if written.startswith('"'):
+        return bool(stored == written.strip('"'))
+    if written.lower() in ("true", "false"):
+        spelled = {written, written.lower(), written.capitalize(), written.upper()}
+        return stored is (written.lower() == "true") or (isinstance(stored, str) and stored in spelled)
+    return bool(stored == written) or (number is not None and is_number and stored == number)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_every_operator_compares_every_type_as_the_page_says(
+    local: QdrantClient, engine: edge.EdgeShard, data: st.DataObject
+) -> None:
+    one = st.sampled_from([*STORED, None])
+    stored = data.draw(st.lists(one | st.lists(one, max_size=3), min_size=1, max_size=6))
+    operator, written = data.draw(st.sampled_from(["=", "!=", *ORDERS])), data.draw(st.sampled_from(WRITTEN))
+    is_ordered = written.lstrip("-").replace(".", "").isdigit() or day(written) is not None or written == '"2020"'
+    payloads = [{"k": value} for value in stored]
+    if operator in ORDERS and not is_ordered:
+        with pytest.raises(InputError, match="takes a number or a date"):
+            parse_filter([f"k{operator}{written}"])
+        return
+    expected = {
+        n
+        for n, value in enumerate(stored, 1)
+        if is_met(value, operator.removeprefix("!"), written.strip('"') if operator in ORDERS else written)
+        is not (operator == "!=")
+    }
+    where = parse_filter([f"k{operator}{written}"])
+    assert where is not None
+    assert passing(local, engine, payloads, where) == expected
+
+
+@given(
+    st.sampled_from(["year==2005", "year=>2025", "year=<2003", "year!==2005", "a=!b", "a<>b", "k=null", "k!=NULL"])
+    | st.builds("{}{}{}".format, st.just("k"), st.text("=<>!", min_size=3, max_size=5), st.just("v"))
+)
+def test_what_is_not_an_operator_or_a_value_is_refused(condition: str) -> None:
+    with pytest.raises(InputError, match=r"is not an operator; expected|null is not a value|expected key=value"):
+        parse_filter([condition])
+
+
+@pytest.mark.parametrize(
+    "conditions",
+    [
+        ["a" + "[]" * 20_000 + "x=1"],
+        ["a" + "[]" * 400 + "x=1"],
+        ["a" + "[]" * 400 + "=1"],
+        ["type=" + "[" * 200_000],
+        ["a=1"] * (MAX_CONDITIONS + 1),
+        ["a" * 2_000 + "=1"],
+    ],
+    ids=["brackets", "key", "steps", "value", "number", "name"],
+)
+def test_conditions_have_a_bounded_size(conditions: list[str]) -> None:
+    start = time.process_time()
+    with pytest.raises(InputError, match="expected at most"):
+        parse_filter(conditions)
+    assert time.process_time() - start < 0.5
+
+
+def test_brackets_inside_a_value_are_a_text() -> None:
+    assert parse_filter(["type=" + "[" * 4_000]) is not None
+
+
 @pytest.mark.parametrize("key", ['q"q', "a\\b", '"a', '"a"b', '"a".', '\\"'])
 def test_a_key_that_no_filter_can_name_is_refused_by_name(key: str) -> None:
     for refuse in (lambda: parse_filter([f"{key}=1"]), lambda: written_key(key), lambda: parse_indexes([key])):
@@ -293,4 +399,33 @@ def test_a_condition_that_rules_nothing_out_is_said(database: QdrantClient) -> N
     assert said.endswith("so 'source.system!=new' rules nothing out")
     assert notice(collection, ["day>=2030-01-01"], keys, found=False) is None
     late = notice(collection, ["old.day>=2024-01-01"], keys, found=False)
-    assert late is not None and "'old.day' holds texts, as '3/1/2024'" in late and "compares dates" in late
+    assert late is not None and "'old.day' holds texts, such as '3/1/2024'" in late and "compares dates" in late
+
+
+@pytest.mark.parametrize(
+    ("condition", "said"),
+    [
+        ("year=abc", "'year' holds numbers, such as 2020, and the condition compares texts"),
+        ("ok=yes", "'ok' holds booleans, such as true, and the condition compares texts"),
+        ("year=true", "'year' holds numbers, such as 2020, and the condition compares booleans"),
+        ("dept>=2020", "'dept' holds texts, such as '内科', and the condition compares numbers"),
+        ("authors=李", "'authors' holds objects; name a key inside them, such as authors[].name"),
+        ("authors.name=李", "'authors' holds a list: write 'authors[].name'"),
+    ],
+)
+def test_a_value_of_another_type_is_said(database: QdrantClient, condition: str, said: str) -> None:
+    payload = {"text": "发烧", "year": 2020, "ok": True, "dept": "内科", "authors": [{"name": "李"}]}
+    collection = filled(database, [payload])
+    note = notice(collection, [condition], Keys.of(collection), found=False)
+    assert note is not None and said in note
+
+
+def test_an_index_with_few_points_hides_no_other_path() -> None:
+    info = models.PayloadIndexInfo(data_type=models.PayloadSchemaType.KEYWORD, points=1)
+    payloads: list[dict[str, Any]] = [LAYOUTS["langchain"]({"dept": "A"}), {"text": "发烧", "dept": "A"}]
+    with closing(QdrantClient(":memory:")) as client:
+        collection = filled(client, [*payloads, LAYOUTS["langchain"]({"dept": "B"})])
+        read = Keys.of(collection)
+        keys = Keys(read.layouts, {"dept": info}, sample=read.sample)
+        for condition, found in (("dept=A", [1, 2]), ("dept!=A", [3])):
+            assert [record.id for record in client.scroll("c", parse_filter([condition], keys))[0]] == found

@@ -109,7 +109,7 @@ function fetchGoodMatches() {
 // As a condition takes it: a text stands in quotes where it would be read as something else, or be cut.
 function written(value) {
   if (typeof value !== "string") return String(value);
-  const isOther = value !== value.trim() || /[;；"]/.test(value) || /^(true|false)$/.test(value) || (value && !Number.isNaN(Number(value)));
+  const isOther = value !== value.trim() || /[;；"]/.test(value) || /^(true|false|null)$/i.test(value) || /^[=<>!]/.test(value) || (value && !Number.isNaN(Number(value)));
   return isOther ? JSON.stringify(value) : value;
 }
 
