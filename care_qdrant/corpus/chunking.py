@@ -61,15 +61,18 @@ def _cut(document: Document, counter: TokenCounter) -> list[Chunk] | Reject:
 def split(text: str, title: str, counter: TokenCounter) -> list[Span]:
     """Return the spans of the chunks of a text.
 
-    Together they cover the text; each starts at or before the end of the one before it, and none is longer than
-    the encoder's maximum, title, prompt and special tokens included. Where a sentence alone is too long it is cut at
-    a comma or a space, and at last anywhere.
+    Together they cover the text, but for white space in front of it that takes more tokens than an overlap; each
+    starts at or before the end of the one before it, and none is longer than the encoder's maximum, title, prompt and
+    special tokens included. Where a sentence alone is too long it is cut at a comma or a space, and at last anywhere.
     """
-    frame = counter.count_tokens([title])[0]
+    frame, empty, blank = counter.count_tokens([title, "", text[: len(text) - len(text.lstrip())]])
     budget = counter.max_tokens - frame
+    overlap_tokens = int(counter.max_tokens * OVERLAP_SHARE)
+    # Behind a title these blanks would be encoded, and no budget would make the first chunk with them short enough.
+    start = len(text) - len(text.lstrip()) if blank - empty > overlap_tokens else 0
     while True:
-        pieces = _pieces(text, counter, budget)
-        spans = _join_blank(text, _pack(pieces, budget, int(counter.max_tokens * OVERLAP_SHARE)))
+        pieces = _pieces(text, start, counter, budget)
+        spans = _join_blank(text, _pack(pieces, budget, overlap_tokens))
         lengths = counter.count_tokens([embedded_text(title, text[span.start : span.end]) for span in spans])
         if max(lengths) <= counter.max_tokens or budget <= 1:
             return spans
@@ -89,11 +92,11 @@ class _Piece(NamedTuple):
     tokens: int
 
 
-def _pieces(text: str, counter: TokenCounter, budget: int) -> list[_Piece]:
-    """Return the sentences, those above the budget cut further."""
+def _pieces(text: str, start: int, counter: TokenCounter, budget: int) -> list[_Piece]:
+    """Return the sentences from a position on, those above the budget cut further."""
     empty = counter.count_tokens([""])[0]
     finished: list[_Piece] = []
-    spans = sentence_spans(text)
+    spans = [Span(start + span.start, start + span.end) for span in sentence_spans(text[start:])]
     while spans:
         counts = counter.count_tokens([text[span.start : span.end] for span in spans])
         too_long: list[Span] = []

@@ -35,7 +35,7 @@ def test_sentences_end_where_chinese_and_latin_sentences_end() -> None:
 @given(TEXTS, st.sampled_from(["", "标题", "九个字的一个标题啊"]))
 def test_chunks_cover_the_text_in_order_and_fit(text: str, title: str) -> None:
     spans = split(text, title, COUNTER)
-    assert spans[0].start == 0
+    assert not text[: spans[0].start].strip()
     assert spans[-1].end == len(text)
     assert all(before.start < after.start <= before.end < after.end for before, after in pairwise(spans))
     for span in spans:
@@ -46,7 +46,7 @@ def test_chunks_cover_the_text_in_order_and_fit(text: str, title: str) -> None:
 
 @given(TEXTS)
 def test_the_text_can_be_rebuilt(text: str) -> None:
-    rebuilt = ""
+    rebuilt = text[: split(text, "", COUNTER)[0].start]
     for span in split(text, "", COUNTER):
         rebuilt += text[max(span.start, len(rebuilt)) : span.end]
     assert rebuilt == text
@@ -95,6 +95,24 @@ def test_white_space_never_is_a_chunk(text: str) -> None:
     chunks = chunks_of(text)
     assert isinstance(chunks, list)
     assert all(sized.text.strip() for sized in chunks)
+
+
+@given(
+    st.lists(st.sampled_from(["糖尿病人可以吃水果。", "字", "a b, ", "\n"]), min_size=1, max_size=30),
+    st.integers(0, 400),
+    st.integers(0, 30),
+    st.sampled_from(["", "标题"]),
+)
+def test_a_run_of_blanks_costs_few_chunks(parts: list[str], blanks: int, place: int, title: str) -> None:
+    text = "".join([*parts[:place], " " * blanks, *parts[place:]])
+    if not text.strip():
+        return
+    plain = split("".join(parts), title, COUNTER)
+    spans = split(text, title, COUNTER)
+    assert len(spans) <= 2 * len(plain) + 1
+    left_out = text[: spans[0].start]
+    assert not left_out.strip()
+    assert spans[-1].end == len(text)
 
 
 def test_a_real_tokenizer_counts_like_the_document_encoder(pair_folder) -> None:  # type: ignore[no-untyped-def]
