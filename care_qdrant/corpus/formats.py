@@ -4,6 +4,7 @@ Lines of JSON and whole texts are read here, all others by a module of their own
 """
 
 import io
+import json
 import re
 from collections.abc import Iterator
 from pathlib import PurePath
@@ -37,7 +38,12 @@ COLUMNAR: tuple[Format, ...] = ("parquet", "arrow")
 """Formats of bytes that are no text."""
 READABLE = "JSON lines (.jsonl), JSON (.json), CSV or TSV, Parquet, text (.txt, .md), each also as .gz or .zst"
 """The formats in the words of a message."""
-_HEADING = re.compile(r"\s*#[ \t]+(?P<title>[^\n]+?)[ \t]*#*\s*(?:\n|\Z)")
+_BLANK_LINES = r"(?:[ \t]*+(?>\r\n|\r|\n))*+"
+# Atomic: a text of many blank lines would else be read in very many ways.
+_HEADING = re.compile(
+    rf"{_BLANK_LINES} {{0,3}}#[ \t]+(?P<title>[^\r\n]*?)(?:(?<![^ \t])#+)?[ \t]*(?:(?=[\r\n]){_BLANK_LINES}|\Z)"
+)
+"""A first-level heading at the start of a text, as CommonMark has it: ``# C#`` is headed C#, and ``# C #`` C."""
 
 
 def format_of(name: str) -> Format | None:
@@ -135,9 +141,16 @@ def read_text(
         if title is not None and not isinstance(title, str | int | float):
             yield Reject(1, f"its front matter has a {type(title).__name__} as title; expected a text", name)
             return
-        if title is not None and str(title).strip():
-            values[fields.title] = str(title)
-        elif (heading := _HEADING.match(text)) is not None and text[heading.end() :].strip():
-            values[fields.title], text = heading["title"], text[heading.end() :]
-        values[fields.metadata] = front
+        written = "" if title is None else title if isinstance(title, str) else json.dumps(title)
+        if not written.strip():
+            written, text = _split_heading(text)
+        values |= {fields.title: written, fields.metadata: front}
     yield parse_values({**values, fields.text: text}, 1, fields)
+
+
+def _split_heading(text: str) -> tuple[str, str]:
+    """Return the first heading of a text and what follows it; no heading where nothing would follow."""
+    heading = _HEADING.match(text)
+    if heading is None or not heading["title"].strip() or not text[heading.end() :].strip():
+        return "", text
+    return heading["title"].strip(), text[heading.end() :]
