@@ -1,10 +1,13 @@
 """One worker's service: its models, its collections, its keys, and the ASGI application over them."""
 
 import asyncio
+import json
 import logging
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from starlette.responses import Response
@@ -35,6 +38,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MCP_PATH = "/mcp"
+_TOKEN = re.compile(rb'"token"\s*:\s*("(?:[^"\\]|\\.)*+")')
+"""A key in a body, as JSON writes it; inside a text the quotes are escaped, and it does not match."""
+_MAX_TOKENS = 16
+"""Places of a body in which its key is looked for before it is parsed."""
 _SEARCH_ERRORS = (400, 401, 403, 404, 408, 409, 413, 415, 421, 429, 503, 504)
 
 
@@ -102,7 +109,7 @@ class Service:
         return Router(routes, redirect_slashes=False, default=_unknown_path)
 
     def _endpoints(self) -> list[Post[Any] | Get]:
-        limits = self._limits
+        texts, other = self._limits.of_texts, self._limits.of_others
         return [
             Post(
                 "/inference",
@@ -110,7 +117,8 @@ class Service:
                 schemas.InferenceRequest,
                 schemas.InferenceAnswer,
                 self._infer,
-                limits,
+                texts,
+                check_body=self._check_token,
             ),
             Post(
                 "/v1/embeddings",
@@ -118,7 +126,7 @@ class Service:
                 schemas.OpenAIRequest,
                 schemas.OpenAIAnswer,
                 self._openai,
-                limits,
+                texts,
             ),
             Get(
                 "/v1/models",
@@ -132,7 +140,7 @@ class Service:
                 schemas.EmbedRequest,
                 list[list[float]],
                 self._embed,
-                limits,
+                texts,
             ),
             Post(
                 "/search",
@@ -140,7 +148,7 @@ class Service:
                 schemas.SearchRequest,
                 schemas.SearchAnswer,
                 self._search,
-                limits,
+                other,
                 errors=_SEARCH_ERRORS,
             ),
             Post(
@@ -149,7 +157,7 @@ class Service:
                 schemas.GoodMatchRequest,
                 schemas.GoodMatchAnswer,
                 self._good_match,
-                limits,
+                other,
                 errors=_SEARCH_ERRORS,
             ),
             Post(
@@ -158,7 +166,7 @@ class Service:
                 schemas.LabelRequest,
                 schemas.LabelAnswer,
                 self._label,
-                limits,
+                other,
                 errors=_SEARCH_ERRORS,
             ),
             Get(
@@ -174,10 +182,18 @@ class Service:
                 "/info",
                 "The default model in the shape of text-embeddings-inference.",
                 schemas.TEIInfo,
-                lambda _: tei_info(self.models.default, limits),
+                lambda _: tei_info(self.models.default, self._limits),
             ),
             Get(METRICS_PATH, "Counters for Prometheus.", None, self._render_metrics, (401, 403)),
         ]
+
+    def _check_token(self, body: bytes, exchange: Exchange) -> None:
+        """Refuse a body that holds no accepted key, before it is parsed: Qdrant sends its key there."""
+        if not self._keys.required or exchange.key is not None:
+            return
+        tokens = [match[1] for match in islice(_TOKEN.finditer(body), _MAX_TOKENS)]
+        if all(self._keys.identify(_text_of(token)) is None for token in tokens):
+            raise unknown_key(given=bool(tokens))
 
     async def _infer(self, request: schemas.InferenceRequest, exchange: Exchange) -> dict[str, Any]:
         if self._keys.required and exchange.key is None:
@@ -191,13 +207,12 @@ class Service:
 
     async def _openai(self, request: schemas.OpenAIRequest, exchange: Exchange) -> dict[str, Any]:
         texts = 1 if isinstance(request.input, str) else len(request.input)
-        self._enter(exchange, "inference", texts, side=request.input_type, model=request.model[:200])
+        self._enter(exchange, "inference", texts, side=request.side, model=request.model[:200])
         return await openai_embeddings(self.models, request)
 
     async def _embed(self, request: schemas.EmbedRequest, exchange: Exchange) -> list[list[float]]:
         texts = 1 if isinstance(request.inputs, str) else len(request.inputs)
-        side = request.prompt_name or "query"
-        self._enter(exchange, "inference", texts, side=side, model=self.models.default.name)
+        self._enter(exchange, "inference", texts, side=request.side, model=self.models.default.name)
         return await tei_embed(self.models, request)
 
     async def _search(self, request: schemas.SearchRequest, exchange: Exchange) -> schemas.SearchAnswer:
@@ -248,7 +263,7 @@ class Service:
         async def collections(exchange: Exchange | None) -> schemas.Collections:
             return await self._catalogue.states(lambda name: exchange is None or _may_search(exchange, name))
 
-        return McpPath(self._searching, self._limits, enter, collections)
+        return McpPath(self._searching, self._limits.of_others, enter, collections)
 
     def _ready(self, exchange: Exchange) -> schemas.State:
         state = self._state(exchange)
@@ -277,6 +292,15 @@ class Service:
         if exchange.key is not None:
             exchange.key.require("metrics")
         return Response(await asyncio.to_thread(self._metrics.render), media_type=CONTENT_TYPE)
+
+
+def _text_of(token: bytes) -> str | None:
+    """Return the text that a JSON string is; None for what is no such string."""
+    try:
+        text = json.loads(token)
+    except ValueError:
+        return None
+    return text if isinstance(text, str) else None
 
 
 def _may_search(exchange: Exchange, collection: str) -> bool:

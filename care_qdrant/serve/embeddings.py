@@ -1,7 +1,7 @@
 """The requests of others for vectors: Qdrant's ``/inference``, OpenAI's ``/v1/embeddings``, and TEI's ``/embed``.
 
 OpenAI and text-embeddings-inference have no two sides. The query side answers unless the request names the document
-side (``input_type``, ``prompt_name``), and a service without document encoders refuses that.
+side (``input_type``, ``task``, ``task_type``, ``prompt_name``), and a service without document encoders refuses that.
 
 ``POST /inference`` is what a Qdrant server asks where its `inference.address` names this service: it posts here
 whenever a client sent ``Document{text, model}`` instead of a vector. ``search`` (queries) and ``update`` (points that
@@ -52,8 +52,8 @@ async def openai_embeddings(models: ServedModels, request: OpenAIRequest) -> dic
             "collections that they search. Leave it out",
             param="dimensions",
         )
-    vectors = await served.encode(texts, request.input_type)
-    counts = await served.count_tokens(texts, request.input_type)
+    vectors = await served.encode(texts, request.side)
+    counts = await served.count_tokens(texts, request.side)
     tokens = sum(counts)
     if request.encoding_format == "base64":
         rows = [base64.b64encode(row).decode() for row in np.ascontiguousarray(vectors, dtype="<f4")]
@@ -64,7 +64,7 @@ async def openai_embeddings(models: ServedModels, request: OpenAIRequest) -> dic
         "data": [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)],
         "model": request.model,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        "truncated": served.cut_texts(counts, request.input_type),
+        "truncated": served.cut_texts(counts, request.side),
     }
 
 
@@ -78,7 +78,7 @@ async def tei_embed(models: ServedModels, request: EmbedRequest) -> list[list[fl
     if not request.normalize:
         raise Refusal(400, "invalid_request", "normalize is false; the vectors of a model always have unit length")
     texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
-    served, side = models.default, request.prompt_name or "query"
+    served, side = models.default, request.side
     vectors = await served.encode(texts, side)
     counts = await served.count_tokens(texts, side)
     if request.truncate:

@@ -16,9 +16,11 @@ from starlette.types import Message, Receive, Scope, Send
 
 from care_qdrant.serve.gateway import ClientGone, Exchange
 from care_qdrant.serve.refusal import Refusal, invalid_body
-from care_qdrant.serve.settings import Limits
+from care_qdrant.serve.settings import BodyLimits
 
 Body = TypeVar("Body", bound=BaseModel)
+_LARGE_BODY = 64 * 2**10
+"""Bytes from which on a body is parsed in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +33,29 @@ class Post(Generic[Body]):
     answer: Any
     """Type of the answer, for the OpenAPI description."""
     handle: Callable[[Body, Exchange], Awaitable[Any]]
-    limits: Limits
+    limits: BodyLimits
     errors: tuple[int, ...] = (400, 401, 403, 404, 408, 413, 415, 421, 429, 503, 504)
+    check_body: Callable[[bytes, Exchange], None] | None = None
+    """Refuses a body before it is parsed."""
     method: str = "post"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; a client that leaves cancels its work."""
         exchange = enter(self.path, scope, ("POST",))
         body = await read_body(Headers(scope=scope), receive, self.limits)
-        try:
-            request = self.request.model_validate_json(body)
-        except ValidationError as error:
-            raise invalid_body(error) from error
-        json.loads(body, object_pairs_hook=_without_duplicates)
+        if self.check_body is not None:
+            self.check_body(body, exchange)
+        request = self._parsed(body) if len(body) < _LARGE_BODY else await asyncio.to_thread(self._parsed, body)
         answer = await in_time(while_connected(self.handle(request, exchange), receive), exchange.deadline)
         await Response(to_json(answer), media_type="application/json")(scope, receive, send)
+
+    def _parsed(self, body: bytes) -> Body:
+        try:
+            request = self.request.model_validate_json(body)
+            json.loads(body, object_pairs_hook=_without_duplicates)
+        except ValidationError as error:
+            raise invalid_body(error) from error
+        return request
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +91,7 @@ def enter(path: str, scope: Scope, methods: tuple[str, ...]) -> Exchange:
     return exchange
 
 
-async def read_body(headers: Headers, receive: Receive, limits: Limits) -> bytes:
+async def read_body(headers: Headers, receive: Receive, limits: BodyLimits) -> bytes:
     """Return the body of a request, within the limits of size and time."""
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
@@ -89,37 +99,46 @@ async def read_body(headers: Headers, receive: Receive, limits: Limits) -> bytes
         raise Refusal(
             415, "not_json", f"the body is of type {media_type or 'unknown'}; send Content-Type: application/json"
         )
-    too_large = Refusal(413, "body_too_large", f"the body has more than {limits.body_bytes} bytes; split the request")
+    too_large = Refusal(413, "body_too_large", f"the body has more than {limits.max_bytes} bytes; split the request")
     declared = headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limits.body_bytes:
+    if declared.isdigit() and (len(declared) > 18 or int(declared) > limits.max_bytes):
         raise too_large
     parts, size = [], 0
     try:
-        async with asyncio.timeout(limits.body_seconds):
+        async with asyncio.timeout(limits.seconds):
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ClientGone
                 parts.append(message.get("body", b""))
                 size += len(parts[-1])
-                if size > limits.body_bytes:
+                if size > limits.max_bytes:
                     raise too_large
                 if not message.get("more_body", False):
-                    return b"".join(parts)
+                    break
     except TimeoutError:
         raise Refusal(
-            408, "body_too_slow", f"the body did not arrive within {limits.body_seconds:g} seconds; send it again"
+            408, "body_too_slow", f"the body did not arrive within {limits.seconds:g} seconds; send it again"
         ) from None
+    body = b"".join(parts)
+    if sum(map(body.count, (b",", b"[", b"{"))) > limits.max_values:
+        raise Refusal(
+            413,
+            "body_too_large",
+            f"the body has more than {limits.max_values} commas and opening brackets; split the request",
+        )
+    return body
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> None:
     """Refuse an object that has a key twice: parsers differ in which value they take, and a proxy may be one."""
-    names = [name for name, _ in pairs]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise Refusal(
-            400, "invalid_request", f"the key {twice[:100]!r} is there twice; send it once", param=twice[:100]
-        )
+    names: set[str] = set()
+    for name, _ in pairs:
+        if name in names:
+            raise Refusal(
+                400, "invalid_request", f"the key {name[:100]!r} is there twice; send it once", param=name[:100]
+            )
+        names.add(name)
 
 
 async def in_time(work: Awaitable[Any], deadline: float | None) -> Any:

@@ -15,7 +15,6 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from care_qdrant.errors import CareError
 from care_qdrant.qdrant.calls import DEADLINE
 from care_qdrant.serve.keys import Key, Keys, presented_key
 from care_qdrant.serve.metrics import Metrics
@@ -83,9 +82,6 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, whatever happens."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         started = time.perf_counter()
         headers = Headers(scope=scope)
         client = (scope.get("client") or (None,))[0]
@@ -123,6 +119,8 @@ class Gateway:
                 "without API keys this service answers only requests that are addressed to localhost; "
                 "start it with --keys",
             )
+        if headers.get("upgrade", "").lower() == "websocket":
+            raise Refusal(400, "no_websockets", "this service has no WebSockets; send requests of HTTP")
         if exchange.internal and exchange.path not in (METRICS_PATH, *OPEN_PATHS):
             raise unknown_path()
         if exchange.path == METRICS_PATH and not exchange.internal and self._metrics_port is not None:
@@ -136,7 +134,7 @@ class Gateway:
             raise unknown_key(given=key is not None)
 
     async def _refuse(self, error: Exception, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = refusal_of(error) if isinstance(error, CareError) else None
+        refusal = refusal_of(error)
         if refusal is None:
             logger.error("request %s failed", exchange.request_id, exc_info=error)
             refusal = Refusal(500, "internal", "the service failed; its log has the reason under this request_id")
@@ -157,7 +155,7 @@ class Gateway:
         if exchange.code is not None:
             self._metrics.refusals.labels(exchange.code).inc()
         if access_log.isEnabledFor(logging.INFO):
-            access_log.info(json.dumps(_line(exchange, seconds), ensure_ascii=False))
+            access_log.info(_one_line(json.dumps(_line(exchange, seconds), ensure_ascii=False)))
 
 
 def unknown_path() -> Refusal:
@@ -185,6 +183,13 @@ def _line(exchange: Exchange, seconds: float) -> Mapping[str, Any]:
         **exchange.facts,
     }
     return {name: value for name, value in line.items() if value is not None}
+
+
+def _one_line(text: str) -> str:
+    """Return a JSON text without characters that break a line or steer a terminal; it means the same."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in text)
 
 
 def _attributes(exchange: Exchange) -> Mapping[str, Any]:

@@ -8,9 +8,12 @@ other files follow from it and hold the questions with a relevant document: ``qu
 import fcntl
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 JUDGEMENTS, QUERIES, QRELS = "judgements.jsonl", "queries.jsonl", "qrels.jsonl"
 
@@ -25,12 +28,15 @@ def keep_label(folder: Path, query: str, document_id: str, *, is_relevant: bool 
         is_relevant: None takes back what was said of this document.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / JUDGEMENTS).open("a+", encoding="utf-8") as log:
+    with (folder / JUDGEMENTS).open("ab+") as log:
         fcntl.lockf(log, fcntl.LOCK_EX)  # workers share the folder
-        log.write(_line({"text": query, "document_id": document_id, "relevant": is_relevant}))
-        log.flush()
         log.seek(0)
-        grades = _grades(map(json.loads, log))
+        before = log.read()
+        line = _line({"text": query, "document_id": document_id, "relevant": is_relevant}).encode()
+        # A last line without its end is of a writer that was killed: nothing may be glued to it.
+        log.write(line if not before or before.endswith(b"\n") else b"\n" + line)
+        log.flush()
+        grades = _grades(_rows(folder / JUDGEMENTS, [*before.split(b"\n"), line]))
         judged = {text: known for text, known in grades.items() if any(known.values())}
         ids = {text: hashlib.sha256(text.encode()).hexdigest()[:12] for text in judged}
         questions = [
@@ -45,6 +51,21 @@ def keep_label(folder: Path, query: str, document_id: str, *, is_relevant: bool 
         _replace(folder / QUERIES, questions)
         _replace(folder / QRELS, qrels)
     return len(questions)
+
+
+def _rows(file: Path, lines: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
+    """Yield the judgements of a log; a line that is none is named and left out."""
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            if {type(row["text"]), type(row["document_id"])} != {str} or row["relevant"] not in (True, False, None):
+                raise ValueError("expected text, document_id and relevant")
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            logger.warning("%s:%d: left out, it is no judgement (%s)", file, number, error)
+            continue
+        yield row
 
 
 def _grades(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, bool]]:

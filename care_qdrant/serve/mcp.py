@@ -21,13 +21,12 @@ from pydantic import BaseModel, Field, ValidationError
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
-from care_qdrant.errors import CareError
 from care_qdrant.serve.endpoint import enter, in_time, read_body, while_connected
 from care_qdrant.serve.gateway import Exchange
 from care_qdrant.serve.refusal import invalid_body, refusal_of
 from care_qdrant.serve.schemas import Collections, SearchRequest, WholeDocument, WithoutNulls
 from care_qdrant.serve.searching import Searching
-from care_qdrant.serve.settings import Limits
+from care_qdrant.serve.settings import BodyLimits
 from care_qdrant.version import __version__
 
 P = ParamSpec("P")
@@ -84,9 +83,8 @@ def _refusing(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
         try:
             return await tool(*args, **kwargs)
         except Exception as error:
-            refusal = refusal_of(error) if isinstance(error, CareError) else None
-            if isinstance(error, ValidationError):  # of an argument whose JSON schema cannot say all, as 1e999
-                refusal = invalid_body(error)
+            # The JSON schema of an argument cannot say all, as of 1e999.
+            refusal = invalid_body(error) if isinstance(error, ValidationError) else refusal_of(error)
             if refusal is None:  # the assistant reads that the tool failed, and nothing else
                 logger.exception("a tool failed")
                 raise
@@ -113,7 +111,7 @@ class McpPath:
     def __init__(
         self,
         searching: Searching,
-        limits: Limits,
+        limits: BodyLimits,
         enter: Callable[[Exchange | None, str | None], Awaitable[str]],
         collections: Callable[[Exchange | None], Awaitable[Collections]],
     ) -> None:
@@ -121,7 +119,7 @@ class McpPath:
 
         Args:
             searching: Answers searches.
-            limits: Sizes that a request may have.
+            limits: Sizes that the body of a request may have.
             enter: Returns the collection that a request means, or refuses what its key is not for.
             collections: Returns the collections that a request may search.
         """

@@ -4,8 +4,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, StrictStr, model_validator
 
-Texts = Annotated[list[StrictStr], Field(min_length=1)]
-Tokens = Annotated[list[StrictInt], Field(min_length=1)]
+Texts = Annotated[list[StrictStr], Field(min_length=1, fail_fast=True)]
+Tokens = Annotated[list[StrictInt], Field(min_length=1, fail_fast=True)]
+Name = Annotated[StrictStr, Field(max_length=1_000)]
+"""A name, an id or a condition, whose length bounds the time that reading it takes."""
 
 
 class WithoutNulls(BaseModel):
@@ -47,7 +49,7 @@ class InferenceInput(_Foreign):
 class InferenceRequest(_Foreign):
     """The request of a Qdrant server to its `inference.address`."""
 
-    inputs: list[InferenceInput]
+    inputs: Annotated[list[InferenceInput], Field(fail_fast=True)]
     inference: Literal["search", "update"] = Field(
         description="`search` takes the query encoder, `update` the document encoder."
     )
@@ -68,28 +70,59 @@ class InferenceAnswer(BaseModel):
     usage: None = None
 
 
-_SIDES_OF_OTHERS = {"search_query": "query", "search_document": "document", "passage": "document"}
+_SIDES_OF_OTHERS = {
+    "search_query": "query",
+    "retrieval.query": "query",
+    "retrieval_query": "query",
+    "search_document": "document",
+    "passage": "document",
+    "retrieval.passage": "document",
+    "retrieval_document": "document",
+}
 
 
 def _own_side(word: Any) -> Any:
     """Return the side that a word of another service's clients means."""
-    return _SIDES_OF_OTHERS.get(word, word) if isinstance(word, str) else word
+    return _SIDES_OF_OTHERS.get(word.lower(), word) if isinstance(word, str) else word
 
 
-class OpenAIRequest(_Foreign):
+_Side = Annotated[Literal["query", "document"] | None, BeforeValidator(_own_side)]
+
+
+class _OneSide(_Foreign):
+    """A request for the vectors of one side, in any of the words that clients have for it."""
+
+    input_type: _Side = Field(
+        default=None,
+        description="The side of the model, `query` where nothing says it. Words of Cohere, NVIDIA, Jina and Google "
+        "are read as well: `search_query`, `search_document`, `passage`, `retrieval.query`, `retrieval.passage`, "
+        "`RETRIEVAL_QUERY`, `RETRIEVAL_DOCUMENT`. Any other task is refused.",
+    )
+    task: _Side = Field(default=None, description="The same, as Jina's clients name it.")
+    task_type: _Side = Field(default=None, description="The same, as Google's clients name it.")
+    prompt_name: _Side = Field(default=None, description="The same, as clients of text-embeddings-inference name it.")
+
+    @property
+    def side(self) -> Literal["query", "document"]:
+        """The side that the request names."""
+        return self.input_type or self.task or self.task_type or self.prompt_name or "query"
+
+    @model_validator(mode="after")
+    def _agree(self) -> "_OneSide":
+        if len({self.input_type, self.task, self.task_type, self.prompt_name} - {None}) > 1:
+            raise ValueError("input_type, task, task_type and prompt_name name two sides; give one of them")
+        return self
+
+
+class OpenAIRequest(_OneSide):
     """OpenAI's request for embeddings, and the side of the model."""
 
-    input: StrictStr | Texts | Tokens | Annotated[list[Tokens], Field(min_length=1)] = Field(
+    input: StrictStr | Texts | Tokens | Annotated[list[Tokens], Field(min_length=1, fail_fast=True)] = Field(
         description="Texts. Token numbers are refused: they belong to another tokenizer."
     )
     model: StrictStr
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, description="Must be the model's own, where given.")
-    input_type: Annotated[Literal["query", "document"], BeforeValidator(_own_side)] = Field(
-        default="query",
-        description="The side of the model; the words of Cohere and NVIDIA are read as well: `search_query`, "
-        "`search_document`, `passage`.",
-    )
 
 
 class OpenAIEmbedding(BaseModel):
@@ -135,15 +168,12 @@ class OpenAIModels(BaseModel):
     data: list[OpenAIModel]
 
 
-class EmbedRequest(_Foreign):
+class EmbedRequest(_OneSide):
     """The request of text-embeddings-inference; the default model answers it."""
 
     inputs: StrictStr | Texts
     truncate: bool = Field(default=False, description="Without it, a text with more tokens than are read is refused.")
     normalize: bool = Field(default=True, description="Must be true: the vectors have unit length.")
-    prompt_name: Literal["query", "document"] | None = Field(
-        default=None, description="The side of the model; `query` where not given."
-    )
 
 
 class TEIInfo(BaseModel):
@@ -182,14 +212,15 @@ class SearchRequest(_Request):
         description="Hits with a lower score are left out: the score that hits have, in a hybrid search the fused one. "
         "`/good-match` answers one that suits the collection. Not for `rrf` and `dbsf`, whose scores tell ranks.",
     )
-    group_by: StrictStr | None = Field(
+    group_by: Name | None = Field(
         default=None,
         description="Metadata key whose values make the groups; null groups by document. The hits of the best group "
         "come first. A document with a list of values is in several groups, one without the key in none.",
     )
     group_size: int = Field(default=1, ge=1, description="Most hits of a group; more than one needs `group_by`.")
-    conditions: list[StrictStr] = Field(
+    conditions: list[Name] = Field(
         default=[],
+        max_length=64,
         description="On metadata, such as `dept=内科`, `dept!=外科`, `year>=2020`, `date>=2024-03-01`; all must hold. "
         "A key that holds `=`, `<`, `>` or `!` stands in double quotes.",
     )

@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from care_qdrant.errors import CareError
 from care_qdrant.serve.app import Service
+from care_qdrant.serve.connections import bounded_protocol, most_connections
 from care_qdrant.serve.settings import READY, ServeSettings
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ def work(
         return 1
     config = uvicorn.Config(
         service.app,
+        http=bounded_protocol(most_connections(settings.limits.connections)),
+        ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,

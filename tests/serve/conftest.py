@@ -20,6 +20,7 @@ from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.model.care_model import CareModel
 from care_qdrant.model.sides import GivenEncoder
 from care_qdrant.serve.app import Service
+from care_qdrant.serve.connections import bounded_protocol
 from care_qdrant.serve.settings import Limits, ServeSettings
 from care_qdrant.types import Document
 from tests.tiny import TEXTS, HashEncoder
@@ -119,7 +120,10 @@ def serve_with_key(make_service: MakeService, listen: Callable[[Service], str], 
 
 @contextmanager
 def _listening(service: Service) -> Iterator[str]:
-    config = uvicorn.Config(service.app, port=0, lifespan="off", log_config=None, access_log=False)
+    protocol = bounded_protocol(Limits().connections)
+    config = uvicorn.Config(
+        service.app, port=0, lifespan="off", log_config=None, access_log=False, http=protocol, ws="none"
+    )
     server = uvicorn.Server(config)
 
     async def run() -> None:

@@ -129,3 +129,33 @@ async def test_a_cut_text_is_named_and_counted(make_service, connect) -> None:
     await http.post("/embed", json={"inputs": "长" * 80, "truncate": True})
     counters = (await http.get("/metrics")).text
     assert 'care_cut_texts_total{model="pair",side="query"} 2.0' in counters
+
+
+@pytest.mark.parametrize(
+    ("fields", "side"),
+    [
+        ({"task": "retrieval.passage"}, "document"),
+        ({"task": "retrieval.query"}, "query"),
+        ({"task_type": "RETRIEVAL_DOCUMENT"}, "document"),
+        ({"prompt_name": "document"}, "document"),
+        ({"input_type": "passage", "task": "retrieval.passage"}, "document"),
+        ({"task": None, "input_type": "search_query"}, "query"),
+        ({"task": "text-matching"}, None),
+        ({"task_type": "CLUSTERING"}, None),
+        ({"prompt_name": "web_search_query"}, None),
+        ({"task": "retrieval.passage", "input_type": "query"}, None),
+        ({"task": 3}, None),
+    ],
+)
+async def test_the_side_is_read_in_the_words_of_others_or_refused(make_service, connect, fields, side) -> None:
+    model = pair()
+    service = make_service(model, documents=True)
+    await service.load()
+    http = connect(service)
+    expected = {"query": model.encode_query, "document": model.encode_document}
+    for path, body in (("/v1/embeddings", {"model": "pair", "input": "发烧"}), ("/embed", {"inputs": "发烧"})):
+        answer = await http.post(path, json=body | fields)
+        assert answer.status_code == (400 if side is None else 200), answer.text
+        if side is not None:
+            vector = answer.json()["data"][0]["embedding"] if path == "/v1/embeddings" else answer.json()[0]
+            assert np.array_equal(np.float32(vector), expected[side](["发烧"])[0])

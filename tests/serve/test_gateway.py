@@ -212,6 +212,42 @@ async def test_a_body_that_does_not_come_is_not_waited_for(make_service, connect
     assert (answer.status_code, answer.json()["code"]) == (408, "body_too_slow")
 
 
+async def test_a_websocket_is_refused_and_logged(make_service, listen, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, ACCESS)
+    upgrade = {"upgrade": "websocket", "connection": "upgrade", "sec-websocket-key": "a" * 22 + "=="}
+    address = listen(make_service())
+    for path in ("/", "/search", "/nothing"):
+        answer = await asyncio.to_thread(httpx.get, f"{address}{path}", headers=upgrade)
+        assert (answer.status_code, answer.json()["code"]) == (400, "no_websockets")
+    assert len([record for record in caplog.records if record.name == ACCESS]) == 3
+
+
+async def test_a_line_of_the_log_is_one_line(make_service, connect, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, ACCESS)
+    odd = "a\u2028b\x1b[2J\x9b\u202e\U000e0001\x85"
+    await connect(make_service()).post("/v1/embeddings", json={"input": "发烧", "model": odd})
+    [line] = [record.message for record in caplog.records if record.name == ACCESS]
+    assert line.isprintable()
+    assert json.loads(line)["model"] == odd
+
+
+async def test_a_body_without_an_accepted_key_is_not_parsed(
+    make_service, connect, keys_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[bytes] = []
+    parse = schemas.InferenceRequest.model_validate_json
+    monkeypatch.setattr(
+        schemas.InferenceRequest, "model_validate_json", lambda body: parsed.append(body) or parse(body)
+    )
+    http = connect(make_service(keys_file=keys_file))
+    for body in (asked("发烧"), asked("发烧") | {"token": "wrong"}, asked(f'"token": "{KEY}"')):
+        assert (await http.post("/inference", json=body)).status_code == 401
+    assert not parsed
+    nested = asked("发烧", options={"token": KEY})
+    assert (await http.post("/inference", json=nested)).status_code == 401, "a key in another place"
+    assert (await http.post("/inference", json=asked("发烧") | {"token": KEY})).status_code == 200
+
+
 async def test_a_failure_is_in_the_log_with_its_traceback_and_answered_without_its_inside(
     make_service, connect, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -80,3 +80,15 @@ async def test_nothing_is_written_of_what_is_not_there(
     assert (answer.status_code, answer.json()["code"]) == (404, "unknown_document" if keeps else "no_labels")
     assert (await http.get("/collections")).json()["labels"] is keeps
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    "cut", [b'{"text": "a", "docu', b"\xff", b"[]", b"[" * 5_000, b'{"text": 1, "document_id": 2, "relevant": []}']
+)
+def test_a_line_that_was_cut_costs_no_other_judgement(tmp_path: Path, cut: bytes) -> None:
+    keep_label(tmp_path, "a", "x", is_relevant=True)
+    with (tmp_path / "judgements.jsonl").open("ab") as log:
+        log.write(cut)
+    assert keep_label(tmp_path, "b", "y", is_relevant=True) == 2
+    assert keep_label(tmp_path, "c", "z", is_relevant=True) == 3
+    assert [row["text"] for row in lines(tmp_path / "queries.jsonl")] == ["a", "b", "c"]

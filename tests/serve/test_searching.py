@@ -3,18 +3,22 @@
 import asyncio
 import re
 import threading
+import unicodedata
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import ResponseHandlingException
 
 from care_qdrant.errors import Unreachable
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.search.retriever import Retriever
+from care_qdrant.serve import marks
 from care_qdrant.serve.marks import mark
 from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.schemas import SearchRequest
@@ -210,6 +214,14 @@ async def test_searches_beyond_the_limit_are_refused(make_service, connect, fill
 def test_terms_are_found_in_the_spelling_of_the_text(query: str, text: str, marked: list[str]) -> None:
     [spans] = mark(query, [text])
     assert [text[start:end] for start, end in spans] == marked
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=30) | st.text("İßﬁ①ａ가ᄀ\u0301é", max_size=8))
+def test_a_text_is_normalized_as_its_characters_are(text: str) -> None:
+    expected = [(unicodedata.normalize("NFKC", one).lower(), place) for place, one in enumerate(text)]
+    normal, places = marks._normalized(text)
+    assert normal == "".join(one for one, _ in expected)
+    assert list(places) == [place for one, place in expected for _ in one]
 
 
 TITLED = [Document(f"t{n}", text, title=f"第 {n} 问怎么办") for n, text in enumerate(medical_texts(64))]

@@ -1,0 +1,76 @@
+"""The connections of a worker: bounded in number, and closed where no request arrives on them."""
+
+import asyncio
+import resource
+from typing import Any
+
+from typing_extensions import override
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+HEAD_SECONDS = 10.0
+"""Time in which the head of a request must have arrived, from its first byte or from the opening of the connection."""
+_OTHER_FILES = 64
+"""File descriptors that a worker needs for other things than connections of clients."""
+
+
+def most_connections(limit: int) -> int:
+    """Return how many connections a worker may hold, by the limit of the service and by that of the process."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return limit if files == resource.RLIM_INFINITY else max(1, min(limit, files - _OTHER_FILES))
+
+
+class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # chosen by uvicorn at its import
+    """uvicorn's protocol with a deadline for heads and a largest number of connections.
+
+    Where there are more, the one that has waited longest for a request is closed: those on which a request is being
+    answered stay.
+    """
+
+    most: int
+    waiting: dict[Any, None]
+    """Connections without a request, the oldest first."""
+    cycle: Any
+    _deadline: asyncio.TimerHandle | None = None
+
+    @override
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.waiting[self] = None
+        self._expect_head()
+        if len(self.connections) > self.most:
+            next(iter(self.waiting)).transport.abort()
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        before = self.cycle
+        super().data_received(data)
+        if self.cycle is not before:
+            self.waiting.pop(self, None)
+            self._forget_deadline()
+        elif self._deadline is None and (before is None or before.response_complete):
+            self._expect_head()
+
+    @override
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.response_complete and not self.transport.is_closing():
+            self.waiting[self] = None
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.waiting.pop(self, None)
+        self._forget_deadline()
+        super().connection_lost(exc)
+
+    def _expect_head(self) -> None:
+        self._deadline = asyncio.get_running_loop().call_later(HEAD_SECONDS, self.transport.abort)
+
+    def _forget_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+def bounded_protocol(most: int) -> type[BoundedProtocol]:
+    """Return the protocol of one worker, which holds at most so many connections."""
+    return type("WorkerProtocol", (BoundedProtocol,), {"most": most, "waiting": {}})

@@ -1,0 +1,80 @@
+"""Connections of clients that send no request: closed after a while, and first where there are too many."""
+
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from care_qdrant.serve import connections
+from care_qdrant.serve.app import Service
+from care_qdrant.serve.connections import bounded_protocol, most_connections
+from tests.serve.conftest import pair
+from tests.serve.test_admission import GatedEncoder
+
+
+def connected(address: str) -> socket.socket:
+    url = httpx.URL(address)
+    return socket.create_connection((url.host, url.port or 0), timeout=20)
+
+
+def answered(connection: socket.socket) -> bytes:
+    answer = b""
+    while not answer.endswith(b"}"):
+        answer += connection.recv(4096)
+    return answer
+
+
+def is_closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(4096) == b""
+    except ConnectionResetError:
+        return True
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /health HTT", b"POST /embed HTTP/1.1\r\nHost: localhost\r\n"])
+def test_a_connection_without_a_whole_head_is_closed(
+    make_service: Callable[..., Service], listen: Any, monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
+    address = listen(make_service())
+    with connected(address) as silent, connected(address) as used:
+        silent.sendall(said)
+        request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        used.sendall(request)
+        assert answered(used).startswith(b"HTTP/1.1 200")
+        assert is_closed(silent)
+        used.sendall(request)  # it waits for its next request as long as any other
+        assert answered(used).startswith(b"HTTP/1.1 200")
+        used.sendall(b"GET /he")
+        assert is_closed(used)
+
+
+def test_beyond_the_limit_the_connection_that_waits_longest_is_closed(
+    make_service: Callable[..., Service], listen: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.serve.conftest.bounded_protocol", lambda _: bounded_protocol(4))
+    gated = GatedEncoder()
+    address = listen(make_service(pair(query=gated)))
+    answers: list[int] = []
+
+    def ask() -> None:
+        answers.append(httpx.post(f"{address}/embed", json={"inputs": "发烧"}, timeout=60).status_code)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert gated.entered.wait(20)
+    silent = [connected(address) for _ in range(20)]
+    assert httpx.get(f"{address}/health", timeout=20).status_code == 200
+    gated.gate.set()
+    asking.join()
+    assert answers == [200], "a request that is being answered keeps its connection"
+    for each in silent:
+        each.close()
+
+
+def test_a_worker_keeps_files_for_other_things(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (150, 150))
+    assert most_connections(4_096) < 150
