@@ -11,7 +11,7 @@ directory of tensors. A 4-bit block is 32 weights: a float16 scale and 16 bytes,
 import struct
 import tempfile
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -183,9 +183,17 @@ def keep_pieces(packed: Packed, texts: Iterable[str]) -> Packed:
     The vectors of these texts do not change; another text may be split into more pieces.
     """
     tokenizer = build_tokenizer(packed)
-    used = {number for encoding in tokenizer.encode_batch([*_PROMPTS.values(), *texts]) for number in encoding.ids}
-    used |= {packed.begin, packed.end, packed.padding, packed.unknown, len(packed.pieces) - 1}
-    kept = [row for row, (piece, _) in enumerate(packed.pieces) if row in used or len(piece.removeprefix("▁")) <= 1]
+    used = {number for encoding in tokenizer.encode_batch(list(texts)) for number in encoding.ids}
+    single = {row for row, (piece, _) in enumerate(packed.pieces) if len(piece.removeprefix("▁")) <= 1}
+    return select_pieces(packed, used | single)
+
+
+def select_pieces(packed: Packed, rows: Collection[int]) -> Packed:
+    """Return the model with some pieces only, and those of the markers and prompts."""
+    tokenizer = build_tokenizer(packed)
+    prompts = {number for prompt in _PROMPTS.values() for number in tokenizer.encode(prompt).ids}
+    special = {packed.begin, packed.end, packed.padding, packed.unknown, len(packed.pieces) - 1}
+    kept = sorted({*rows, *prompts, *special})
     place = {row: number for number, row in enumerate(kept)}
     words = packed.tensors["emb.word"].reshape(-1, packed.shape.hidden)
     return replace(

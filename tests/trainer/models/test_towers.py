@@ -17,6 +17,7 @@ from sentence_transformers.base.modules import Dense
 
 from care_qdrant.errors import AlteredModel, InputError
 from care_qdrant.model.care_model import CareModel
+from tests import tiny
 
 OWN = Tower(base="base", pooling="own")
 TEXTS = ["高血压吃什么好？", "糖尿病的检查：可以做血常规、超声和影像学检查来明确诊断。" * 5, "哮喘"]
@@ -150,6 +151,16 @@ def test_a_base_keeps_its_own_pooling_weights_and_layers(side: str) -> None:
     folder = towers.own_folder("built-in", side)  # type: ignore[arg-type]
     np.testing.assert_allclose(encoder.encode(TEXTS), SentenceTransformer(str(folder)).encode(TEXTS), atol=1e-6)
     assert towers.make_trainable(encoder, side=side, lora=False) > 0
+
+
+def test_a_table_is_a_base_of_queries_and_of_no_documents(tmp_path: Path) -> None:
+    folder = tiny.static_tower(tmp_path / "table")
+    own = replace(OWN, base=str(folder))
+    encoder = towers.build_query(str(folder), own, 32)
+    np.testing.assert_allclose(encoder.encode(TEXTS), SentenceTransformer(str(folder)).encode(TEXTS), atol=1e-6)
+    assert towers.make_trainable(encoder, side="query", lora=False) > 0
+    with pytest.raises(InputError, match="expected a transformer"):
+        towers.build_document(str(folder), own, 32)
 
 
 def test_a_dense_layer_of_a_base_trains_and_is_no_slice(base: Run, tmp_path: Path) -> None:

@@ -63,7 +63,9 @@ def scaled(start: npt.NDArray[np.floating]) -> Vectors:
 
 def token_vectors(tokenizer: Tokenizer, encoder: Encoder) -> Vectors:
     """Return the vector of each token as a query, (tokens, dim); zero for what the encoder gives no vector."""
-    words = [(token, number) for token, number in tokenizer.get_vocab().items() if token.isalnum()]
+    words = [
+        (word, number) for token, number in tokenizer.get_vocab().items() if (word := token.removeprefix("▁")).isalnum()
+    ]
     words.sort(key=lambda word: len(word[0]))  # so that no batch pads much
     vectors = np.zeros((tokenizer.get_vocab_size(), encoder.dim), dtype=np.float32)
     for start in range(0, len(words), _BATCH):

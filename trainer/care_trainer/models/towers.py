@@ -79,7 +79,7 @@ def _pooled(base: str, side: Side, tower: Tower) -> tuple[list[torch.nn.Module],
     """Return the modules of a base that give one vector of a text, and its dimensions."""
     if tower.pooling == "own":
         modules = _own(base, side, tower)
-        ends = [module for module in modules if isinstance(module, Dense | Pooling)]
+        ends = [module for module in modules if isinstance(module, Dense | Pooling | StaticEmbedding)]
         return modules, int(ends[-1].get_embedding_dimension())
     transformer = _transformer(base, tower)
     if tower.pooling == "lasttoken":
@@ -129,7 +129,9 @@ def _own(base: str, side: Side, tower: Tower) -> list[torch.nn.Module]:
         )
     encoder = load(folder, tower)
     if is_static(encoder):
-        raise InputError(f"{side} base {base}: is a table of token vectors, without layers; expected a transformer")
+        if side == "document":
+            raise InputError(f"{side} base {base}: is a table of token vectors, without layers; expected a transformer")
+        return [module for module in encoder.children() if not isinstance(module, Normalize)]
     modules = list(encoder.children())
     transformer = cast(Transformer, modules[0])
     _settle(transformer, base, replace(tower, max_tokens=min(tower.max_tokens, encoder.max_seq_length or 10**9)))
@@ -274,7 +276,7 @@ def load(folder: Path, tower: Tower | None = None) -> SentenceTransformer:
     options = loading_options(tower) if tower is not None else {}
     with readable_model(folder) as readable:
         encoder = SentenceTransformer(str(readable), local_files_only=True, model_kwargs=options or None)
-    if readable != folder:
+    if readable != folder and not is_static(encoder):
         transformer = transformer_of(encoder).model
         transformer.name_or_path = transformer.config.name_or_path = str(folder)
     if (folder / ADAPTER_FILE).exists():
