@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from care_trainer.config import Data
-from care_trainer.data.read import Pair, iter_pairs, iter_texts, license_of
+from care_trainer.data.read import Pair, iter_pairs, iter_texts, license_of, pairs_in, texts_in
 from care_trainer.data.table import pair_rows
 
 from care_qdrant.errors import InputError
@@ -51,10 +51,10 @@ def test_a_file_of_another_encoding_is_refused_by_its_name_and_a_byte_order_mark
     with opener(tmp_path / data.files[0], "wb") as stream:
         stream.write(row.encode("utf-8-sig"))
     assert [pair.query for pair in iter_pairs(data, tmp_path)] == ["发烧怎么办"]
-    for encoding in ("gb18030", "utf-16"):
+    for encoding, reads_as in (("gb18030", ""), ("utf-16", "it reads as utf-16: ")):
         with opener(tmp_path / data.files[0], "wb") as stream:
             stream.write((row * 20).encode(encoding))
-        with pytest.raises(InputError, match=f"is not UTF-8 .*it reads as {encoding}: save it as UTF-8"):
+        with pytest.raises(InputError, match=f"is not UTF-8 .*{reads_as}save it as UTF-8"):
             list(iter_pairs(data, tmp_path))
 
 
@@ -138,3 +138,16 @@ def test_missing_broken_and_empty_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("", encoding="utf-8")
     with pytest.raises(InputError, match="no row is left"):
         list(iter_texts(Data(files=("rows.jsonl",)), tmp_path))
+
+
+def test_numbered_negatives_are_read_in_their_order() -> None:
+    """The miner of sentence-transformers writes negative_1 to negative_n."""
+    numbered = {f"negative_{number}": f"n{number}" for number in (10, 2, 1)}
+    row = {"query": "q", "positive": "p", "negatives": ["n0"], **numbered, "negative_3": None}
+    [pair] = pairs_in([(row, "rows.jsonl:1")], Data(files=("rows.jsonl",)))
+    assert pair.negatives == ("n0", "n1", "n2", "n10")
+    assert "n10" in [
+        text.text for text in texts_in([(row, "rows.jsonl:1")], Data(files=("x",)), ["document"], joined=False)
+    ]
+    with pytest.raises(InputError, match="is no pair"):
+        list(pairs_in([({**row, "negative_3": " "}, "rows.jsonl:1")], Data(files=("rows.jsonl",))))

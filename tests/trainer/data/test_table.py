@@ -160,3 +160,11 @@ def test_a_sampler_takes_the_weights_of_a_table(tmp_path: Path) -> None:
     rows = pair_rows(*_data(tmp_path, weights={"a": 2.0, "c": 0.0}))
     drawn = sorted(row for batch in EpochSampler(rows.columns, 2, False, weights=rows.weights) for row in batch)
     assert drawn == [0, 0, 1, 1, 2]
+
+
+def test_a_column_that_training_does_not_read_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    row = {"query": "q", "positive": "p", "negative_1": "n", "source": "s", "licence": "MIT", "hard": ["x"], "id": 1}
+    write_jsonl(tmp_path / "rows.jsonl", [row])
+    with caplog.at_level("WARNING", logger="care_trainer"):
+        pair_rows(Data(files=("rows.jsonl",)), tmp_path, tmp_path / "rows")
+    assert caplog.messages == ["rows.jsonl: training does not read 'hard', 'id'"]

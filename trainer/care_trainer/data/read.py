@@ -5,10 +5,12 @@ import gzip
 import hashlib
 import json
 import math
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +29,8 @@ Rows = Iterable[tuple[dict[str, Any], str]]
 _POSITIVE, _NEGATIVE = ("positive", "pos"), ("negatives", "negative", "neg")
 _OWN_KEYS = {*_POSITIVE, *_NEGATIVE, "positives", "query", "sentence1", "sentence2", "score", "text"}
 _OWN_KEYS |= {"source", "prompt"}
+_NUMBERED = re.compile(r"(?:negatives?|neg)_?(\d+)")
+"""Key of one of several negatives, as sentence-transformers' miner writes them: ``negative_1`` to ``negative_n``."""
 _HEAD_BYTES = 65_536
 """Bytes from the start of a file that tell its encoding."""
 
@@ -247,7 +251,7 @@ def _pairs(row: Mapping[str, Any], where: str, limit: int | None) -> Iterator[Pa
     if "sentence1" in row:
         yield _scored(row, where, limit)
         return
-    query, positives, negatives = row.get("query"), _listed(row, _POSITIVE), _listed(row, _NEGATIVE)
+    query, positives, negatives = row.get("query"), _listed(row, _POSITIVE), _negatives(row)
     if not positives or not all(_is_text(text) for text in (query, *positives, *negatives)):
         raise InputError(
             f"{where}: is no pair (keys: {', '.join(row)}); expected 'query' with 'positive' and 'negatives', "
@@ -265,7 +269,12 @@ def _pairs(row: Mapping[str, Any], where: str, limit: int | None) -> Iterator[Pa
 
 
 def _others(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if key not in _OWN_KEYS}
+    return {key: value for key, value in row.items() if key not in _OWN_KEYS and not _NUMBERED.fullmatch(key)}
+
+
+def unused_keys(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the keys of rows that training does not read; a license is read by the filter of licenses."""
+    return sorted({key for row in rows for key in _others(row)} - {"license", "licence"})
 
 
 def _scored(row: Mapping[str, Any], where: str, limit: int | None) -> Pair:
@@ -292,8 +301,14 @@ def _listed(row: Mapping[str, Any], keys: Sequence[str]) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
+def _negatives(row: Mapping[str, Any]) -> list[Any]:
+    """Return the negatives of a row: those of a list or a single one, then numbered ones in their order."""
+    numbered = [(int(match[1]), row[key]) for key in row if (match := _NUMBERED.fullmatch(key)) and row[key]]
+    return [*_listed(row, _NEGATIVE), *(text for _, text in sorted(numbered, key=itemgetter(0)))]
+
+
 def _texts(row: Mapping[str, Any], where: str, limit: int | None, sides: Sequence[Side]) -> list[str]:
-    queries, documents = [row.get("query"), row.get("sentence1")], [*_listed(row, _POSITIVE), *_listed(row, _NEGATIVE)]
+    queries, documents = [row.get("query"), row.get("sentence1")], [*_listed(row, _POSITIVE), *_negatives(row)]
     of_side = {"query": queries, "document": [*documents, row.get("sentence2")]}
     candidates = [row.get("text"), *(text for side in sides for text in of_side[side])]
     texts = [text[:limit] for text in candidates if _is_text(text)]

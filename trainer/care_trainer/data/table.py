@@ -8,6 +8,7 @@ from disk when it is trained on.
 import dataclasses
 import hashlib
 import json
+import logging
 import multiprocessing
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,14 +28,16 @@ from care_qdrant.encoders.onnx import usable_cores
 from care_qdrant.errors import InputError
 from care_trainer.config import Data, Side
 from care_trainer.data.diversity import diverse
-from care_trainer.data.read import Columns, distinct, file_hashes, open_lines, text_key
+from care_trainer.data.read import Columns, distinct, file_hashes, open_lines, read_rows, text_key, unused_keys
 from care_trainer.data.sampling import Sources
 from care_trainer.disk import writing
 
+logger = logging.getLogger(__name__)
+
 ROWS_FOLDER = "rows"
 """Name of the folder below a run's output until the model is exported, or below its cache."""
-LAYOUT = 3
-"""Version of the layout, part of the key: a file of another layout is not read."""
+LAYOUT = 4
+"""Version of the layout and of how rows are read, part of the key: a file of another version is not read."""
 PIECE_ROWS = 1024
 """Rows written at once, and lines that a process parses at once."""
 LARGE = 1 << 26
@@ -170,6 +173,13 @@ def _rows(
     )
 
 
+def _name_unused_keys(data: Data, root: Path) -> None:
+    """Warn of keys, among the first rows of each file, that training does not read."""
+    for name in data.files:
+        if unused := unused_keys(row for row, _ in islice(read_rows(root / name), PIECE_ROWS)):
+            logger.warning("%s: training does not read %s", name, ", ".join(map(repr, unused)))
+
+
 def _pieces(data: Data, root: Path) -> Iterator[tuple[str, list[tuple[int, str]]]]:
     for name in data.files:
         lines = open_lines(root / name)
@@ -193,6 +203,7 @@ def _parsed(parse: Columns, root: Path) -> Iterator[list[list[Any]]]:
 def _write(path: Path, schema: pa.Schema, parse: Columns, root: Path) -> None:
     """Write all rows, then those that stay, each with its number: JSON is read once."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    _name_unused_keys(parse.data, root)
     everything, partial = path.with_suffix(".all"), path.with_suffix(".partial")
     try:
         with pa.OSFile(str(everything), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
