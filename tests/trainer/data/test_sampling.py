@@ -2,7 +2,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from accelerate.data_loader import BatchSamplerShard
 from care_trainer.data.sampling import EpochSampler
+from hypothesis import given
+from hypothesis import strategies as st
 
 from care_qdrant.errors import InputError
 
@@ -57,23 +60,54 @@ def test_grouping_puts_rows_of_like_length_together() -> None:
 SOURCES = (np.array([row % 3 for row in range(60)], dtype=np.int32), ["a", "b", "c"])
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_batches_by_source_never_mix_also_over_processes(processes: int) -> None:
-    weights = [1.0 if row % 3 else 0.5 for row in range(60)]
+def _steps(sampler: EpochSampler, processes: int) -> list[list[list[int]]]:
+    """Return the batches of each step, one a process, as accelerate hands them out."""
+    if processes == 1:  # accelerate then leaves the sampler as it is
+        assert len(list(sampler)) == len(sampler)
+        return [[batch] for batch in sampler]
+    shards = [BatchSamplerShard(sampler, processes, number) for number in range(processes)]
+    steps = [list(step) for step in zip(*shards, strict=True)]
+    assert all(len(shard) == len(steps) for shard in shards), "the schedule counts the steps that are taken"
+    return steps
+
+
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=5),
+    st.integers(1, 7),
+    st.integers(1, 4),
+    st.booleans(),
+    st.integers(0, 3),
+)
+def test_no_step_mixes_sources_on_any_number_of_processes(
+    sizes: list[int], batch_size: int, processes: int, drop_last: bool, epoch: int
+) -> None:
+    if drop_last:
+        sizes = [size + batch_size * processes for size in sizes]
+    codes = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+    names = [str(number) for number in range(len(sizes))]
     sampler = EpochSampler(
-        range(60), 4, processes > 1, weights, lengths=range(60), sources=SOURCES, processes=processes
+        range(len(codes)), batch_size, drop_last, lengths=codes, sources=(codes, names), processes=processes
     )
-    orders = []
+    sampler.set_epoch(epoch)
+    steps = _steps(sampler, processes)
+    assert all(len({codes[row] for batch in step for row in batch}) == 1 for step in steps)
+    seen = Counter(row for step in steps for batch in step for row in batch)
+    if not drop_last:
+        assert len(seen) == len(codes)
+    if drop_last or processes == 1:
+        assert set(seen.values()) == {1}
+
+
+def test_sources_alternate_at_random_and_weights_count() -> None:
+    weights = [1.0 if row % 3 else 0.5 for row in range(60)]
+    sampler = EpochSampler(range(60), 4, False, weights, lengths=range(60), sources=SOURCES)
+    orders = set()
     for epoch in range(5):
         batches = _epoch(sampler, epoch)
-        assert len(batches) == len(sampler)
-        steps = [batches[at : at + processes] for at in range(0, len(batches), processes)]
-        for step in steps:
-            assert len({row % 3 for batch in step for row in batch}) == 1
-        orders.append([step[0][0] % 3 for step in steps])
         rows = [row for batch in batches for row in batch]
-        assert len(rows) == len(set(rows)) == (50 if processes == 1 else 8 * (10 // 8 + 2 * (20 // 8)))
-    assert len({tuple(order) for order in orders}) > 1, "the sources alternate at random"
+        assert len(rows) == len(set(rows)) == 50
+        orders.add(tuple(batch[0] % 3 for batch in batches))
+    assert len(orders) > 1
 
 
 def test_two_processes_share_the_batches_of_one_of_twice_the_size() -> None:

@@ -19,7 +19,10 @@ Sources = tuple[npt.NDArray[np.int32], Sequence[str]]
 
 
 class EpochSampler(DefaultBatchSampler):
-    """Batches that depend on seed and epoch alone, so that a resumed run continues exactly."""
+    """Batches that depend on seed and epoch alone, so that a resumed run continues exactly.
+
+    With ``sources``, a step on several processes holds one source: the rows of a short last step are repeated.
+    """
 
     def __init__(
         self,
@@ -49,10 +52,9 @@ class EpochSampler(DefaultBatchSampler):
             self.on_epoch(epoch)
 
     def __len__(self) -> int:
-        per_step = self.step_rows // self.batch_size
-        whole = sum(self._drawn(part) // self.step_rows for part in self.parts) * per_step
-        shorter = 0 if self.drop_last else sum(self._drawn(part) % self.step_rows > 0 for part in self.parts)
-        return whole + shorter
+        rows = [self._drawn(part) for part in self.parts]
+        steps = sum(count // self.step_rows if self.drop_last else -(-count // self.step_rows) for count in rows)
+        return steps * (self.step_rows // self.batch_size)
 
     def __iter__(self) -> Iterator[list[int]]:
         random = np.random.default_rng([self.seed, self.epoch])
@@ -65,9 +67,14 @@ class EpochSampler(DefaultBatchSampler):
         if len(self.parts) > 1:  # else all steps of one source would come before those of the next
             steps = [steps[at] for at in random.permutation(len(steps))]
         for step in steps:
-            if len(step) == self.step_rows or not self.drop_last:
-                for start in range(0, len(step), self.batch_size):
-                    yield step[start : start + self.batch_size].tolist()
+            if len(step) < self.step_rows:
+                if self.drop_last:
+                    continue
+                if self.step_rows > self.batch_size:
+                    # accelerate would fill the batches of a short step with rows of other sources.
+                    step = np.resize(step, self.step_rows)
+            for start in range(0, len(step), self.batch_size):
+                yield step[start : start + self.batch_size].tolist()
 
     def _by_source(self, sources: Sources) -> list[Order]:
         codes, names = sources
