@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 from care_trainer.learn import table
-from care_trainer.learn.quality import fusion_alpha
+from care_trainer.learn.quality import fusion_alpha, verdict
 from care_trainer.learn.reading import principal_directions, sample_ids
-from care_trainer.learn.split import measure, ranks
+from care_trainer.learn.split import measure, question_of, ranks
 from care_trainer.models.tokens import Parts, TokenLists, tokenize, train_collection_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,6 +80,30 @@ def test_ranks_count_the_better_candidates() -> None:
     assert found.tolist() == expected
     assert measure(found, 40).recall_at_10 == round(np.mean(np.array(expected) <= 10), 4)
     assert measure(np.ones(3, np.int64), 40).percentile == 1.0
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.data())
+def test_candidates_of_equal_scores_share_the_mean_of_their_ranks(scores: list[int], data: st.DataObject) -> None:
+    answer = data.draw(st.integers(0, len(scores) - 1))
+    candidates = np.array(scores, dtype=np.float32)[:, None]
+    better, equal = (sum(score > scores[answer] for score in scores), scores.count(scores[answer]))
+    expected = np.mean([better + 1 + place for place in range(equal)])
+    assert ranks(np.ones((1, 1), np.float32), candidates, [answer]).tolist() == [expected]
+
+
+@pytest.mark.parametrize("value", [0.0, np.nan])
+def test_a_question_without_a_usable_vector_is_not_found(value: float) -> None:
+    candidates = np.eye(4, dtype=np.float32)
+    found = measure(ranks(np.full((2, 4), value, np.float32), candidates, [0, 1]), 4)
+    assert (found.recall_at_1, found.recall_at_10, found.mrr, found.percentile) == (0, 0, 0, 0)
+    assert verdict(found) is not None
+
+
+@pytest.mark.parametrize("title", ["-", "……", " ", "😀"])
+def test_a_title_without_words_is_no_question(title: str) -> None:
+    text = "第一句话说的是发烧。第二句话说的是咳嗽。"
+    assert question_of(text, title, np.random.default_rng(0)) in text
+    assert question_of(text, "发烧", np.random.default_rng(0)) == "发烧"
 
 
 def test_the_principal_directions_keep_vectors_of_their_span() -> None:

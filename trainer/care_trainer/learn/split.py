@@ -28,6 +28,8 @@ _SENTENCE_END = re.compile(r"(?<=[。！？!?；;\n])|(?<=\.)\s")
 _MIN_CHARACTERS, _MAX_CHARACTERS = 8, 80
 _BLOCK = 256
 _TIE = 1e-6
+_MIN_NORM = 1e-6
+"""Shortest norm of a usable query vector; a shorter one finds nothing."""
 
 
 def candidate_rows(held: npt.NDArray[np.int64], train: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -85,7 +87,7 @@ class Split:
         candidates = pairs.vectors[candidate_rows(held, train)]
         return cls(pairs, texts, train, held, copies, is_without_rest, questions, candidates)
 
-    def ranks(self, encoded: Vectors) -> npt.NDArray[np.int64]:
+    def ranks(self, encoded: Vectors) -> npt.NDArray[np.float64]:
         """Return the rank of each question's document by an encoder's vectors of the questions."""
         return ranks(encoded, self.candidates, np.arange(len(self.held)))
 
@@ -111,8 +113,11 @@ class Split:
 
 
 def question_of(text: str, title: str, generator: np.random.Generator) -> str:
-    """Return the title of a document, or one of its sentences, or a part of it where it has no short sentence."""
-    if title.strip():
+    """Return the title of a document, or one of its sentences, or a part of it where it has no short sentence.
+
+    A title without a letter or a digit, such as ``-``, asks for nothing.
+    """
+    if any(character.isalnum() for character in title):
         return title
     sentences = [part.strip() for part in _SENTENCE_END.split(text)]
     short = [part for part in sentences if _MIN_CHARACTERS <= len(part) <= _MAX_CHARACTERS and part != text.strip()]
@@ -125,25 +130,32 @@ def question_of(text: str, title: str, generator: np.random.Generator) -> str:
 
 def ranks(
     queries: Vectors, candidates: npt.NDArray[np.floating], answers: Sequence[int] | npt.NDArray[np.integer]
-) -> npt.NDArray[np.int64]:
-    """Return the rank of each answer among the candidates by inner product, from 1; equal vectors share one."""
-    found = np.empty(len(queries), dtype=np.int64)
+) -> npt.NDArray[np.float64]:
+    """Return the rank of each answer among the candidates by inner product, from 1.
+
+    Candidates of equal scores share their mean rank, which a random order gives on average. A query without a usable
+    vector does not find its answer, which then ranks behind all candidates.
+    """
+    found = np.empty(len(queries), dtype=np.float64)
     rows = np.asarray(answers)
     for start in range(0, len(queries), _BLOCK):
         block = slice(start, start + _BLOCK)
         scores = queries[block] @ candidates.T
         own = scores[np.arange(len(scores)), rows[block]]
-        found[block] = (scores > own[:, None] + _TIE).sum(axis=1) + 1
-    return found
+        better, at_least = ((scores > own[:, None] + margin).sum(axis=1) for margin in (_TIE, -_TIE))
+        found[block] = (better + at_least + 1) / 2
+    is_usable = np.linalg.norm(queries, axis=1) >= _MIN_NORM  # False for NaN
+    return np.where(is_usable, found, len(candidates) + 1)
 
 
-def measure(found: npt.NDArray[np.int64], candidates: int) -> HeldOut:
-    """Return the figures of some ranks."""
+def measure(found: npt.NDArray[np.floating], candidates: int) -> HeldOut:
+    """Return the figures of some ranks; those behind all candidates are not found."""
+    is_found = found <= candidates
     return HeldOut(
         queries=len(found),
         candidates=candidates,
-        recall_at_1=round(float((found == 1).mean()), 4),
-        recall_at_10=round(float((found <= 10).mean()), 4),
-        mrr=round(float((1 / found).mean()), 4),
-        percentile=round(float(1 - (found - 1).mean() / max(1, candidates - 1)), 4),
+        recall_at_1=round(float((is_found & (found <= 1)).mean()), 4),
+        recall_at_10=round(float((is_found & (found <= 10)).mean()), 4),
+        mrr=round(float((is_found / found).mean()), 4),
+        percentile=round(float(1 - (np.minimum(found, candidates) - 1).mean() / max(1, candidates - 1)), 4),
     )

@@ -41,7 +41,7 @@ class Example:
 
 
 def weak_kinds(
-    questions: Sequence[str], ranks: npt.NDArray[np.int64], rare: npt.NDArray[np.floating], texts: Sequence[str]
+    questions: Sequence[str], ranks: npt.NDArray[np.floating], rare: npt.NDArray[np.floating], texts: Sequence[str]
 ) -> list[Kind]:
     """Return the kinds of questions that do worse by more than two standard errors, the worst first.
 
@@ -68,7 +68,7 @@ def rare_share(texts: TokenLists, questions: TokenLists, vocabulary: int) -> npt
     return np.asarray(np.where(questions.lengths > 0, sums / np.maximum(questions.lengths, 1), 1.0))
 
 
-def worst_examples(questions: Sequence[str], ranks: npt.NDArray[np.int64]) -> list[Example]:
+def worst_examples(questions: Sequence[str], ranks: npt.NDArray[np.floating]) -> list[Example]:
     """Return the questions whose documents rank lowest, those among the first ten left out."""
     order = np.argsort(-ranks, kind="stable")[:EXAMPLES]
     return [Example(questions[row], int(ranks[row])) for row in order if ranks[row] > _TOP]
