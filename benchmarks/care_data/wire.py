@@ -146,7 +146,6 @@ class Caller:
 
     def ask(self, prompt: str, attempt: int = 0) -> Answer:
         """Return the answer to a prompt, from the ledger where it is there; ``attempt`` counts unusable ones before."""
-        messages = [{"role": "user", "content": prompt}]
         key = self._key(prompt, attempt)
         if (answer := self._ledger.stored(key)) is not None:
             return answer
@@ -157,7 +156,7 @@ class Caller:
         stop, wait = stop_after_attempt(1 + self.judge.retries), self._wait
         try:
             retrying = Retrying(stop=stop, wait=wait, retry=retry_if_exception_type(_Busy), reraise=True)
-            return retrying(self._send, key, messages)
+            return retrying(self._send, key, prompt)
         except _Busy as error:
             self.down = JudgeUnreachable(
                 f"judge {self.judge.name} at {self.judge.url}: {error.reason}, {1 + self.judge.retries} times; "
@@ -186,7 +185,20 @@ class Caller:
         return next_answer
 
     def _key(self, prompt: str, attempt: int) -> str:
-        return digest(self.judge.model, [{"role": "user", "content": prompt}], attempt)
+        return digest(self.judge.name, self._url, self._body(prompt), attempt)
+
+    @property
+    def _url(self) -> str:
+        return f"{self.judge.url.rstrip('/')}/chat/completions"
+
+    def _body(self, prompt: str) -> dict[str, Any]:
+        return {
+            "model": self.judge.model,
+            "messages": [{"role": "user", "content": prompt}],
+            "temperature": 0,
+            "max_tokens": self.judge.max_tokens,
+            "response_format": {"type": "json_object"},
+        }
 
     def ask_all(self, prompts: Sequence[str], read: Callable[[int, str], T | None], attempts: int) -> list[T | None]:
         """Ask concurrently, again where ``read`` makes None of a prompt's number and answer; return what it made."""
@@ -199,18 +211,16 @@ class Caller:
 
         return list(self.pool.map(one, range(len(prompts))))
 
-    def _send(self, key: str, messages: Sequence[dict[str, str]]) -> Answer:
+    def _send(self, key: str, prompt: str) -> Answer:
         with self._lock:  # the turn that the rate limit gives
             turn = max(time.monotonic(), self._next)
             self._next = turn + 60 / self.judge.requests_per_minute
         time.sleep(max(0.0, turn - time.monotonic()))
-        body = {"model": self.judge.model, "messages": messages, "temperature": 0, "max_tokens": self.judge.max_tokens}
-        url = f"{self.judge.url.rstrip('/')}/chat/completions"
-        self._ledger.reserve(key, self.judge.name, highest_price(self.judge, messages[0]["content"]))
+        self._ledger.reserve(key, self.judge.name, highest_price(self.judge, prompt))
         try:
             # Endpoints that know the header answer a repeated call from what was paid already.
-            headers, json_only = {"Idempotency-Key": key}, {"response_format": {"type": "json_object"}}
-            answer = self._read(self._client.post(url, json=body | json_only, headers=headers))
+            headers = {"Idempotency-Key": key}
+            answer = self._read(self._client.post(self._url, json=self._body(prompt), headers=headers))
         except httpx.ConnectError as error:
             self._ledger.withdraw(key)
             raise _Busy(f"cannot be reached ({error})") from error

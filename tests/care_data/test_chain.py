@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -337,3 +338,19 @@ class TestBadInput:
         assert report["build"]["repeated"] == 1
         with (clinic / "clinic/benchmark/qrels/test.tsv").open(encoding="utf-8") as file:
             assert "q01" not in {row["query-id"] for row in csv.DictReader(file, delimiter="\t")}
+
+
+def test_judges_of_one_model_string_answer_for_themselves(clinic: Path) -> None:
+    with Endpoint(rater({}, {"same": "A"})) as ours, Endpoint(rater({}, {"same": "D"})) as theirs:
+        path = config(clinic, ours.url, {"ann": 1, "bob": 1, "cleo": 1}, questions=4)
+        text = path.read_text(encoding="utf-8")
+        for name in ("ann", "bob", "cleo"):
+            text = text.replace(f'model = "{name}"', 'model = "same"')
+        head, *judges = text.split("[[judge]]")
+        judges[1] = judges[1].replace(ours.url, theirs.url)
+        path.write_text("[[judge]]".join([head, *judges]), encoding="utf-8")
+        run_step(load_config(path), "pool")
+        run_step(load_config(path), "judge")
+        assert 0 < theirs.bill.sent.total() < ours.bill.sent.total()
+    votes = Counter((row["judge"], row["grade"]) for row in rows(clinic / "clinic" / "judgements.jsonl"))
+    assert {judge for judge, _ in votes} == {"ann", "bob", "cleo"}
