@@ -91,7 +91,8 @@ class LlamaIndexPath:
             query_cache_size=0,
             on_truncation="ignore",
         )
-        store = CareVectorStore(collection, client, embedding=embedding, enable_hybrid=False)
+        # The check of a query's vector would encode each query again, as there is no cache.
+        store = CareVectorStore(collection, client, embedding=embedding, enable_hybrid=False, check_vectors=False)
         self._index = VectorStoreIndex.from_vector_store(store, embed_model=embedding)
         self._options = {"search_params": params}
 

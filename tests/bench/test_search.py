@@ -1,7 +1,8 @@
 """The path of production against mteb's own: the same model must give the same scores."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import mteb
 import numpy as np
 import pytest
 from care_benchmarks.evaluation import Outcome, evaluate
-from care_benchmarks.search import QdrantSearch
+from care_benchmarks.search import LlamaIndexPath, QdrantSearch
 from care_benchmarks.systems import EvaluatedSystem
 from care_benchmarks.tasks import LoadedTask, directory_tasks, load_task
+from llama_index.embeddings.care import shared_model
 from mteb.models.abs_encoder import AbsEncoder
 from mteb.models.model_meta import ModelMeta, ScoringFunction
 from mteb.types import PromptType
@@ -23,12 +25,13 @@ from care_qdrant.bulk.load import load
 from care_qdrant.bulk.units import plan
 from care_qdrant.encoders.side import Side
 from care_qdrant.errors import InputError
+from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.model.card import Card
 from care_qdrant.model.care_model import CareModel
 from care_qdrant.model.sides import GivenEncoder
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.types import Vectors
+from care_qdrant.types import Document, Vectors
 from tests.bench.conftest import CORPUS
 from tests.standin.server import StandIn
 from tests.tiny import HashEncoder
@@ -262,3 +265,20 @@ def test_the_embedded_database_warns_beyond_its_limit(
         monkeypatch.setattr("care_benchmarks.search.EMBEDDED_LIMIT", limit)
         search.index(split["default"]["test"]["corpus"], task_metadata=task.task.metadata)
         assert sum(record.levelname == "WARNING" for record in caplog.records) == warnings
+
+
+def test_llama_index_encodes_a_query_once(client: QdrantClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    encode = shared_model._encode_queries
+
+    def noting(model: CareModel, texts: Sequence[str], settings: shared_model.ModelSettings) -> Vectors:
+        asked.extend(texts)
+        return encode(model, texts, settings)
+
+    monkeypatch.setattr(shared_model, "_encode_queries", noting)
+    model = CareModel.load("built-in")
+    ingest([Document("d1", "发烧多喝水"), Document("d2", "咳嗽要看医生")], model, client, "corpus")
+    search = LlamaIndexPath(client, "corpus", replace(evaluated(model), source="built-in"), None)
+    queries = ["发烧怎么办", "咳嗽怎么办", "发烧怎么办"]
+    assert all(search(query, 2) for query in queries)
+    assert asked == queries
