@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,22 @@ def keep_label(folder: Path, query: str, document_id: str, *, is_relevant: bool 
         _replace(folder / QUERIES, questions)
         _replace(folder / QRELS, qrels)
     return len(questions)
+
+
+def kept_labels(folder: Path, query: str) -> Mapping[str, bool]:
+    """Return whether each document that was judged for a question is relevant to it."""
+    log = folder / JUDGEMENTS
+    try:
+        status = log.stat()
+    except FileNotFoundError:
+        return {}
+    return _grades_of(log, (status.st_mtime_ns, status.st_size)).get(query, {})
+
+
+@lru_cache(8)
+def _grades_of(log: Path, version: tuple[int, int]) -> Mapping[str, Mapping[str, bool]]:  # noqa: ARG001  # a key
+    """Return the judgements of a log; the version says when they have to be read again."""
+    return _grades(_rows(log, log.read_bytes().split(b"\n")))
 
 
 def _rows(file: Path, lines: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:

@@ -253,6 +253,9 @@ class SearchHit(BaseModel):
     )
     marks: list[tuple[int, int]] = Field(description="Terms of the query in the text: first character, end.")
     title_marks: list[tuple[int, int]] = Field(description="The same in the title.")
+    relevant: bool | None = Field(
+        default=None, description="The last judgement of this hit for this query (`POST /labels`); null for none."
+    )
 
 
 class GoodMatchRequest(_Request):

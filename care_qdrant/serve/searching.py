@@ -1,7 +1,7 @@
 """Searches of the served collections, behind the checks of `Retriever`."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from care_qdrant.serve import marks, tracing
 from care_qdrant.serve.backend import Backend
 from care_qdrant.serve.documents import read_document
 from care_qdrant.serve.good_matches import GoodMatches
-from care_qdrant.serve.labels import keep_label
+from care_qdrant.serve.labels import keep_label, kept_labels
 from care_qdrant.serve.metrics import Metrics
 from care_qdrant.serve.models import ServedModel, ServedModels, check_texts
 from care_qdrant.serve.refusal import Refusal, invalid_body
@@ -161,7 +161,9 @@ class Searching:
         note = "; ".join(filter(None, notes)) or None
         unread = [] if served is None else served.model.unread(request.query)
         ended = time.perf_counter()
-        shown = _marked(request.query, hits, marks.MAX_HITS if request.marks else 0)
+        folder = self._settings.labels
+        labels = {} if folder is None else kept_labels(folder / collection, request.query)
+        shown = _shown(request.query, hits, labels, marks.MAX_HITS if request.marks else 0)
         return _Outcome(retriever.mode, shown, hits[:1], good_match, retriever.unfinished, note, unread, started, ended)
 
     def _model(self, name: str | None) -> ServedModel:
@@ -185,11 +187,11 @@ def _filter(request: SearchRequest, keys: Keys | None = None) -> models.Filter |
     return given if conditions is None else models.Filter(must=[conditions, given])
 
 
-def _marked(query: str, hits: Sequence[Hit], most: int) -> list[SearchHit]:
+def _shown(query: str, hits: Sequence[Hit], labels: Mapping[str, bool], most: int) -> list[SearchHit]:
     """Return the hits as answers have them; terms are marked in so many of them."""
     texts = [part for hit in hits[:most] for part in (hit.text, hit.title)]
     spans = marks.mark(query, texts) + [[]] * (2 * len(hits) - len(texts))
     return [
-        SearchHit(**hit.as_dict(), marks=in_text, title_marks=in_title)
+        SearchHit(**hit.as_dict(), marks=in_text, title_marks=in_title, relevant=labels.get(hit.document_id))
         for hit, in_text, in_title in zip(hits, spans[::2], spans[1::2], strict=True)
     ]

@@ -1,23 +1,28 @@
 """Who may ask, how refusals look, and what the log holds."""
 
+import ast
 import asyncio
 import base64
 import json
 import logging
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from qdrant_client import QdrantClient
 
+from care_qdrant import serve
 from care_qdrant.console.logs import set_up_logs
 from care_qdrant.errors import InputError
-from care_qdrant.serve import keys, schemas
+from care_qdrant.serve import keys, refusal, schemas
 from care_qdrant.serve.keys import Keys
 from tests.serve.conftest import KEY, OTHER_KEY, asked, pair
 from tests.tiny import HashEncoder
 
 ACCESS = "care_qdrant.serve.access"
+CODE = re.compile(r"`([a-z_]+)`")
 
 
 @pytest.fixture
@@ -190,6 +195,21 @@ async def test_every_refusal_has_one_shape(make_service, connect) -> None:
         assert (body["code"], body["request_id"]) == (code, answer.headers["x-request-id"])
         assert answer.status_code >= 400
     assert answers["wrong_method"].headers["allow"] == "POST"
+
+
+def codes_of(file: Path) -> Iterator[str]:
+    """Yield the codes of the refusals that a module raises."""
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Refusal":
+            yield from (word.value for word in node.args[1:2] if isinstance(word, ast.Constant))
+
+
+def test_the_guide_lists_every_code() -> None:
+    raised = {code for file in Path(serve.__file__).parent.glob("*.py") for code in codes_of(file)}
+    raised |= {code for _, _, code in refusal._BY_ERROR}
+    table = (Path(__file__).parents[2] / "docs" / "how-to" / "serve.md").read_text("utf-8").partition("## Refusals")[2]
+    listed = {code for line in table.splitlines() if line.startswith("|") for code in CODE.findall(line.split("|")[2])}
+    assert listed == raised
 
 
 async def test_a_body_of_unknown_length_is_cut_off_at_the_limit(make_service, connect) -> None:

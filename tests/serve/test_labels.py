@@ -92,3 +92,19 @@ def test_a_line_that_was_cut_costs_no_other_judgement(tmp_path: Path, cut: bytes
     assert keep_label(tmp_path, "b", "y", is_relevant=True) == 2
     assert keep_label(tmp_path, "c", "z", is_relevant=True) == 3
     assert [row["text"] for row in lines(tmp_path / "queries.jsonl")] == ["a", "b", "c"]
+
+
+async def test_a_search_says_how_its_hits_were_judged(
+    make_service, connect, filled: QdrantClient, tmp_path: Path
+) -> None:
+    http = connect(make_service(aligned(), collections=("corpus",), over=filled, labels=tmp_path))
+
+    async def judged() -> dict[str, bool | None]:
+        hits = (await http.post("/search", json={"query": TEXTS[3]})).json()["hits"]
+        return {hit["document_id"]: hit["relevant"] for hit in hits if hit["relevant"] is not None}
+
+    assert await judged() == {}
+    for document, relevant in (("d3", True), ("d1", False), ("d2", True), ("d2", None)):
+        body = {"query": TEXTS[3], "document_id": document, "relevant": relevant}
+        assert (await http.post("/labels", json=body)).status_code == 200
+    assert await judged() == {"d3": True, "d1": False}

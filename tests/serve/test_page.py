@@ -4,6 +4,7 @@ import html
 import json
 import re
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -208,6 +209,23 @@ def test_a_page_whose_qdrant_is_away_says_so_and_finds_it_again(
         assert "has no collection" not in page
     up = True
     assert "第3篇" in shown(f"{address}&q=第3篇", tmp_path)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+def test_a_page_comes_back_by_itself(make_service, listen, filled: QdrantClient, browser: Browser) -> None:
+    up = threading.Event()
+
+    def open_qdrant():  # type: ignore[no-untyped-def]
+        if not up.wait(3):
+            raise Unreachable("http://qdrant:6333: no Qdrant server answers there")
+        return nullcontext(filled)
+
+    address = listen(make_service(aligned(), collections=("corpus",), open_qdrant=open_qdrant))
+    browser.call("Page.navigate", url=f"{address}/?lang=en&q=第3篇")
+    browser.until("document.getElementById('status').innerText.startsWith('Qdrant has not answered yet')")
+    browser.until("document.getElementById('status').innerText.includes('no Qdrant server answers there')")
+    up.set()
+    browser.until("document.querySelector('.hit')")
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")

@@ -2,7 +2,7 @@
 
 const TEXTS = {
   en: {
-    skip: "Skip to the results", copyLink: "Copy link", copyCurl: "Copy as curl", keys: "Keys", query: "Query",
+    skip: "Skip to the results", copyLink: "Copy link", copyCurl: "Copy as curl", keys: "Shortcuts", query: "Query",
     search: "Search", collection: "Collection", topK: "Hits", conditions: "Conditions", compare: "Compare ways to search", sideBySide: "Side by side", tools: "Tools",
     wrongModel: "Ask with the wrong model", relevant: "Relevant", notRelevant: "Not relevant", labelled: (n) => `Kept: ${n} ${n === 1 ? "question has" : "questions have"} a relevant document.`,
     refusedTitle: (status, code) => `Refused: HTTP ${status}, ${code}`, wrongAsked: (model) => `The same question, by a client that believes in the model ${model}:`,
@@ -17,7 +17,7 @@ const TEXTS = {
     shared: (common) => `${common} in common with the first column`, first: "the other columns are compared with this one",
     encode: "encode", qdrant: "Qdrant", wait: "wait", milliseconds: "ms",
     up: (n) => `up ${n}`, down: (n) => `down ${n}`, same: "same rank", fresh: "not in the first column", unreachable: "The service does not answer.",
-    more: "Conditions and number of hits", tryOne: "Try:", any: "any", moreKeys: (keys) => `Also: ${keys}`, refused: "The request was refused", away: "Qdrant does not answer", unsearchable: "The collection cannot be searched now", busy: "The service is busy; try again in a moment",
+    more: "Conditions and number of hits", tryOne: "Try:", any: "any", moreKeys: (keys) => `Also: ${keys}`, refused: "The request was refused", away: "Qdrant does not answer", waiting: "Qdrant has not answered yet; the page goes on asking.", unsearchable: "The collection cannot be searched now", busy: "The service is busy; try again in a moment",
     about: (points, model) => `${points.toLocaleString("en")} texts${model ? `, searched with the model ${model}` : ""}.`,
     meansDense: "Score: cosine of the query and the text, from −1 to 1.",
     meansSparse: "Score: BM25, a sum over shared terms; it compares texts of one query only.",
@@ -42,7 +42,7 @@ const TEXTS = {
     shared: (common) => `与第一列有 ${common} 条相同`, first: "其他列都与这一列比较",
     encode: "编码", qdrant: "Qdrant", wait: "等待", milliseconds: "毫秒",
     up: (n) => `上升 ${n}`, down: (n) => `下降 ${n}`, same: "名次相同", fresh: "第一列中没有", unreachable: "服务没有回应。",
-    more: "条件与条数", tryOne: "试试：", any: "不限", moreKeys: (keys) => `还可用：${keys}`, refused: "请求被拒绝", away: "Qdrant 没有回应", unsearchable: "这个集合现在不能搜索", busy: "服务繁忙，请稍后再试",
+    more: "条件与条数", tryOne: "试试：", any: "不限", moreKeys: (keys) => `还可用：${keys}`, refused: "请求被拒绝", away: "Qdrant 没有回应", waiting: "Qdrant 尚未回应；本页会继续询问。", unsearchable: "这个集合现在不能搜索", busy: "服务繁忙，请稍后再试",
     about: (points, model) => `在 ${points.toLocaleString("zh")} 段文本中搜索${model ? `，使用模型 ${model}` : ""}。`,
     meansDense: "得分：问题与文本的余弦相似度，从 −1 到 1。",
     meansSparse: "得分：BM25，即共有词的权重之和；只能在同一个问题内比较。",
@@ -53,6 +53,8 @@ const TEXTS = {
   },
 };
 const MAX_COLUMNS = 3; // of a comparison that nobody chose
+const PATIENCE_MS = 1500; // until the page says that it waits for the collections
+const [FIRST_RETRY_MS, LAST_RETRY_MS] = [2000, 60000];
 const $ = (id) => document.getElementById(id);
 const LEAD = 40; // characters shown before the first marked term of a long text
 const state = { language: "en", collections: [], last: [], open: null, goodMatches: new Map(), labels: new Map(), keepsLabels: false, problem: "", isTyping: false, isComposing: false, asking: new AbortController() };
@@ -245,13 +247,34 @@ function problem() {
 
 async function loadCollections(wanted) {
   state.problem = "";
+  const waiting = setTimeout(() => say(t("waiting"), true), PATIENCE_MS);
   try {
     ({ collections: state.collections, labels: state.keepsLabels } = await ask("collections"));
   } catch (error) {
     state.problem = error.message;
+  } finally {
+    clearTimeout(waiting);
   }
   $("collection").replaceChildren(...state.collections.map(({ name }) => element("option", { value: name }, name)));
   if (state.collections.some(({ name }) => name === wanted)) $("collection").value = wanted;
+}
+
+// Asks again for what was away, ever more rarely, until it is back.
+function retry(pause = FIRST_RETRY_MS) {
+  clearTimeout(state.retrying);
+  if (!problem()) return;
+  state.retrying = setTimeout(async () => {
+    const address = new URLSearchParams(location.search);
+    await loadCollections($("collection").value || address.get("collection"));
+    showCollection();
+    showColumns(address.getAll("column"));
+    if (problem()) {
+      say(problem(), true);
+      return retry(Math.min(2 * pause, LAST_RETRY_MS));
+    }
+    if ($("query").value) await search(false);
+    else say("");
+  }, pause);
 }
 
 function clear() {
@@ -389,14 +412,15 @@ function renderHit(hit, rank, first, good) {
     text.replaceChildren(...(details.open ? marked(hit.text, hit.marks) : marked(...excerpt(hit))));
   });
   item.append(text, details);
-  if (state.keepsLabels) item.append(renderThumbs(hit.document_id));
+  if (state.keepsLabels) item.append(renderThumbs(hit));
   return item;
 }
 
-function renderThumbs(document_id) {
+function renderThumbs({ document_id, relevant: kept }) {
   const query = $("query").value;
   const key = JSON.stringify([$("collection").value, query, document_id]);
   const group = element("div", { class: "thumbs", "data-key": key });
+  if (!state.labels.has(key)) state.labels.set(key, kept); // judged before this page was loaded
   for (const [relevant, sign, name] of [[true, "✓", "relevant"], [false, "✗", "notRelevant"]]) {
     const thumb = element("button", { type: "button", "aria-pressed": String(state.labels.get(key) === relevant) }, `${sign} ${t(name)}`);
     thumb.addEventListener("click", () => label(group, { query, document_id, relevant: state.labels.get(key) === relevant ? null : relevant }));
@@ -535,6 +559,7 @@ async function show() {
   if (conditions().length) $("more").open = true;
   if ($("query").value) await search(false);
   else if (!trouble) clear();
+  retry();
 }
 
 addEventListener("popstate", show);
