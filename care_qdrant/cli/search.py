@@ -118,10 +118,11 @@ def command(
     from care_qdrant.errors import InputError
     from care_qdrant.qdrant.collection import Collection
     from care_qdrant.search.good_match import judge
+    from care_qdrant.search.query import is_blank
     from care_qdrant.search.retriever import Retriever
     from care_qdrant.search.script import script_note
 
-    if query is not None and not query.strip():
+    if query is not None and is_blank(query):
         raise InputError("the query is empty")
     _refuse_without_effect("hybrid" if mode == "auto" else mode)
     if group_size > 1 and group_by is None:

@@ -55,7 +55,8 @@ TEXT_NAMES = ("text", "content", "page_content", "body", "chunk", "chunk_text", 
 """Names under which a text is looked for: the first that is there wins, at the top level before nested."""
 
 _TOOLS: tuple[Tool, ...] = get_args(Tool)
-_DOCUMENT_NAMES = ("doc_id", "document_id", "ref_doc_id", "source_id", "id", "_id")
+_DOCUMENT_NAMES = ("doc_id", "document_id", "ref_doc_id", "id", "_id")
+# LightRAG's `source_id` is a chunk, which many of its entities share; Haystack's is the document.
 _LLAMA_INDEX_IDS = ("doc_id", "document_id", "ref_doc_id")
 _MAX_DEPTH = 3
 
@@ -208,6 +209,11 @@ def read_hit(
     )
 
 
+def names_its_document(payload: Payload) -> bool:
+    """Return whether the tool that wrote a point always names its document; elsewhere a key of that name may be any."""
+    return _is_ours(payload) or "_node_content" in payload or _is_of_dify(payload)
+
+
 def vector_of(point: Point, vector_name: str) -> list[float] | None:
     """Return the stored vector of that name, ``(dim,)``; None where the answer has none."""
     vectors: Any = getattr(point, "vector", None)
@@ -297,7 +303,7 @@ _WRITERS: tuple[tuple[Callable[[Payload], bool], Layout], ...] = (
     ),
     (
         lambda payload: _is_nested(payload, "content", "meta"),
-        _nested("haystack", "content", "meta", [*(f"meta.{name}" for name in _DOCUMENT_NAMES), "id"]),
+        _nested("haystack", "content", "meta", [*(f"meta.{name}" for name in ("source_id", *_DOCUMENT_NAMES)), "id"]),
     ),
     # The next two keep all that is known of a text in ``metadata``. Beside other keys it is one of the user's own.
     (

@@ -4,6 +4,9 @@ Qdrant's own grouping knows texts and whole numbers alone, answers one query a r
 Here the usual searches are asked again while groups are missing. Where the score of a hit says the same whatever else
 is found, the next search leaves out the points that cannot count any more, so all groups are found. A fusion by ranks
 would change with them; there, as for documents, only the number of points grows, up to 64 times.
+
+What another tool calls a document may be a kind of text (LangChain's ``source``) or a part of one. Where such ids leave
+fewer hits than were asked for, further hits of the same documents fill the answer.
 """
 
 import sys
@@ -14,6 +17,7 @@ from typing import Any
 from qdrant_client import models
 from qdrant_client.local.payload_value_extractor import value_by_key
 
+from care_qdrant.contracts.layouts import names_its_document
 from care_qdrant.errors import InputError
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.search.conditions import Keys, Value, at_first, equals, is_absent, no_such_key
@@ -85,6 +89,8 @@ class _Groups:
     def __init__(self, grouping: Grouping, top_k: int) -> None:
         self._grouping, self._top_k = grouping, top_k
         self._found: dict[Hashable, _Group] = {}
+        self._spare: list[Hit] = []
+        """Further hits of documents whose ids are a guess; they fill an answer that has too few documents."""
         self._seen: list[int | str] = []
         """Ids of the points that were found."""
 
@@ -96,6 +102,8 @@ class _Groups:
                 group = self._found.setdefault(_identity(value), _Group(value))
                 if len(group.hits) < self._grouping.size:
                     group.hits.append(replace(hit, group=value) if self._grouping.paths else hit)
+                elif not self._grouping.paths and not names_its_document(hit.payload):
+                    self._spare.append(hit)
 
     @property
     def _unfilled(self) -> list[Value]:
@@ -128,7 +136,9 @@ class _Groups:
 
         # A later search of a fusion has other candidates, and may find better hits than an earlier one.
         groups = [sorted(group.hits, key=rank) for group in self._found.values()]
-        return [hit for hits in sorted(groups, key=lambda hits: rank(hits[0]))[: self._top_k] for hit in hits]
+        chosen = [hit for hits in sorted(groups, key=lambda hits: rank(hits[0]))[: self._top_k] for hit in hits]
+        missing = 0 if self._grouping.paths else self._top_k - len(chosen)
+        return sorted([*chosen, *sorted(self._spare, key=rank)[:missing]], key=rank) if missing > 0 else chosen
 
     def _lacks(self, group: _Group) -> bool:
         return len(group.hits) < self._grouping.size

@@ -22,7 +22,7 @@ from care_qdrant.search.conditions import Keys
 from care_qdrant.search.fallback import Fallback
 from care_qdrant.search.fusion import Fusion, candidates, require_fusion
 from care_qdrant.search.grouping import Grouping, find_groups
-from care_qdrant.search.query import Query, find
+from care_qdrant.search.query import Query, find, is_blank
 from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver, ResolvedCollection, StoreConfig
 from care_qdrant.types import Hit, Vectors
 
@@ -248,8 +248,9 @@ class Retriever:
         if score_threshold is not None and not math.isfinite(score_threshold):  # null as JSON: no threshold
             raise InputError(f"score_threshold is {score_threshold}; give a finite number, or leave it out")
         try:
+            queries = queries if isinstance(queries, str) else list(queries)  # a generator is read once
             require_texts(queries)
-            asked = [number for number, query in enumerate(queries) if query.strip()]
+            asked = [number for number, query in enumerate(queries) if not is_blank(query)]
         except UnusableText as error:
             raise error.named([f"query {number}" for number in range(len(queries))]) from error
         texts = [queries[number] for number in asked]

@@ -41,7 +41,7 @@ def test_a_filter_on_an_unknown_key_names_those_that_are_there(tmp_path: Path, p
     options = ["--path", str(tmp_path / "qdrant"), "--model", str(pair_folder)]
     with pytest.raises(InputError, match=r"no point of .* has 'department' \(some keys: dept, year\)"):
         CliRunner().invoke(search.command, ["糖", "--filter", "department=内科", *options], catch_exceptions=False)
-    with pytest.raises(InputError, match="'year' holds texts, as '2020', and the condition compares numbers"):
+    with pytest.raises(InputError, match="'year' holds texts, such as '2020', and the condition compares numbers"):
         CliRunner().invoke(search.command, ["糖", "--filter", "year>=2020", *options], catch_exceptions=False)
     table = CliRunner().invoke(search.command, ["糖", "--filter", "year=2020", *options], catch_exceptions=False)
     assert "d1" in table.output, "a table holds texts, and this one reads as a number"

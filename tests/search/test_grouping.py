@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import InputError
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.search.fusion import Fusion
 from care_qdrant.search.retriever import Mode, Retriever
 from care_qdrant.types import Chunk, Document, Hit
@@ -128,3 +129,29 @@ def test_a_grouping_that_cannot_be_is_refused(corpus: QdrantClient, model: HashM
         retriever.search(["血压"], group_size=2)
     with pytest.raises(InputError, match="group_size is 0"):
         retriever.search(["血压"], group_by="dept", group_size=0)
+
+
+@pytest.mark.parametrize(
+    ("payload", "top_k", "expected"),
+    [
+        (lambda n, text: {"content": text, "id": f"ent-{n}", "source_id": "chunk-1"}, 5, 5),
+        (lambda n, text: {"page_content": text, "metadata": {"source": ("tweet", "news", "web")[n % 3]}}, 10, 10),
+        (lambda n, text: {"text": text, "document_id": "all"}, 7, 7),
+        (lambda n, text: {"content": text, "meta": {"source_id": f"{n}"}}, 10, 10),
+    ],
+    ids=["lightrag", "langchain", "plain", "haystack"],
+)
+def test_a_guessed_document_id_hides_no_hit(payload: Any, top_k: int, expected: int) -> None:
+    model = HashModel()
+    with closing(QdrantClient(":memory:")) as client:
+        client.create_collection("c", {"v": models.VectorParams(size=model.dim, distance=models.Distance.COSINE)})
+        Collection(client, "c").write_contract("v", model.contract())
+        encoded = model.encode_document(TEXTS[:40])
+        points = [
+            models.PointStruct(id=n, vector={"v": vector.tolist()}, payload=payload(n, text))
+            for n, (text, vector) in enumerate(zip(TEXTS, encoded, strict=False))
+        ]
+        client.upsert("c", points)
+        [hits] = Retriever(client, "c", model, mode="dense").search([TEXTS[0]], top_k)
+        assert len(hits) == expected == len({hit.point_id for hit in hits})
+        assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)

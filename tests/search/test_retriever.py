@@ -86,6 +86,20 @@ def test_queries_keep_their_order_over_batches(
     assert search([" ", *QUERIES, ""]) == [[], *one_by_one, []]
 
 
+@pytest.mark.parametrize("mode", ["dense", "sparse", "hybrid"])
+def test_a_text_without_a_visible_character_has_no_hits_and_a_generator_is_read(
+    corpus: QdrantClient, model: HashModel, mode: retriever.Mode
+) -> None:
+    search = Retriever(corpus, COLLECTION, model, mode=mode).search
+    assert search(["", " \n", "\u200b\u00ad", "\ufeff", "\u2060\u3000"]) == [[]] * 5
+    read = [search(queries) for queries in (QUERIES, (query for query in QUERIES))]  # type: ignore[list-item]
+    assert [[[hit.point_id for hit in hits] for hits in answers] for answers in read] == 2 * [
+        [[hit.point_id for hit in hits] for hits in read[0]]
+    ]
+    with pytest.raises(InputError, match="one text"):
+        search(QUERIES[0])
+
+
 def test_one_request_for_a_batch(server: StandIn, served: QdrantClient, model: HashModel) -> None:
     search = Retriever(served, COLLECTION, model, mode="hybrid").search
     search(QUERIES[:1])
