@@ -1,5 +1,5 @@
 # make demo   sets up an environment and runs the main job on the sample corpus
-# make test   sets up an environment and runs the tests; with SLOW=yes the slow ones, too
+# make test   sets up an environment and runs the tests but the slow ones, which `make reliability` runs
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -36,7 +36,7 @@ demo: $(VENV)/.serve
 
 # Two workers: a core each, every file on one of them, so that its fixtures are made once.
 test: $(VENV)/.dev
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(SLOW),-m 'slow or not slow')
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
