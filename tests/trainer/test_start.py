@@ -10,6 +10,7 @@ from care_trainer.config import load_run
 from care_trainer.data.read import Pair, plain_text
 from care_trainer.learn.labelled import Estimate
 from care_trainer.start import (
+    BOTH,
     RESULT,
     SCRATCH,
     Difference,
@@ -182,11 +183,20 @@ def test_a_long_stage_says_early_what_it_takes_and_how_to_do_less(
         ),
     ],
 )
-def test_the_command_is_that_of_what_was_measured_best(scores: dict[str, float], command: str) -> None:
+def test_another_search_is_recommended_only_where_it_is_clearly_better(scores: dict[str, float], command: str) -> None:
     measured = {name: Estimate(value, value, value) for name, value in scores.items()}
-    best, _, said = advice(Result("faq", measured, measured, []), "built-in").partition("\n")
-    assert said == command
-    assert best.startswith(f"best here: {max(scores, key=lambda name: scores[name])} {max(scores.values()):.3f}")
+
+    def said(noise: float) -> list[str]:
+        gains = {name: scores[BOTH] - value for name, value in scores.items() if name != BOTH}
+        differences = [
+            Difference(BOTH, name, Estimate(gain, gain - noise, gain + noise)) for name, gain in gains.items()
+        ]
+        return advice(Result("faq", measured, measured, differences), "built-in").split("\n", 1)
+
+    assert said(noise=0.001)[1] == command
+    assert said(noise=0.001)[0].startswith(f"recommended: {max(scores, key=lambda name: scores[name])} ")
+    assert said(noise=0.5)[1] == "care ingest CORPUS --model faq"
+    assert "no other search is clearly better" in said(noise=0.5)[0]
 
 
 @pytest.mark.slow
@@ -199,7 +209,7 @@ def test_one_command_goes_from_pairs_to_a_table_and_on(tmp_path: Path, monkeypat
     config.write_text(config.read_text().replace("epochs = 4", "epochs = 1"), encoding="utf-8")
     first = CliRunner().invoke(care_train, ["start", "faq.jsonl", "--output", "faq"], catch_exceptions=False)
     assert "after and BM25" in first.stdout and "after against before: " in first.stdout
-    assert "best here: " in first.stdout and "care ingest CORPUS --model " in first.stdout
+    assert "recommended: " in first.stdout and "care ingest CORPUS --model " in first.stdout
     assert (
         "CC0 48" in first.stderr and "on held-out questions nDCG@10" in first.stderr and "CPU minutes" in first.stderr
     )

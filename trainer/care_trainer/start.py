@@ -83,6 +83,10 @@ symmetric = true
 """
 
 
+BOTH = "after and BM25"
+"""Name of the search by the trained model and BM25 together."""
+
+
 @dataclass(frozen=True)
 class Prepared:
     """Contents of the folder before anything is trained."""
@@ -121,7 +125,8 @@ class Result:
     ndcg_at_10: dict[str, Estimate]
     recall_at_10: dict[str, Estimate]
     differences: list[Difference]
-    """Differences between before and after the training, with and without BM25, and between the model and BM25."""
+    """Differences between before and after the training, with and without BM25, and of the
+    trained model and BM25 together against every other search."""
 
 
 def prepare(
@@ -239,7 +244,7 @@ def measure(run: Run, model: Path, before: str | None) -> Result:
     searches: list[tuple[str, str, Mode]] = [
         ("BM25", str(model), "sparse"),
         ("after", str(model), "dense"),
-        ("after and BM25", str(model), "hybrid"),
+        (BOTH, str(model), "hybrid"),
     ]
     if before is not None:
         searches = [("before", before, "dense"), ("before and BM25", before, "hybrid"), *searches]
@@ -256,9 +261,11 @@ def measure(run: Run, model: Path, before: str | None) -> Result:
             ndcg[name], recall[name] = ndcg_at_10(found, relevant), recall_at_10(found, relevant)
     compared = [
         ("after", "before"),
-        ("after and BM25", "before and BM25"),
+        (BOTH, "before and BM25"),
         ("after", "BM25"),
-        ("after and BM25", "BM25"),
+        (BOTH, "BM25"),
+        (BOTH, "after"),
+        (BOTH, "before"),
     ]
     return Result(
         str(model),
@@ -273,16 +280,20 @@ def measure(run: Run, model: Path, before: str | None) -> Result:
 
 
 def advice(result: Result, base: str) -> str:
-    """Return the command for what was best on the held-out questions, and why it is that one."""
+    """Return the command that the held-out questions speak for, and why.
+
+    The trained model and BM25 together, unless another search was clearly better: questions over few documents are
+    easier than those over a whole corpus, where BM25 is of more use.
+    """
     scores = {name: score.mean for name, score in result.ndcg_at_10.items()}
-    # Of equals the simpler one; a model is of use beside BM25 only where both find more than either.
-    simpler_first = ("before", "after", "BM25", "before and BM25", "after and BM25")
-    best = max(simpler_first, key=lambda name: scores.get(name, -1.0))
+    better = [each.other for each in result.differences if each.search == BOTH and each.verdict == "worse"]
+    best = max(better, key=lambda name: scores[name], default=BOTH)
     others = ", ".join(f"{name} {score:.3f}" for name, score in scores.items() if name != best)
+    why = f"clearly better than {BOTH}" if better else f"no other search is clearly better than {BOTH}"
     model = shlex.quote(base if best.startswith("before") else result.model)
     bm25 = "" if "BM25" in best else " --no-bm25"
     search = f"\ncare search QUERY --model {model} --mode sparse" if best == "BM25" else ""
-    return f"best here: {best} {scores[best]:.3f} ({others})\ncare ingest CORPUS --model {model}{bm25}{search}"
+    return f"recommended: {best} {scores[best]:.3f} ({others}); {why}\ncare ingest CORPUS --model {model}{bm25}{search}"
 
 
 def rows_of(result: Result) -> list[list[str]]:
