@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 
 import httpx
 
+from tests.reliability.balancer import LoadBalancer
 from tests.reliability.network import Network
 from tests.reliability.replicas import await_settled, shard_collections, transfer_shards
 
@@ -129,7 +130,7 @@ class QdrantServer:
 
 
 class QdrantCluster:
-    """Three real servers that hold each shard twice; `kill` disturbs one of them, in turn, or moves their shards."""
+    """Three real servers behind a load balancer, which hold each shard twice; `kill` disturbs one of them, in turn."""
 
     def __init__(
         self,
@@ -155,6 +156,7 @@ class QdrantCluster:
             if network is not None:
                 where = {"host": network.address(number), "prefix": network.prefix(number)}
             self.nodes.append(QdrantServer(binary, place, settings, first, **where))
+        self._balancer = LoadBalancer(self.urls)
         self._fault, self._network = fault, network
         self._killed = -1
         self.transfers = 0
@@ -168,15 +170,17 @@ class QdrantCluster:
 
     @property
     def url(self) -> str:
-        """Return the HTTP addresses of all nodes."""
-        return ",".join(self.urls)
+        """Return the HTTP address of the load balancer in front of the nodes."""
+        return self._balancer.url
 
     def __enter__(self) -> Self:
         for node in self.nodes:
             node.start()
+        self._balancer.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._balancer.__exit__()
         for node in self.nodes:
             node.kill()
 
