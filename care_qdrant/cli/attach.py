@@ -17,6 +17,7 @@ from care_qdrant.console.options import (
     FiniteRange,
     LoadModel,
     Target,
+    any_language_option,
     batch_tokens,
     deletion_option,
     json_option,
@@ -33,7 +34,7 @@ from care_qdrant.errors import counted
 if TYPE_CHECKING:
     from care_qdrant.model.care_model import CareModel
     from care_qdrant.qdrant.retry import RetryPolicy
-    from care_qdrant.vectors.attach import AttachReport
+    from care_qdrant.vectors.attach import AttachReport, AttachSettings
     from care_qdrant.vectors.attach_plan import AttachPlan
     from care_qdrant.vectors.preflight import Preflight
 
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
         ],
         "Engine": ["engine"],
         "Deletion": ["max_delete_fraction"],
-        "New vector": ["quantization", "on_disk"],
+        "New vector": ["quantization", "on_disk", "any_language"],
     },
 )
 @click.argument("collection")
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     "Quantization of the new vector: a copy of 1/4 (int8) to 1/32 (binary) of its size is searched first."
 )
 @click.option("--on-disk", is_flag=True, help="Keep the new vectors on disk.")
+@any_language_option
 @click.option(
     "--dry-run", is_flag=True, help="Write nothing; show what would be done, its cost, and what would be refused."
 )
@@ -123,7 +125,7 @@ def command(
     policy = retries()
     model = None if bm25 else load_model()
     if dry_run:
-        _plan(target, collection, model, settings.text_field, vector_name, as_json)
+        _plan(target, collection, model, settings, vector_name, as_json)
         return
     attach: Callable[..., AttachReport] = partial(
         attach_vector, model=model, vector_name=vector_name, settings=settings
@@ -147,7 +149,7 @@ def _plan(
     target: Target,
     collection: str,
     model: "CareModel | None",
-    text_field: str | None,
+    settings: "AttachSettings",
     vector_name: str | None,
     as_json: bool,
 ) -> None:
@@ -161,7 +163,8 @@ def _plan(
             Collection(client, collection, retries()),
             model,
             vector_name=vector_name,
-            text_field=text_field,
+            text_field=settings.text_field,
+            any_language=settings.any_language,
         )
     if as_json:
         show_json(asdict(plan))

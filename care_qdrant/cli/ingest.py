@@ -20,6 +20,7 @@ from care_qdrant.console.options import (
     LoadModel,
     Target,
     add_options,
+    any_language_option,
     batch_tokens,
     deletion_option,
     json_option,
@@ -158,6 +159,7 @@ _run_options = add_options(
         help="Encode documents by the query encoder that care learn made, where the model of the other vectors no "
         "longer exists. These documents are marked, and found less well.",
     ),
+    any_language_option,
     click.option("--limit", type=click.IntRange(min=1), help="Number of rows to read.  [default: all]"),
     click.option(
         "--shard",
@@ -231,7 +233,7 @@ storage_options = add_options(
             "overflow",
             "shard",
         ],
-        "Model": ["vector_name", "stand_in"],
+        "Model": ["vector_name", "stand_in", "any_language"],
         "Server": ["shard_key"],
         "Deletion": ["replace_others", "max_delete_fraction", "sync_despite_rejects"],
         "Storage of a new collection": ["quantization", "on_disk", "shards", "replicas", "indexes"],

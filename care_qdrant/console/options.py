@@ -423,6 +423,11 @@ def quantization_option(help_: str) -> Callable[[Any], Any]:
     )
 
 
+any_language_option = click.option(
+    "--any-language", is_flag=True, help="Encode also texts of a language that the model does not read."
+)
+
+
 def deletion_option(help_: str) -> Callable[[Any], Any]:
     """Return ``--max-delete-fraction``."""
     return click.option("--max-delete-fraction", type=FiniteRange(0, 1), default=0.2, show_default=True, help=help_)

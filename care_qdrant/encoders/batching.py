@@ -6,6 +6,7 @@ from pathlib import Path
 from tokenizers import Encoding, Tokenizer
 
 from care_qdrant.encoders.side import Side
+from care_qdrant.encoders.unread import unread_words
 from care_qdrant.encoders.usable import require_texts
 
 ALIKE = 0.97
@@ -29,6 +30,11 @@ class TokenizerFile:
         require_texts(texts)
         texts = [self._side.prompt + text for text in texts]
         return [len(self._tokenizer.encode(text, add_special_tokens=self._side.special_tokens).ids) for text in texts]
+
+    def unread(self, text: str) -> list[str]:
+        """Return the words that the tokenizer does not read, where they are most of the beginning of a text."""
+        beginning = text[: 4 * self.max_tokens]
+        return unread_words(beginning, self._tokenizer.encode(beginning, add_special_tokens=False))
 
 
 def uncut_length(encoding: Encoding, special_tokens: int) -> int:

@@ -35,6 +35,7 @@ from care_qdrant.ingestion.rows import (
     Source,
     open_source,
     require_document,
+    require_readable,
     sparse_contract,
 )
 from care_qdrant.ingestion.run_entry import RunEntry
@@ -150,6 +151,8 @@ def _joined(
     is_new = vectors is None
     if vectors is None:
         rows = require_document(rows, target.name)
+        if not settings.any_language:
+            rows = require_readable(rows, model)
         sparse, rows = (None, rows) if settings.sparse is False else sparse_contract(rows)
         vectors = PointVectors(name, model.contract(), sparse)
     else:

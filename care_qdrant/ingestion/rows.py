@@ -19,11 +19,12 @@ from care_qdrant.corpus.formats import Format
 from care_qdrant.corpus.rejects import RejectsFile, rejects_path
 from care_qdrant.corpus.rows import Fields, Reject, check_document
 from care_qdrant.corpus.streams import UTF_8
+from care_qdrant.encoders.languages import SAMPLED_TEXTS, require_language
 from care_qdrant.errors import InputError, counted
 from care_qdrant.ingestion.diff import Diff, make_diff, points_of_other_writers
 from care_qdrant.ingestion.pipeline import WINDOW_TEXTS
 from care_qdrant.ingestion.seen import Seen
-from care_qdrant.ingestion.settings import IngestReport, Shard
+from care_qdrant.ingestion.settings import DocumentModel, IngestReport, Shard
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import PointVectors
 from care_qdrant.types import Chunk, Document, embedded_text
@@ -144,6 +145,14 @@ def require_document(rows: Iterator[Row], collection: str) -> Iterator[Row]:
     none = f"none of {counted(len(reasons), 'document')} can be ingested: {reasons[0]}" if reasons else "no document"
     is_in = "" if reasons else " is in the corpus"
     raise InputError(f"{none}{is_in}, so collection {collection!r} was not made")
+
+
+def require_readable(rows: Iterator[Row], model: DocumentModel) -> Iterator[Row]:
+    """Return the rows again after a look at the first documents: that the model reads their language."""
+    first = list(islice(rows, SAMPLED_TEXTS))
+    texts = [embedded_text(row.title, row.text) for row in first if isinstance(row, Document)]
+    require_language(model.name, model.document_tokenizer, texts)
+    return chain(first, rows)
 
 
 def sparse_contract(rows: Iterator[Row]) -> tuple[SparseContract, Iterator[Row]]:

@@ -91,6 +91,8 @@ class IngestSettings:
     stand_in: bool = False
     """Encode documents by the query encoder, where the model that it was learned from no longer exists. A document that
     this model has encoded keeps its vector; the others are marked."""
+    any_language: bool = False
+    """Let a model make a new collection also of texts whose language it does not read."""
     batch_tokens: int = 16_384
     """Largest number of tokens, padding included, of a batch."""
     indexes: Mapping[str, Index] = field(default_factory=dict)

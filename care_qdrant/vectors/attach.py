@@ -57,6 +57,8 @@ class AttachSettings:
     """Padded tokens of one batch of the encoder."""
     max_delete_fraction: float = 0.2
     """Largest fraction of the vectors that may be removed because their points have no text any more, in [0, 1]."""
+    any_language: bool = False
+    """Attach a model also to texts of a language that it does not read."""
 
     def __post_init__(self) -> None:
         require_fraction("--max-delete-fraction", self.max_delete_fraction)
@@ -129,7 +131,8 @@ def attach_vector(
     settings, contract = settings or AttachSettings(), _BM25 if model is None else model.contract()
     name = name_of_vector(vector_name, model)
     target = collection.whole()
-    preflight = examine(target, name, contract, settings.text_field)
+    reader = None if model is None or settings.any_language else model.document_tokenizer
+    preflight = examine(target, name, contract, settings.text_field, reader)
     on_preflight(preflight)
     if preflight.is_emptied:
         return _nothing(target, name, contract)
@@ -145,10 +148,10 @@ def attach_vector(
         assert model is not None
         maker = document_vectors(model, contract.dim)
     counter = Characters() if model is None else model.document_tokenizer
-    reader = PointReader(layout, name, contract.constants, counter)
+    points = PointReader(layout, name, contract.constants, counter)
     report = AttachReport(target.name, name, contract.fingerprint, layout.tool, layout.text_field)
-    run = _Run(target, reader, maker, settings, report, on_progress, stop or threading.Event())
-    return run.go(reader.windows(target), preflight.points)
+    run = _Run(target, points, maker, settings, report, on_progress, stop or threading.Event())
+    return run.go(points.windows(target), preflight.points)
 
 
 def attach_encoded(

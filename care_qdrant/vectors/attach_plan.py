@@ -38,6 +38,7 @@ def plan_attach(
     *,
     vector_name: str | None = None,
     text_field: str | None = None,
+    any_language: bool = False,
 ) -> AttachPlan:
     """Return what an attach would do; nothing is written.
 
@@ -46,6 +47,7 @@ def plan_attach(
         model: The model, whose weights are not read; None adds BM25.
         vector_name: None takes the model's name, or ``bm25``.
         text_field: Payload field with the text; None guesses.
+        any_language: Whether the model may be one that does not read the texts.
 
     Raises:
         InputError: There is no such collection.
@@ -53,7 +55,8 @@ def plan_attach(
     """
     target, name = collection.whole(), name_of_vector(vector_name, model)
     contract = SparseContract.of_texts(()) if model is None else model.contract()
-    preflight = examine(target, name, contract, text_field)
+    reader = None if model is None or any_language else model.document_tokenizer
+    preflight = examine(target, name, contract, text_field, reader)
     todo = target.count() - (target.count_with_vector(name) if target.schema.has_vector(name) else 0)
     refusals = [
         str(each) for each in (*preflight.problems, problem_of(model.require_documents) if model else None) if each

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from qdrant_client import models
@@ -11,6 +12,7 @@ from qdrant_client import models
 from care_qdrant.contracts.contract import SparseContract, VectorContract
 from care_qdrant.contracts.layouts import Layout, guess_layout
 from care_qdrant.contracts.payload import stored_hash
+from care_qdrant.encoders.languages import SAMPLED_TEXTS, require_language
 from care_qdrant.errors import (
     CareError,
     FingerprintMismatch,
@@ -21,7 +23,13 @@ from care_qdrant.errors import (
 from care_qdrant.qdrant.checks import check_contract, check_sparse_contract
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.schema import BYTES_PER_NUMBER, CollectionSchema
-from care_qdrant.vectors.points import NOTICEABLE_FRACTION, expected_hash, other_text_field, require_free_key
+from care_qdrant.vectors.points import (
+    NOTICEABLE_FRACTION,
+    expected_hash,
+    other_text_field,
+    require_free_key,
+    stored_text,
+)
 
 SAMPLE_POINTS = 200
 """Number of points whose payloads show where the texts are."""
@@ -64,8 +72,9 @@ def examine(
     vector_name: str,
     contract: VectorContract | SparseContract,
     text_field: str | None,
+    reader: object = None,
 ) -> Preflight:
-    """Examine a collection as an attach would."""
+    """Examine a collection as an attach would; a ``reader`` is the tokenizer that has to read its texts."""
     schema, points, sample = collection.schema, collection.count(), collection.sample(SAMPLE_POINTS)
     payloads = [record.payload or {} for record in sample]
     has_vector = schema.has_vector(vector_name)
@@ -76,6 +85,7 @@ def examine(
     checks: list[Callable[[], object]] = [
         lambda: None if has_vector else require_vector_name(vector_name),
         lambda: _require_reopenable(schema, vector_name, payloads),
+        lambda: None if has_vector else _require_language(contract, layout, payloads, reader),
         lambda: (
             _require_free_or_ours(schema, vector_name, contract, lost_contract=lost_contract)
             if isinstance(contract, VectorContract)
@@ -112,6 +122,18 @@ def require_vector_name(name: str) -> None:
         raise InputError(
             f"vector name {name!r} holds {bad[0]!r}, which Qdrant takes in no name; give another one with --vector-name"
         )
+
+
+def _require_language(
+    contract: VectorContract | SparseContract,
+    layout: Layout | None,
+    payloads: Sequence[Mapping[str, Any]],
+    reader: object,
+) -> None:
+    if layout is None or not isinstance(contract, VectorContract):
+        return
+    texts = (stored_text(layout, payload) for payload in payloads if layout.of_point(payload).find_text(payload))
+    require_language(contract.model, reader, islice(texts, SAMPLED_TEXTS))
 
 
 def bytes_per_point(params: models.VectorParams) -> int:
