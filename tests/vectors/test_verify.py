@@ -186,12 +186,10 @@ class TestEveryVector:
         assert problem.startswith("vector 'old': ")
 
 
-def test_a_share_is_shown_as_one(attached: QdrantClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[str] = []
-    monkeypatch.setattr("click.echo", shown.append)
+def test_a_share_is_shown_as_one(attached: QdrantClient, capsys: pytest.CaptureFixture[str]) -> None:
     report = _verify(attached, sample=10, least_known=0.2)
     show_report(report)
-    [line] = [line for line in shown[0].split("\n") if line.startswith("known items")]
+    [line] = [line for line in capsys.readouterr().out.split("\n") if line.startswith("known items")]
     assert line.split() == ["known", "items", f"{report.known_items:.1%}"]
 
 
