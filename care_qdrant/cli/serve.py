@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from care_qdrant.console.text import echo
 if TYPE_CHECKING:
     from care_qdrant.encoders.engine import Engine
     from care_qdrant.model.care_model import CareModel
+    from care_qdrant.serve.settings import ServeSettings
 
 
 @click.command(
@@ -127,10 +129,13 @@ def command(
             f"{target.path}: only one process can open an embedded database; give --workers 1, or a server with --url"
         )
 
+    loaded: list[CareModel] = []
+
     def load_models() -> "list[CareModel]":
         from care_qdrant.model.care_model import CareModel
 
-        return [CareModel.load(model, device=device, precision=precision(), engine=engine) for model in models]
+        loaded[:] = [CareModel.load(model, device=device, precision=precision(), engine=engine) for model in models]
+        return list(loaded)
 
     # Shorter than elsewhere: somebody waits, and each search has three attempts.
     open_qdrant = partial(target.open, create=True, timeout_seconds=10, patience_seconds=0)
@@ -162,7 +167,29 @@ def command(
     _set_up_access_log()
     if host not in LOOPBACK and keys is None:
         echo(f"warning: everyone who can reach {host} can use this service; give --keys FILE", err=True)
-    serve(settings, lambda address: echo(f"serving on {address}", err=True))
+
+    def announce(address: str) -> None:
+        echo(f"serving on {address}", err=True)
+        for line in _facts(settings, loaded, target):
+            echo(line, err=True)
+
+    serve(settings, announce)
+
+
+def _facts(settings: "ServeSettings", models: "Sequence[CareModel]", target: Target) -> Iterator[str]:
+    """Yield what is served, a line for each fact."""
+    from care_qdrant.errors import counted
+    from care_qdrant.serve.keys import Keys
+    from care_qdrant.version import __version__
+
+    yield f"version: care-qdrant {__version__}"
+    yield f"models: {', '.join(f'{model.name}@{model.fingerprint[:12]}' for model in models)}"
+    yield f"Qdrant: {'none' if settings.open_qdrant is None else target}"
+    if settings.open_qdrant is not None:
+        yield f"collections: {', '.join(settings.collections) or 'all that the models can search'}"
+    keys = Keys(settings.keys_file)
+    in_force = f"{counted(len(keys), 'key')} of {settings.keys_file}" if keys.required else "none is needed"
+    yield f"API keys: {in_force}"
 
 
 def _look_for(collections: tuple[str, ...], target: Target) -> None:

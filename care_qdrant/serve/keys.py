@@ -69,6 +69,10 @@ class Keys:
         """Whether a request needs a key."""
         return self._file is not None
 
+    def __len__(self) -> int:
+        """Return the number of keys that are accepted."""
+        return len(self._keys)
+
     def identify(self, presented: str | None) -> Key | None:
         """Return what is known of a key; None for an unknown one."""
         self._refresh()

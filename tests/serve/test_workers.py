@@ -217,11 +217,15 @@ def test_a_successor_that_cannot_start_says_why(start, pair_folder: Path, tmp_pa
     wait_until(lambda: is_ready(service.url))
 
 
-def test_counters_of_all_workers_have_a_port(start, pair_folder: Path, tmp_path: Path) -> None:
+def test_counters_of_all_workers_have_a_port_and_the_start_says_what_is_served(
+    start, pair_folder: Path, tmp_path: Path
+) -> None:
     (tmp_path / "keys").write_text("a-key-of-some-length-1 search\n")
     port = free_port()
     options = ("--workers", "2", "--keys", str(tmp_path / "keys"), "--metrics-port", str(port))
     service = start("--model", str(pair_folder), *options)
+    for line in ("version: care-qdrant ", "models: tiny-pair@", "Qdrant: ", "API keys: 1 key of "):
+        assert service.wait_for(f"(?m)^{line}")
     status = []
     for _ in range(10):  # each on a connection of its own, so that both workers are asked
         headers = {"x-api-key": "a-key-of-some-length-1"}
