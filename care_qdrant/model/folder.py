@@ -6,6 +6,9 @@
     query/        a complete sentence-transformers model; onnx/ beside its weights; stand_in.npy of a learned one
     document/     a complete sentence-transformers model, LoRA merged; model.onnx reads the weights beside it
 
+A side may have ``int8.safetensors`` in the place of its weights (`care_qdrant.encoders.local.weights.INT8`): it is then
+for this library alone, and sentence-transformers refuses it.
+
 The root is a sentence-transformers ``Router`` without a default route: the stock stack embeds queries with the document
 encoder when there is one. Each side also loads alone. No ``trust_remote_code`` anywhere.
 """
