@@ -34,6 +34,8 @@ class Document:
     """JSON values; they become top-level, filterable payload keys."""
     line: int = field(default=0, compare=False)
     """Line of the file it was read from, or row of a Parquet file, counted from 1; 0 for one that was not read."""
+    file: str = field(default="", compare=False)
+    """Name of the file it was read from, set where a corpus has several files."""
 
 
 @dataclass(frozen=True, slots=True)

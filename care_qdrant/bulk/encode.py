@@ -145,7 +145,7 @@ def _encode(
     reasons: dict[str, Reject] = {}
     for index, why in failed.items():
         document = tasks[index].chunk.document
-        reasons[document.id] = Reject(document.line, str(why), document.id)
+        reasons[document.id] = Reject.of(document, str(why))
     rejects += reasons.values()
     kept = [index for index, task in enumerate(tasks) if task.chunk.document.id not in reasons]
     return [tasks[index] for index in kept], vectors[kept]

@@ -34,12 +34,12 @@ def cut_documents(
     lengths = counter.count_tokens([embedded_text(document.title, document.text) for document in documents])
     for document, tokens in zip(documents, lengths, strict=True):
         if tokens <= nothing:
-            yield Reject(document.line, "document has no token that the encoder reads", document.id)
+            yield Reject.of(document, "document has no token that the encoder reads")
         elif tokens <= counter.max_tokens or overflow == "truncate":
             yield [Chunk(document, document.text, tokens=min(tokens, counter.max_tokens))]
         elif overflow == "reject":
             reason = f"document has {tokens} tokens; the encoder reads {counter.max_tokens}"
-            yield Reject(document.line, reason, document.id)
+            yield Reject.of(document, reason)
         else:
             yield _cut(document, counter)
 
@@ -48,7 +48,7 @@ def _cut(document: Document, counter: TokenCounter) -> list[Chunk] | Reject:
     frame = counter.count_tokens([document.title])[0]
     if frame > counter.max_tokens // 2:
         reason = f"title leaves no room for the text: {frame} of the encoder's {counter.max_tokens} tokens"
-        return Reject(document.line, reason, document.id)
+        return Reject.of(document, reason)
     spans = split(document.text, document.title, counter)
     texts = [document.text[span.start : span.end] for span in spans]
     lengths = counter.count_tokens([embedded_text(document.title, text) for text in texts])

@@ -1,9 +1,8 @@
 """Tables of Parquet and Arrow, whose columns have types."""
 
-import datetime
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any, Literal
 from uuid import UUID
@@ -12,11 +11,15 @@ import numpy as np
 
 from care_qdrant.corpus.rows import Fields, Reject, parse_values
 from care_qdrant.corpus.streams import Unreadable
-from care_qdrant.corpus.tables import require_columns
+from care_qdrant.corpus.tables import id_column, require_columns
 from care_qdrant.errors import InputError
 from care_qdrant.types import Document
 
+Convert = Callable[[Any], Any]
 _BATCH_ROWS = 1_024
+_EXACT_IN_FLOAT = 2**53
+_UNREADABLE = (ValueError, OverflowError, ArithmeticError, LookupError)
+"""Errors of pyarrow for a cell that Python has no value for, besides its own."""
 
 
 def read_columns(
@@ -41,13 +44,17 @@ def read_columns(
     else:
         batches, is_stream = pyarrow.ipc.open_stream(file), True
         schema = batches.schema
-    require_columns(schema.names, name, fields)
+    require_columns(schema.names, name, fields, [path for field in schema for path in _paths(field.type, field.name)])
     for field in schema:
         _require_keys(field.type, field.name, name)
     schema = pyarrow.schema([field.with_type(_to_microseconds(field.type)) for field in schema])
+    converters = {field.name: convert for field in schema if (convert := _converter(field.type)) is not None}
+    for field in schema:
+        if pyarrow.types.is_floating(field.type) and field.name == id_column(schema.names, fields):
+            converters[field.name] = _whole
     number = 0
     for batch in batches:
-        for values in _rows(batch, schema):
+        for values in _rows(batch, schema, converters):
             number += 1
             yield Reject(number, values) if isinstance(values, str) else parse_values(values, number, fields)
     if is_stream and file.read(1):
@@ -64,7 +71,7 @@ def arrow_files(state: str) -> list[str]:
     return [str(file["filename"]) for file in json.loads(state)["_data_files"]]
 
 
-def _rows(batch: Any, schema: Any) -> Iterator[dict[str, Any] | str]:
+def _rows(batch: Any, schema: Any, converters: Mapping[str, Convert]) -> Iterator[dict[str, Any] | str]:
     """Return the rows of a batch, or why Python has no value for a cell of a row."""
     import pyarrow
 
@@ -75,48 +82,113 @@ def _rows(batch: Any, schema: Any) -> Iterator[dict[str, Any] | str]:
         ]
         batch = pyarrow.RecordBatch.from_arrays(columns, schema=schema)
     try:
-        rows: list[dict[str, Any]] = batch.to_pylist(maps_as_pydicts="strict")
-    except (ValueError, OverflowError, ArithmeticError, LookupError, pyarrow.ArrowException):
+        rows: list[dict[str, Any]] = batch.to_pylist()
+    except (*_UNREADABLE, pyarrow.ArrowException):
         for number in range(batch.num_rows):
-            yield _row(batch, number)
+            yield _row(batch, number, converters)
         return
-    yield from (_present(row, batch.schema) for row in rows)
+    for row in rows:
+        try:
+            yield _present(row, converters)
+        except ValueError as error:
+            yield str(error)
 
 
-def _row(batch: Any, number: int) -> dict[str, Any] | str:
+def _row(batch: Any, number: int, converters: Mapping[str, Convert]) -> dict[str, Any] | str:
     import pyarrow
 
     values: dict[str, Any] = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
-            values[name] = column[number].as_py(maps_as_pydicts="strict")
-        except (ValueError, OverflowError, ArithmeticError, LookupError, pyarrow.ArrowException) as error:
+            values[name] = column[number].as_py()
+        except (*_UNREADABLE, pyarrow.ArrowException) as error:
             return f"{name!r} is a {column.type} that cannot be read: {error} (a date is of the years 1 to 9999)"
-    return _present(values, batch.schema)
+    try:
+        return _present(values, converters)
+    except ValueError as error:
+        return str(error)
 
 
-def _present(values: dict[str, Any], schema: Any) -> dict[str, Any]:
+def _present(row: dict[str, Any], converters: Mapping[str, Convert]) -> dict[str, Any]:
+    return {
+        name: converters[name](value) if name in converters else value
+        for name, value in row.items()
+        if value is not None
+    }
+
+
+def _converter(kind: Any) -> Convert | None:
+    """Return what makes JSON of the values of a type, at any depth; None where they are JSON already."""
     import pyarrow
 
-    short = {
-        field.name for field in schema if pyarrow.types.is_float32(field.type) or pyarrow.types.is_float16(field.type)
-    }
-    present = {key: value for key, value in values.items() if value is not None}
-    # Written with the digits of a double, 0.1 of 32 bits would be 0.10000000149011612, and no filter would find it.
-    return {key: float(str(np.float32(value))) if key in short else _as_json(value) for key, value in present.items()}
+    types = pyarrow.types
+    if isinstance(kind, pyarrow.BaseExtensionType):
+        return lambda value: str(value) if isinstance(value, UUID) else value
+    if types.is_dictionary(kind):
+        return _converter(kind.value_type)
+    if types.is_float16(kind) or types.is_float32(kind):
+        # Written with the digits of a double, 0.1 of 32 bits would be 0.10000000149011612, and no filter would find it.
+        short = np.float16 if types.is_float16(kind) else np.float32
+        return lambda value: float(str(short(value)))
+    if types.is_decimal(kind):
+        return _number
+    if types.is_date(kind) or types.is_time(kind) or types.is_timestamp(kind):
+        return lambda value: value.isoformat()  # ISO 8601, which Qdrant can filter
+    if types.is_map(kind):
+        return _map_converter(kind)
+    if types.is_struct(kind):
+        inner = {field.name: convert for field in kind if (convert := _converter(field.type)) is not None}
+        return None if not inner else lambda value: {**value, **_present({k: value[k] for k in inner}, inner)}
+    if _is_list(kind) and (convert := _converter(kind.value_type)) is not None:
+        return lambda value: [None if item is None else convert(item) for item in value]
+    return None
 
 
-def _as_json(value: Any) -> Any:
-    """Return a value as JSON has it, at any depth: dates as ISO 8601, which Qdrant can filter, and exact numbers."""
-    if isinstance(value, dict):
-        return {key: _as_json(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_as_json(inner) for inner in value]
-    if isinstance(value, datetime.date | datetime.time):
-        return value.isoformat()
-    if isinstance(value, Decimal) and value.is_finite():
-        return int(value) if value == value.to_integral_value() else float(value)
-    return str(value) if isinstance(value, UUID) else value
+def _map_converter(kind: Any) -> Convert:
+    """Return what makes an object of the pairs of a map; its keys become texts, as those of JSON are."""
+    of_key, of_item = _converter(kind.key_type), _converter(kind.item_type)
+
+    def convert(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for key, item in pairs:
+            written = of_key(key) if of_key is not None else key
+            name = written if isinstance(written, str) else json.dumps(written, default=str)
+            if name in values:
+                raise ValueError(f"a map has the key {name!r} twice")
+            values[name] = item if item is None or of_item is None else of_item(item)
+        return values
+
+    return convert
+
+
+def _number(value: Decimal) -> int | float | str:
+    """Return an exact number as the same number of JSON; as a text where a float would lose digits."""
+    if value == value.to_integral_value():
+        return int(value)
+    return float(value) if Decimal(repr(float(value))) == value else str(value)
+
+
+def _whole(value: float) -> int | float:
+    """Return an id of a column of floats as pandas writes whole numbers, some of which are missing: 7.0 is 7."""
+    return int(value) if value.is_integer() and abs(value) < _EXACT_IN_FLOAT else value
+
+
+def _is_list(kind: Any) -> bool:
+    import pyarrow
+
+    types = pyarrow.types
+    kinds = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view, types.is_large_list_view)
+    return any(is_kind(kind) for is_kind in kinds)
+
+
+def _paths(kind: Any, path: str) -> Iterator[str]:
+    """Return the paths of the fields below a column of structs: ``content.body``."""
+    import pyarrow
+
+    if pyarrow.types.is_struct(kind):
+        for field in kind:
+            yield f"{path}.{field.name}"
+            yield from _paths(field.type, f"{path}.{field.name}")
 
 
 def _require_keys(kind: Any, column: str, name: str) -> None:

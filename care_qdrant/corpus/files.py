@@ -116,9 +116,9 @@ class Corpus:
             try:
                 for row in self._rows(file):
                     line = row.line
-                    yield replace(row, file=file.name) if isinstance(row, Reject) and len(self.files) > 1 else row
+                    yield replace(row, file=file.name) if len(self.files) > 1 else row
             except _damage() as error:
-                hint = f". {_ADVICE}" if isinstance(error, UnicodeDecodeError) else ""
+                hint = f". {_ADVICE}" if isinstance(error, UnicodeError) else ""
                 raise InputError(
                     f"{file.path}: is damaged after row {line:,} ({error}); rows before it were read{hint}"
                 ) from error
@@ -434,7 +434,7 @@ def _require_package(path: str, ending: str) -> None:
 
 def _damage() -> tuple[type[Exception], ...]:
     """Return what the readers raise for a file that is cut off or not what its name says."""
-    kinds: list[type[Exception]] = [EOFError, OSError, zlib.error, UnicodeDecodeError, Unreadable]
+    kinds: list[type[Exception]] = [EOFError, OSError, zlib.error, UnicodeError, Unreadable]
     if "zstandard" in sys.modules:
         kinds.append(sys.modules["zstandard"].ZstdError)
     if "pyarrow" in sys.modules:

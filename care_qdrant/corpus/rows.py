@@ -4,9 +4,9 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from care_qdrant.corpus.column_types import ColumnType
 from care_qdrant.types import RESERVED_KEYS, Document, embedded_text, half_character
@@ -44,6 +44,11 @@ class Reject:
     """Id of the document, where the row has one."""
     file: str = ""
     """Set where a corpus has several files."""
+
+    @classmethod
+    def of(cls, document: Document, reason: str) -> Self:
+        """Reject a document that was read."""
+        return cls(document.line, reason, document.id, document.file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,7 @@ def parse_json(values: Any, line: int, fields: Fields) -> Document | Reject:
         return Reject(line, f"has the key {values.key!r} twice")
     if not isinstance(values, dict):
         return Reject(line, f"is a {_kind(values)}; expected an object with {fields.id!r} and {fields.text!r}")
+    values = _with_named(values, fields)
     if fields.text not in values and (inner := _rows_inside(values)) is not None:
         return Reject(line, f"is an object around the rows, which are in its {inner!r}: give that array alone")
     return parse_values(values, line, fields)
@@ -99,7 +105,8 @@ def _rows_inside(values: Mapping[str, Any]) -> str | None:
 
 
 def parse_values(values: Mapping[str, Any], line: int, fields: Fields) -> Document | Reject:
-    """Read one row that is decoded already. Fields that have no role join the metadata."""
+    """Read one row that is decoded already. Fields that have no role join the metadata, but for those that are NaN."""
+    values = {name: value for name, value in _with_named(values, fields).items() if not _is_nan(value)}
     if fields.id == HASH_ID:
         if problem := _field_problem({**values, HASH_ID: HASH_ID}, fields, values):
             return Reject(line, problem)
@@ -134,7 +141,7 @@ def check_document(document: Document) -> Document | Reject:
     try:
         document = replace(document, metadata=_plain(document.metadata or {}))
     except RecursionError:
-        return Reject(document.line, f"metadata is nested deeper than {MAX_DEPTH} levels", document.id)
+        return Reject.of(document, f"metadata is nested deeper than {MAX_DEPTH} levels")
     problem = (
         _text_problem("id", document.id)
         or _text_problem("text", document.text)
@@ -144,15 +151,42 @@ def check_document(document: Document) -> Document | Reject:
     reserved = sorted(RESERVED_KEYS & document.metadata.keys())
     if not problem and reserved:
         problem = f"metadata uses the reserved key {reserved[0]!r}; rename it"
-    return Reject(document.line, problem, document.id) if problem else document
+    return Reject.of(document, problem) if problem else document
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items() if not (isinstance(inner, float) and inner != inner)}
+        return {key: _plain(inner) for key, inner in value.items() if not _is_nan(inner)}
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
     return value
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _with_named(values: Mapping[str, Any], fields: Fields) -> Mapping[str, Any]:
+    """Return a row with the parts of a document that stand inside an object, as ``content.body``, at the top."""
+    for name in (fields.id, fields.text, fields.title):
+        if "." in name and name not in values:
+            value, rest = _taken_out(values, name.split("."))
+            if value is not None:
+                values = {**rest, name: value}
+    return values
+
+
+def _taken_out(values: Mapping[str, Any], path: Sequence[str]) -> tuple[Any, dict[str, Any]]:
+    """Return the value at a path, None for none, and the values without it; an object that it leaves empty goes too."""
+    first, *others = path
+    inner = values.get(first)
+    rest = {name: value for name, value in values.items() if name != first}
+    if not others or inner is None:
+        return inner, rest
+    if not isinstance(inner, Mapping):
+        return None, rest
+    value, left = _taken_out(inner, others)
+    return value, {**rest, first: left} if left else rest
 
 
 def _field_problem(values: Mapping[str, Any], fields: Fields, shown: Mapping[str, Any]) -> str:

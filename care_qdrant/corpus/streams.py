@@ -110,6 +110,17 @@ def is_utf_8(head: bytes) -> bool:
     return True
 
 
+def _euro(error: UnicodeError) -> tuple[str, int]:
+    """Decode the byte 0x80 as Windows does in its code page 936, which Python takes for GBK; raise any other error."""
+    if isinstance(error, UnicodeDecodeError) and error.object[error.start] == _EURO_BYTE:
+        return "€", error.start + 1
+    raise error
+
+
+_EURO, _EURO_BYTE, _GBK = "care_qdrant.euro", 0x80, ("gbk", "gb18030")
+codecs.register_error(_EURO, _euro)
+
+
 class _Chunks(io.RawIOBase):
     """Chunks of bytes, which may be empty, as a file."""
 
@@ -131,10 +142,13 @@ class _Chunks(io.RawIOBase):
 
 def _utf_8(file: io.BufferedReader, encoding: str) -> Iterator[bytes]:
     """Decode what is read, and return it as UTF-8."""
-    decoder = codecs.getincrementaldecoder(encoding)()
+    is_gbk = codecs.lookup(encoding).name in _GBK
+    decoder = codecs.getincrementaldecoder(encoding)(_EURO if is_gbk else "strict")
     while raw := file.read1(HEAD_BYTES):
         yield decoder.decode(raw).encode()
-    yield decoder.decode(b"", final=True).encode()
+    # The decoder of GB 18030 drops what follows a handled error at the very end.
+    rest = decoder.getstate()[0].decode(encoding, _EURO) if is_gbk else decoder.decode(b"", final=True)
+    yield rest.encode()
 
 
 def _zstandard(file: io.BufferedReader, path: str) -> Iterator[bytes]:

@@ -92,8 +92,8 @@ def guess_types(
         open_ones: list[tuple[int, ColumnGuess | IdGuess]] = [
             (at, guesses[column]) for at, column in enumerate(columns) if column in guesses
         ]
-        if (id_column := _id_column(columns, fields)) in columns:
-            open_ones.append((columns.index(id_column), ids))
+        if (of_ids := id_column(columns, fields)) in columns:
+            open_ones.append((columns.index(of_ids), ids))
         for line, cells in records:
             open_ones = [(at, guess) for at, guess in open_ones if not guess.is_text]
             if not open_ones:
@@ -107,13 +107,20 @@ def guess_types(
                     guess.add(cells[at])
 
 
-def require_columns(columns: Sequence[str], name: str, fields: Fields) -> None:
-    """Refuse a table whose columns no document can be made of, before any of its rows is rejected for that."""
+def require_columns(columns: Sequence[str], name: str, fields: Fields, paths: Sequence[str] = ()) -> None:
+    """Refuse a table whose columns no document can be made of, before any of its rows is rejected for that.
+
+    Args:
+        columns: Names of the columns.
+        name: Name of the file.
+        fields: Names of the parts of a row.
+        paths: Names of the fields inside columns, such as ``content.body``.
+    """
     if twice := sorted({column for column in columns if columns.count(column) > 1 and column}):
         raise InputError(f"{name}: column {twice[0]!r} is there twice; rename one")
-    has_id = _id_column(columns, fields) is not None
+    has_id = id_column([*columns, *paths], fields) is not None
     wanted = (
-        (fields.text, "--text-field NAME", fields.text in columns),
+        (fields.text, "--text-field NAME", fields.text in columns or fields.text in paths),
         (fields.id, "--id-field NAME (or :hash)", has_id),
     )
     missing = [(repr(field), option) for field, option, is_there in wanted if not is_there]
@@ -144,7 +151,7 @@ def _roles(fields: Fields) -> set[str]:
     return {fields.id, fields.text, fields.title, fields.metadata, *(("_id",) if fields.id == "id" else ())}
 
 
-def _id_column(columns: Sequence[str], fields: Fields) -> str | None:
+def id_column(columns: Sequence[str], fields: Fields) -> str | None:
     """Return the name of the column with the ids; `HASH_ID` where a hash is the id, None where there is none."""
     names = (fields.id, "_id") if fields.id == "id" else (fields.id,)
     return HASH_ID if fields.id == HASH_ID else next((name for name in names if name in columns), None)
@@ -154,15 +161,15 @@ def _row(
     columns: Sequence[str], cells: Sequence[str], types: Sequence[ColumnType], line: int, fields: Fields
 ) -> Document | Reject:
     values: dict[str, object] = {}
-    id_column = _id_column(columns, fields)
+    of_ids = id_column(columns, fields)
     for column, cell, kind in zip(columns, cells, types, strict=True):
         try:
-            if cell and column == id_column and fields.are_ids_whole:
+            if cell and column == of_ids and fields.are_ids_whole:
                 values[column] = cell.removesuffix(".0")
             elif cell:
                 values[column] = cell if kind == "text" else convert(cell, kind)
         except ValueError as error:
-            named = dict(zip(columns, cells, strict=True)).get(id_column or "", "")
+            named = dict(zip(columns, cells, strict=True)).get(of_ids or "", "")
             return Reject(line, f"{column!r} {error}; mend it, or give --types {column}=text", named)
     return parse_values(values, line, fields)
 
@@ -176,7 +183,7 @@ def _is_header_again(cells: Sequence[str], columns: Sequence[str], line: int, na
         logger.info("%s: line %s is the header again, and no row", name, f"{line:,}")
         return True
     # A row that names the columns where their values should be.
-    if _id_column(cells, fields) is not None and len(set(cells) & set(columns)) > 1:
+    if id_column(cells, fields) is not None and len(set(cells) & set(columns)) > 1:
         raise InputError(
             f"{name}: line {line:,} is a header with other columns ({', '.join(cells)}): a second table begins there. "
             "Rows before it were read; make a file of each table"

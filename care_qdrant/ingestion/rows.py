@@ -220,7 +220,7 @@ class Reader:
         if verdict == "new":
             self.beginnings.add(embedded_text(document.title, document.text))
         if verdict == "other":
-            self._reject(Reject(document.line, "an earlier row has this id and other content", document.id))
+            self._reject(Reject.of(document, "an earlier row has this id and other content"))
         self.report.duplicates += verdict == "same"
         return row if verdict == "new" else None
 

@@ -2,6 +2,8 @@ import datetime
 import io
 import subprocess
 import sys
+import uuid
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from care_qdrant.corpus.files import Corpus
-from care_qdrant.corpus.rows import Reject
+from care_qdrant.corpus.rows import Fields, Reject
 from care_qdrant.errors import InputError
 from care_qdrant.types import Document
 
@@ -109,3 +111,65 @@ def test_what_follows_a_stream_of_arrow_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.arrow").write_bytes(buffer.getvalue() * 2)
     with pytest.raises(InputError, match=r"after row 1 .another stream or other bytes follow"):
         read(tmp_path / "a.arrow")
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "read_as"),
+    [
+        ([Decimal("1.50")], pyarrow.decimal128(10, 2), 1.5),
+        ([Decimal("12345678901234567.89")], pyarrow.decimal128(25, 2), "12345678901234567.89"),
+        ([Decimal("7.00")], pyarrow.decimal256(40, 2), 7),
+        ([0.1], pyarrow.float32(), 0.1),
+        ([0.1], pyarrow.float16(), 0.1),
+        ([[0.1, None]], pyarrow.list_(pyarrow.float32()), [0.1, None]),
+        ([[0.1]], pyarrow.list_(pyarrow.float32(), 1), [0.1]),
+        (
+            [{"a": 0.1, "b": None}],
+            pyarrow.struct([("a", pyarrow.float32()), ("b", pyarrow.date32())]),
+            {"a": 0.1, "b": None},
+        ),
+        ([[datetime.date(2024, 1, 2)]], pyarrow.large_list(pyarrow.date32()), ["2024-01-02"]),
+        ([[("a", 1)]], pyarrow.map_(pyarrow.string(), pyarrow.int8()), {"a": 1}),
+        ([[(7, None)]], pyarrow.map_(pyarrow.int32(), pyarrow.date32()), {"7": None}),
+        (
+            [[(datetime.date(2024, 1, 2), [0.1])]],
+            pyarrow.map_(pyarrow.date32(), pyarrow.list_(pyarrow.float32())),
+            {"2024-01-02": [0.1]},
+        ),
+        ([uuid.UUID(int=1).bytes], pyarrow.uuid(), str(uuid.UUID(int=1))),
+    ],
+)
+def test_values_that_json_lacks_are_written_as_json_would(tmp_path: Path, values: Any, kind: Any, read_as: Any) -> None:
+    column = pyarrow.array(values, kind)
+    [row] = read(tmp_path / "a.parquet", value=column)
+    assert isinstance(row, Document) and row.metadata == {"value": read_as}
+    [row] = read(tmp_path / "b.parquet", value=column.dictionary_encode() if kind == pyarrow.float32() else column)
+    assert isinstance(row, Document) and row.metadata == {"value": read_as}
+
+
+def test_ids_of_floats_are_whole_numbers(tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(
+        pyarrow.table({"id": [1.0, 2.5, float("nan"), 2.0**60], "text": ["一"] * 4}), tmp_path / "a.parquet"
+    )
+    rows = read(tmp_path / "a.parquet")
+    assert [row.id for row in rows] == ["1", "", "", ""]
+    assert [isinstance(row, Reject) for row in rows] == [False, True, True, True]
+
+
+def test_a_key_that_a_map_has_twice_is_a_rejected_row(tmp_path: Path) -> None:
+    kind = pyarrow.map_(pyarrow.string(), pyarrow.int8())
+    [twice, once] = read(tmp_path / "a.parquet", more=pyarrow.array([[("a", 1), ("a", 2)], [("a", 1)]], kind))
+    assert isinstance(twice, Reject) and twice.reason == "a map has the key 'a' twice"
+    assert isinstance(once, Document) and once.metadata == {"more": {"a": 1}}
+
+
+def test_the_text_may_stand_inside_a_column(tmp_path: Path) -> None:
+    content = pyarrow.array([{"body": "一", "lang": "zh"}])
+    pyarrow.parquet.write_table(pyarrow.table({"id": ["1"], "content": content}), tmp_path / "a.parquet")
+    with Corpus(tmp_path / "a.parquet", Fields(text="content.body")) as corpus:
+        assert list(corpus) == [Document("1", "一", metadata={"content": {"lang": "zh"}})]
+    with (
+        pytest.raises(InputError, match=r"has no column 'content\.text'"),
+        Corpus(tmp_path / "a.parquet", Fields(text="content.text")) as corpus,
+    ):
+        list(corpus)

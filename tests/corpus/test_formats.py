@@ -352,3 +352,13 @@ def test_folders_of_our_own_are_no_corpus(tmp_path: Path, caplog: pytest.LogCapt
             path.mkdir(parents=True) if name.endswith("/") else (path.parent.mkdir(), path.write_text("{}"))
     assert list(texts(read(tmp_path))) == ["mine"]
     assert any("not read: 2, as job, qdrant: folders of an embedded database" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize("encoding", ["gbk", "cp936", "gb18030"])
+def test_the_euro_sign_of_windows_is_read(tmp_path: Path, encoding: str) -> None:
+    """Windows writes 0x80 for it in code page 936, which Python's codecs of that name refuse."""
+    (tmp_path / "a.txt").write_bytes("挂号费".encode("gbk") + b"\x80\x805")
+    assert [row.text for row in read(tmp_path / "a.txt", encoding=encoding)] == ["挂号费€€5"]
+    (tmp_path / "a.txt").write_bytes("挂号费".encode("gbk") + b"\xff")
+    with pytest.raises(InputError, match="is damaged after row 0"):
+        read(tmp_path / "a.txt", encoding=encoding)

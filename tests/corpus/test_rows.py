@@ -120,3 +120,33 @@ def test_metadata_of_any_mapping_become_plain() -> None:
     json.dumps(document.metadata)
     bare = check_document(Document("d", "头痛", metadata=None))  # type: ignore[arg-type]  # as a caller without types
     assert isinstance(bare, Document) and bare.metadata == {}
+
+
+@pytest.mark.parametrize(
+    ("row", "document"),
+    [
+        ({"id": "1", "content": {"body": "a", "lang": "de"}}, Document("1", "a", metadata={"content": {"lang": "de"}})),
+        ({"id": "1", "content": {"body": "a"}, "tags": [{"t": 1}]}, Document("1", "a", metadata={"tags": [{"t": 1}]})),
+        (
+            {"id": "1", "content.body": "a", "content": {"body": "b"}},
+            Document("1", "a", metadata={"content": {"body": "b"}}),
+        ),
+        ({"id": "1", "content": {"body": "a", "title": "t"}}, Document("1", "a", "t")),
+    ],
+)
+def test_a_part_of_a_document_may_stand_inside_an_object(row: dict[str, object], document: Document) -> None:
+    fields = Fields(text="content.body", title="content.title")
+    assert parse_line(json.dumps(row).encode(), 1, fields) == document
+
+
+@pytest.mark.parametrize("row", [{"id": "1"}, {"id": "1", "content": "a"}, {"id": "1", "content": {"body": None}}])
+def test_a_path_that_leads_nowhere_is_named(row: dict[str, object]) -> None:
+    reject = parse_line(json.dumps(row).encode(), 1, Fields(text="content.body"))
+    assert isinstance(reject, Reject) and reject.reason.startswith("document has no 'content.body' (keys: id")
+
+
+def test_nan_is_a_missing_field() -> None:
+    raw = b'{"id": "1", "text": "a", "title": NaN, "score": NaN, "metadata": {"x": NaN, "y": 1}}'
+    assert parse_line(raw, 1, FIELDS) == Document("1", "a", metadata={"y": 1})
+    reject = parse_line(b'{"id": "1", "text": NaN}', 1, FIELDS)
+    assert isinstance(reject, Reject) and reject.reason == "document has no 'text' (keys: id)"

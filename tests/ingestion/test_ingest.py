@@ -145,6 +145,19 @@ def test_rejected_rows_are_listed_and_the_rest_is_stored(qdrant: QdrantClient, w
     assert stored_texts(qdrant) == {"1": "一", "3": "三"}
 
 
+def test_every_rejected_row_names_its_file(qdrant: QdrantClient, tmp_path: Path) -> None:
+    """Also one that is found after reading: its id twice, or no token."""
+    (tmp_path / "corpus").mkdir()
+    first, second = ({"id": "1", "text": "一"}, {"id": "1", "text": "另一"})
+    (tmp_path / "corpus" / "a.jsonl").write_text(json.dumps(first) + "\n", encoding="utf-8")
+    (tmp_path / "corpus" / "b.jsonl").write_text("broken\n" + json.dumps(second) + "\n", encoding="utf-8")
+    report = ingest(tmp_path / "corpus", HashModel(), qdrant, "corpus")
+    assert report.rejects_file is not None
+    rejects = [json.loads(line) for line in Path(report.rejects_file).read_text().splitlines()]
+    assert [(reject["file"], reject["line"]) for reject in rejects] == [("b.jsonl", 1), ("b.jsonl", 2)]
+    assert all("b.jsonl" in reason for reason in report.first_rejects)
+
+
 def test_documents_can_come_from_python(qdrant: QdrantClient) -> None:
     documents = (Document(f"d{n}", f"文本{n}") for n in range(10))
     assert ingest(documents, HashModel(), qdrant, "corpus").points == 10
