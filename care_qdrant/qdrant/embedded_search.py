@@ -8,7 +8,10 @@ collections are read, and where they are not as expected, qdrant-client answers 
 """
 
 import array
+import logging
 from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import version
 from operator import getitem, is_
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,8 +19,16 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 from qdrant_client import QdrantClient, models
-from qdrant_client.hybrid.fusion import distribution_based_score_fusion, reciprocal_rank_fusion
-from qdrant_client.local.distances import calculate_distance
+
+try:
+    from qdrant_client.hybrid.fusion import distribution_based_score_fusion, reciprocal_rank_fusion
+    from qdrant_client.local.distances import calculate_distance
+except ImportError as error:
+    _IMPORT_ERROR: ImportError | None = error
+else:
+    _IMPORT_ERROR = None
+
+logger = logging.getLogger(__name__)
 
 _READ = (
     "_compute_idf",
@@ -32,7 +43,7 @@ _READ = (
     "vectors",
 )
 """Attributes of qdrant-client's local collections that a search reads."""
-# They are no public interface: where one is missing, qdrant-client itself searches.
+# They are not a public interface: where one is missing, a warning says so and qdrant-client itself searches.
 
 Mask = npt.NDArray[np.bool_]
 Scores = npt.NDArray[np.float32]
@@ -46,8 +57,12 @@ _COLUMNS: "WeakKeyDictionary[Any, dict[str, SparseColumn]]" = WeakKeyDictionary(
 
 def search_arrays(client: QdrantClient, collection: str, request: models.QueryRequest) -> Found | None:
     """Return the answer to a BM25 or a fused request, None for any other, which is left to qdrant-client."""
-    local: Any = getattr(client._client, "collections", {}).get(collection)
-    if not all(hasattr(local, name) for name in _READ):
+    collections = getattr(getattr(client, "_client", None), "collections", None)
+    local: Any = (collections or {}).get(collection)
+    if local is None and collections is not None:  # qdrant-client's to refuse
+        return None
+    if missing := _missing_names(local):
+        _warn_once(missing)
         return None
     search, query, start = _Search(local), request.query, request.offset or 0
     limit = 10 if request.limit is None else request.limit
@@ -80,6 +95,25 @@ def search_arrays(client: QdrantClient, collection: str, request: models.QueryRe
     else:
         return None
     return None if points is None else _with_payloads(client, collection, points, request)
+
+
+def _missing_names(local: Any) -> str:
+    """Return the names of qdrant-client that a search reads and that are not there; empty where all are."""
+    if _IMPORT_ERROR is not None:
+        return str(_IMPORT_ERROR)
+    names = ["QdrantLocal.collections"] if local is None else [name for name in _READ if not hasattr(local, name)]
+    return ", ".join(names)
+
+
+@cache
+def _warn_once(missing: str) -> None:
+    """Say, once in a process, that searches of the embedded database take longer."""
+    logger.warning(
+        "qdrant-client %s does not have what fast searches of the embedded database read (%s): it searches itself, "
+        "with the same answers in more time; a newer care-qdrant may know this version",
+        version("qdrant-client"),
+        missing,
+    )
 
 
 class _Search:

@@ -10,6 +10,7 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import CareError
+from care_qdrant.qdrant import embedded_search
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.embedded_search import search_arrays
 from care_qdrant.search.fusion import Fusion, fused_request
@@ -194,3 +195,48 @@ def test_a_threshold_and_an_offset_are_those_of_the_server(filled: QdrantClient)
 def test_what_is_no_embedded_collection_is_left_alone() -> None:
     with closing(QdrantClient(":memory:")) as client:
         assert search_arrays(client, "missing", _requests()[0]) is None
+
+
+class _Renamed:
+    """An object of qdrant-client, one of whose names its users do not find any more."""
+
+    def __init__(self, owner: object, hidden: str) -> None:
+        self._owner, self._hidden = owner, hidden
+
+    def __getattr__(self, name: str) -> object:
+        if name == self._hidden:
+            raise AttributeError(name)
+        return getattr(self._owner, name)
+
+
+@pytest.mark.filterwarnings("ignore:Local mode performs exact")
+@pytest.mark.parametrize("name", embedded_search._READ)
+def test_a_qdrant_client_with_other_names_searches_itself(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A name that a new version does not have costs time and one warning, and changes no answer."""
+    embedded_search._warn_once.cache_clear()
+    with closing(QdrantClient(":memory:")) as client:
+        _create(client)
+        own = _own(client)
+        collections = vars(client._client)["collections"]
+        monkeypatch.setitem(collections, "corpus", _Renamed(collections["corpus"], name))
+        points = Collection(client, "corpus").search("searching", _requests())
+    assert [[(point.id, point.score, point.payload) for point in answer] for answer in points] == own
+    assert [record.args and list(record.args)[-1] for record in caplog.records] == [name]
+
+
+def test_a_qdrant_client_with_other_modules_or_collections_searches_itself(
+    filled: QdrantClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    embedded_search._warn_once.cache_clear()
+    request = BASES["sparse"]
+    assert search_arrays(filled, "corpus", request)
+    with monkeypatch.context() as patch:
+        patch.setattr(embedded_search, "_IMPORT_ERROR", ImportError("no fusion"))
+        assert search_arrays(filled, "corpus", request) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(filled, "_client", _Renamed(filled._client, "collections"))
+        assert search_arrays(filled, "corpus", request) is None
+    assert "no fusion" in caplog.text
+    assert "QdrantLocal.collections" in caplog.text
