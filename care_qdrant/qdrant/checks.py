@@ -5,7 +5,6 @@ All but `require_learned_from` look at a schema that was read before.
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from qdrant_client import models
@@ -14,11 +13,9 @@ from care_qdrant.contracts.contract import Contract, SparseContract, VectorContr
 from care_qdrant.contracts.learned import LearnedContract, agreement, probe_ids, probe_texts, probe_vectors, signs
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch, next_command
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.schema import CollectionSchema
 from care_qdrant.types import Vectors
-
-if TYPE_CHECKING:
-    from care_qdrant.qdrant.collection import Collection
 
 _log = logging.getLogger(__name__)
 
@@ -107,7 +104,7 @@ def check_learned(schema: CollectionSchema, vector_name: str, learned: LearnedCo
 
 
 def require_learned_from(
-    collection: "Collection", vector_name: str, encode: Callable[[Sequence[str]], Vectors] | None = None
+    collection: Collection, vector_name: str, encode: Callable[[Sequence[str]], Vectors] | None = None
 ) -> None:
     """Refuse a learned query encoder where another model made too many of the stored vectors, and warn of the first.
 

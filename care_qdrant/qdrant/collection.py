@@ -12,11 +12,10 @@ from care_qdrant.contracts.contract import Contract, contract_metadata
 from care_qdrant.contracts.learned import LearnedContract, learned_metadata
 from care_qdrant.contracts.stand_in import made_by
 from care_qdrant.errors import InputError, NoCollection, Rejected, counted, next_command
-from care_qdrant.qdrant import grpc, rest
+from care_qdrant.qdrant import grpc, optimizer, rest
 from care_qdrant.qdrant.calls import Calls, Written, in_requests, seconds_left
 from care_qdrant.qdrant.connection import as_version, require_floor
 from care_qdrant.qdrant.embedded_search import search_arrays
-from care_qdrant.qdrant.optimizer import wait_before_renaming, wait_for_hidden_points
 from care_qdrant.qdrant.retry import RequestTooLarge, RetryPolicy
 from care_qdrant.qdrant.schema import TENANTS_KEY, CollectionSchema, Limits, is_tenant_index
 
@@ -253,16 +252,21 @@ class Collection(Calls):
 
         After ``longest_seconds`` that is the last answer, whose status is still yellow.
         """
-        until = time.monotonic() + longest_seconds
-        while True:
-            info = self.info()
-            if info.status is not models.CollectionStatus.YELLOW or time.monotonic() >= until:
-                return info
-            sleep(poll_seconds)
+        return optimizer.wait_for_optimizer(self.info, longest_seconds, poll_seconds, sleep=sleep)
+
+    def _wait_before_renaming(self) -> None:
+        if not self.is_embedded:
+            optimizer.wait_before_renaming(self.name, self.info)
+
+    def _wait_for_hidden_points(self) -> None:
+        # Counts, reads and searches leave those out without a word: an attach would be whole without them.
+        config = None if self.is_embedded else self.schema.config.optimizer_config
+        if getattr(config, "prevent_unoptimized", None):
+            optimizer.wait_for_hidden_points(self.name, self.info)
 
     def add_vector(self, vector_name: str, config: models.VectorNameConfig) -> None:
         """Add a vector to the schema, unless it is there; existing points do not have it yet."""
-        wait_before_renaming(self)
+        self._wait_before_renaming()
         self._schema = None
         try:
             self.call("adding the vector", lambda: self.client.create_vector_name(self.name, vector_name, config))
@@ -273,7 +277,7 @@ class Collection(Calls):
 
     def remove_vector(self, vector_name: str) -> None:
         """Remove a vector from the schema and from all points."""
-        wait_before_renaming(self)
+        self._wait_before_renaming()
         self._schema = None
         self.call("removing the vector", lambda: self.client.delete_vector_name(self.name, vector_name))
 
@@ -310,7 +314,7 @@ class Collection(Calls):
         points that the server hides (`wait_for_hidden_points`).
         """
         if limit is None and not as_seen:
-            wait_for_hidden_points(self)
+            self._wait_for_hidden_points()
         offset, size, left = None, self.limits.page, limit
         while left is None or left > 0:
             try:
@@ -411,7 +415,7 @@ class Collection(Calls):
             pages = self.scroll("counting", where=where, payload=False, as_seen=as_seen)
             return sum(len(page) for page in pages)
         if not as_seen:
-            wait_for_hidden_points(self)
+            self._wait_for_hidden_points()
         key = self.shard_key
         return self.call("counting", lambda: self.client.count(self.name, where, True, key)).count
 
