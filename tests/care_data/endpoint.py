@@ -54,6 +54,8 @@ class Endpoint:
         """Answer to a prompt that asks for no ratings."""
         self.embed: Callable[[list[str]], list[list[float]]] = lambda texts: []
         self.down: set[str] = set()
+        self._attempts: dict[str, list[str]] = {}
+        """Keys of the same request, in the order in which they came."""
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -89,7 +91,12 @@ class Endpoint:
         with self.lock:
             self.bill.sent[key] += 1
             first = self.bill.sent[key] == 1
-        draw = random.Random(key).random
+            # The key depends on the port, which is another one in each run: the request and its attempt do not.
+            attempts = self._attempts.setdefault(json.dumps(body, sort_keys=True), [])
+            if key not in attempts:
+                attempts.append(key)
+            call = json.dumps([body, attempts.index(key)], sort_keys=True)
+        draw = random.Random(call).random
         if body["model"] in self.down:
             self._write(handler, 503, b"{}")
             return
@@ -101,10 +108,10 @@ class Endpoint:
             return
         with self.lock:
             if key not in self.paid or not self.idempotent:
-                self.paid[key] = self._completion(body, random.Random(f"content {key}"))
+                self.paid[key] = self._completion(body, random.Random(f"content {call}"))
                 self.bill.billed[key] += 1
         self.before_answer()
-        if first and random.Random(f"slow {key}").random() < self.faults.slow:
+        if first and random.Random(f"slow {call}").random() < self.faults.slow:
             time.sleep(SLOW_SECONDS)
         self._write(handler, 200, self.paid[key])
 
