@@ -183,6 +183,11 @@ _run_options = add_options(
     click.option("--sync", is_flag=True, help="Delete points of documents that are no longer in the corpus."),
     deletion_option("Largest fraction of the stored points that --sync may delete."),
     click.option("--sync-despite-rejects", is_flag=True, help="Let --sync delete although rows were rejected."),
+    click.option(
+        "--sync-other-files",
+        is_flag=True,
+        help="Let --sync also delete documents of files that earlier runs read, and this one does not.",
+    ),
 )
 storage_options = add_options(
     quantization_option(f"Copy of the vectors, searched first: {sizes_in_words()} of its size."),
@@ -235,7 +240,7 @@ storage_options = add_options(
         ],
         "Model": ["vector_name", "stand_in", "any_language"],
         "Server": ["shard_key"],
-        "Deletion": ["replace_others", "max_delete_fraction", "sync_despite_rejects"],
+        "Deletion": ["replace_others", "max_delete_fraction", "sync_despite_rejects", "sync_other_files"],
         "Storage of a new collection": ["quantization", "on_disk", "shards", "replicas", "indexes"],
         "Log": ["verbose"],
     },

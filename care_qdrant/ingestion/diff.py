@@ -1,17 +1,18 @@
 """The difference of a window of a corpus to the stored points, by hashes: nothing, a new payload, or a vector."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from qdrant_client import models
 
+from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.contracts.payload import chunk_payload, content_hash, payload_hash, stored_hash
 from care_qdrant.contracts.stand_in import stand_ins
 from care_qdrant.ingestion.pipeline import Task, Window
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME, PointVectors
-from care_qdrant.types import CARE_KEY, Chunk, Vectors, point_id
+from care_qdrant.types import CARE_KEY, Chunk, Vectors, embedded_text, point_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ def make_diff(
     diff = Diff(collection, documents=len(documents))
     ids = [chunk.point_id for chunks in documents for chunk in chunks]
     stored = {} if is_new else read_stored(collection, ids)
+    surplus: list[str] = []
     for chunks in documents:
         longest = 0
         for chunk in chunks:
@@ -96,7 +98,8 @@ def make_diff(
             longest = max(longest, found.chunks if found else 0)
             _sort_in(diff, task, vectors)
         document_id = chunks[0].document.id
-        diff.surplus += [point_id(document_id, number) for number in range(len(chunks), longest)]
+        surplus += [point_id(document_id, number) for number in range(len(chunks), longest)]
+    diff.surplus = list(read_stored(collection, surplus)) if surplus else []  # an interrupted run deleted some
     return diff
 
 
@@ -174,17 +177,30 @@ def _hashes(chunk: Chunk, vectors: PointVectors, stored: Stored | None) -> dict[
     return hashes
 
 
-def remove_orphaned_hashes(collection: Collection, vector_name: str) -> int:
+def remove_orphaned_hashes(collection: Collection, vector_name: str, sparse: SparseContract | None = None) -> int:
     """Remove the hash of a vector from each point that does not have the vector; return the number of those points.
 
     Deleting a named vector leaves the payloads as they are, and ingestion trusts their hashes: without this, a corpus
-    would be reported as unchanged while none of its points could be found.
+    would be reported as unchanged while none of its points could be found. Under ``sparse``, the contract of a BM25
+    vector, points of ingestion whose text has no terms keep the hash: they need no vector.
     """
     without = models.Filter(must_not=[models.HasVectorCondition(has_vector=vector_name)])
+    read = [CARE_KEY] if sparse is None else [CARE_KEY, "title", "text"]
     removed = 0
     for part in collection.parts():
-        for page in part.scroll("looking for points without a vector", where=without, payload=[CARE_KEY]):
-            ids = [record.id for record in page if stored_hash(record.payload or {}, vector_name) is not None]
+        for page in part.scroll("looking for points without a vector", where=without, payload=read):
+            payloads = {record.id: record.payload or {} for record in page}
+            ids = [
+                id_
+                for id_, payload in payloads.items()
+                if stored_hash(payload, vector_name) is not None and _needs(sparse, payload)
+            ]
             part.delete_payload_key(ids, f'{CARE_KEY}.vectors."{vector_name}"')
             removed += len(ids)
     return removed
+
+
+def _needs(sparse: SparseContract | None, payload: Mapping[str, Any]) -> bool:
+    """Return whether a point of ingestion needs a vector under this contract."""
+    text = embedded_text(str(payload.get("title") or ""), str(payload.get("text") or ""))
+    return sparse is None or bool(sparse.vector(text).indices)

@@ -35,7 +35,6 @@ def estimate(
     for diff in diffs:
         report.encoded += len(diff.encode)
         report.updated += len(diff.update)
-        report.deleted += len(diff.surplus)
         tokens += sum(task.chunk.tokens for task in diff.encode)
         documents += len({task.chunk.document.id for task in diff.encode})
         size += sum(payload_bytes(task.chunk, task.hashes) for task in (*diff.encode, *diff.update))

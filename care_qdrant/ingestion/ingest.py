@@ -39,11 +39,11 @@ from care_qdrant.ingestion.rows import (
     sparse_contract,
 )
 from care_qdrant.ingestion.run_entry import RunEntry
-from care_qdrant.ingestion.seen import Seen, delete_missing, delete_surplus_chunks
+from care_qdrant.ingestion.seen import Seen, Stale, count_stale, delete_stale
 from care_qdrant.ingestion.settings import DocumentModel, IngestReport, IngestSettings, name_of_vector
 from care_qdrant.model.care_model import CareModel
 from care_qdrant.progress import Progress
-from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.create import (
     SPARSE_VECTOR_NAME,
     PointVectors,
@@ -106,7 +106,7 @@ def ingest(
             if settings.stand_in:
                 model = _standing_in(model, target)
             vectors, is_new, rows = _joined(source, model, target, vector_name, settings, storage or Storage())
-            entry = RunEntry(target, vectors, settings)
+            entry = RunEntry(target, vectors, settings, source.inputs)
             run = _Run(target, model, vectors, settings, is_new, seen, entry, on_progress)
             return run.go(replace(source, rows=rows), on_stopped)
     except KeyboardInterrupt:
@@ -261,6 +261,9 @@ class _Run:
     compared_tokens: int = 0
     """Tokens of those that are to be encoded."""
     inserted: int = 0
+    """Points that were not there before."""
+    surplus: int = 0
+    """Chunks beyond the end of a document that became shorter."""
     last: Diff | None = None
     worker: Worker[ChunkTask] = field(init=False)
 
@@ -308,8 +311,11 @@ class _Run:
                 self.report.estimate = estimate(noted, self.report, self.worker.maker, load, batch_tokens)
         else:
             self._write(diffs)
-        self._sync(source.changed)
-        return self._finish(before)
+        refusal = self._tidy(source.changed)
+        points = self._finish(before)
+        if refusal is not None:
+            raise refusal
+        return points
 
     def _prepare(self) -> int:
         """Repair the hashes of a collection that is there; return the number of its points."""
@@ -317,6 +323,8 @@ class _Run:
             return 0
         if not self.settings.dry_run:
             remove_orphaned_hashes(self.collection, self.vectors.vector_name)
+            if self.vectors.sparse is not None:
+                remove_orphaned_hashes(self.collection, SPARSE_VECTOR_NAME, self.vectors.sparse)
         return self.collection.count()
 
     def _reader(self, source: Source) -> Reader:
@@ -338,8 +346,9 @@ class _Run:
         self.compared += diff.unchanged + len(diff.encode) + len(diff.update)
         self.compared_tokens += sum(task.chunk.tokens for task in diff.encode)
         self.report.other_points += len(diff.others)
-        if self.settings.replace_others and self.settings.dry_run:
-            self.report.deleted += len(diff.others)
+        self.report.deleted += len(self._gone(diff))
+        self.surplus += len(diff.surplus)
+        self.inserted += sum(task.stored is None for task in (*diff.encode, *diff.update))
         self.last = diff
         self._show(diff)
         return diff
@@ -386,44 +395,83 @@ class _Run:
         if diff.has_changes:
             self.entry.begin()
         # Surplus chunks go before those that say how many there are: a run that is killed in between finds them again.
-        gone = [*(diff.others if self.settings.replace_others else ()), *diff.surplus]
-        self.collection.delete(gone)
-        self.report.deleted += len(gone)
+        self.collection.delete(self._gone(diff))
         self.report.updated += len(diff.update)
+
+    def _gone(self, diff: Diff) -> list[PointId]:
+        """Return the points that the documents of a window do not have any more."""
+        return [*(diff.others if self.settings.replace_others else ()), *diff.surplus]
 
     def _note_batch(self, diff: Diff, tasks: Sequence[ChunkTask]) -> None:
         self.report.encoded += len(tasks)
-        self.inserted += sum(task.stored is None for task in tasks)
         self.report.tokens += sum(task.tokens for task in tasks)
         self._show(diff)
 
-    def _sync(self, changed: Sequence[str]) -> None:
-        settings = self.settings
-        if not settings.dry_run:
+    def _tidy(self, changed: Sequence[str]) -> InputError | None:
+        """Delete what the corpus does not have any more, or in a dry run count it; return why a sync deletes nothing.
+
+        A sync that is refused is the error of a run that stored its corpus.
+        """
+        settings, is_dry = self.settings, self.settings.dry_run
+        if not (is_dry and self.is_new):  # else it may not be there
             self.entry.check()
-            if self.entry.may_have_surplus:
-                self.report.deleted += delete_surplus_chunks(self.collection, self.seen, in_shard=settings.shard.has)
-        if not settings.sync or (settings.dry_run and self.is_new):
-            return
-        done = "This was a dry run" if settings.dry_run else "The others are stored"
+        refusal = self._refusal(changed) if settings.sync else None
+        if is_dry and self.is_new:
+            return refusal
+        has_sync = settings.sync and refusal is None
+        if not (has_sync or self.entry.may_have_surplus):
+            return refusal
+        in_shard = settings.shard.has
+        stale = count_stale(self.collection, self.seen, in_shard=in_shard)
+        if is_dry:  # the real run deletes these before, and inserts those
+            stale.surplus -= self.surplus
+            stale.kept += self.inserted
+        if stale.surplus and not is_dry:
+            stale.surplus = delete_stale(self.collection, self.seen, "surplus", in_shard=in_shard)
+        self.report.deleted += stale.surplus
+        if not has_sync:
+            return refusal
+        if stale.missing > settings.max_delete_fraction * (stale.kept + stale.missing):
+            return self._too_many(stale)
+        if stale.missing and not is_dry:
+            stale.missing = delete_stale(self.collection, self.seen, "missing", in_shard=in_shard)
+        self.report.deleted += stale.missing
+        self.report.first_deleted = stale.examples
+        self.entry.has_synced = True
+        return None
+
+    def _refusal(self, changed: Sequence[str]) -> InputError | None:
+        """Return why it is not known which documents are missing; None where it is."""
+        done = "This was a dry run" if self.settings.dry_run else "The others are stored"
         if changed:
-            raise InputError(
+            return InputError(
                 f"{changed[0]}: was written to while it was read, so documents that are stored may be missing. {done}, "
                 "and nothing was deleted. Run the same command again when nothing writes to it"
             )
-        if self.report.rejected and not settings.sync_despite_rejects:
-            raise InputError(
+        if self.report.rejected and not self.settings.sync_despite_rejects:
+            return InputError(
                 f"rejected rows: {self.report.rejected:,}, and each may be a document that is stored. {done}, and "
                 "nothing was deleted. Mend the corpus, or give --sync-despite-rejects"
             )
-        deleted, self.report.first_deleted = delete_missing(
-            self.collection,
-            self.seen,
-            in_shard=settings.shard.has,
-            max_fraction=settings.max_delete_fraction,
-            dry_run=settings.dry_run,
+        others = [] if self.is_new else self.entry.other_inputs()
+        if others and not self.settings.sync_other_files:
+            return InputError(
+                f"collection {self.collection.name!r} also has documents of {others[0]}"
+                f"{f' and {len(others) - 1:,} more' if len(others) > 1 else ''}, which this run does not read. {done}, "
+                "and nothing was deleted. Give all files or folders in one command, or, to delete the documents of "
+                "the others, --sync-other-files"
+            )
+        return None
+
+    def _too_many(self, stale: Stale) -> InputError:
+        missing, stored = stale.missing, stale.kept + stale.missing
+        done = "this was a dry run" if self.settings.dry_run else "the corpus is stored"
+        return InputError(
+            f"collection {self.collection.name!r}: {counted(missing, 'point', of=stored)} ({missing / stored:.0%}), of "
+            f"documents such as {', '.join(stale.examples)}, {'is' if missing == 1 else 'are'} not in the corpus, more "
+            f"than the {self.settings.max_delete_fraction:.0%} that --sync may delete; {done}, and nothing was "
+            "deleted. If the corpus is complete, give a larger --max-delete-fraction"
         )
-        self.report.deleted += deleted
 
     def _finish(self, before: int) -> int:
         """Count exactly, and return the number of points that carry the vector."""
@@ -432,6 +480,13 @@ class _Run:
         points = self.collection.count_with_vector(self.vectors.vector_name)
         if self.settings.dry_run:
             return points
+        # Other shards of the corpus may be written, and synchronised, at the same time.
+        lowest = before + self.inserted - self.report.deleted if self.settings.shard.of == 1 else 0
+        if points < self._chunks or self.collection.count() < lowest:
+            raise QdrantError(
+                f"collection {self.collection.name!r}: {counted(self._chunks, 'point', 'were')} acknowledged, and "
+                f"{points:,} carry vector {self.vectors.vector_name!r}: some were lost. Run the same command again"
+            )
         if self.settings.finish:
             finish_load(self.collection)
             record_rescoring(self.collection, self.vectors.vector_name)
@@ -440,13 +495,6 @@ class _Run:
             schema = self.collection.schema
             self.report.other_vectors = sorted({*schema.dense, *schema.sparse} - {*self.worker.names})
         self.entry.end()
-        # Other shards of the corpus may be written, and synchronised, at the same time.
-        lowest = before + self.inserted - self.report.deleted if self.settings.shard.of == 1 else 0
-        if points < self._chunks or self.collection.count() < lowest:
-            raise QdrantError(
-                f"collection {self.collection.name!r}: {counted(self._chunks, 'point', 'were')} acknowledged, and "
-                f"{points:,} carry vector {self.vectors.vector_name!r}: some were lost. Run the same command again"
-            )
         return points
 
     def _count_stand_ins(self) -> int:

@@ -4,6 +4,7 @@ Rows are checked early, duplicates go, long documents are cut, and windows are c
 """
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager, nullcontext
@@ -18,7 +19,7 @@ from care_qdrant.corpus.files import Corpus, CorpusPath, typed_fields
 from care_qdrant.corpus.formats import Format
 from care_qdrant.corpus.rejects import RejectsFile, rejects_path
 from care_qdrant.corpus.rows import Fields, Reject, check_document
-from care_qdrant.corpus.streams import UTF_8
+from care_qdrant.corpus.streams import STDIN, UTF_8
 from care_qdrant.encoders.languages import SAMPLED_TEXTS, require_language
 from care_qdrant.errors import InputError, counted
 from care_qdrant.ingestion.diff import Diff, make_diff, points_of_other_writers
@@ -43,6 +44,8 @@ Row = Document | CutDocument | Reject
 Cut = Callable[[Sequence[Document]], Iterator[CutDocument | Reject]]
 """Function that cuts documents: for each, in order, its chunks, or the reason why it has none."""
 
+FROM_PROGRAM = "a program"
+"""Input that stands for documents which a program gave."""
 FIRST_REJECTS = 3
 """Number of rejected rows that a report quotes."""
 
@@ -56,6 +59,8 @@ class Source:
     rejects: RejectsFile | None = None
     changed: Sequence[str] = ()
     """Files that were written to while they were read; grows while the rows are read."""
+    inputs: Sequence[str] = ()
+    """Files and folders that were given, by which a later run knows the corpus again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +101,10 @@ def open_source(
                     )
                 yield check_document(replace(document, line=number))
 
-        yield Source(checked(), lambda: number / len(documents) if isinstance(documents, Sized) else None)
+        def share_read() -> float | None:
+            return number / len(documents) if isinstance(documents, Sized) else None
+
+        yield Source(checked(), share_read, inputs=(FROM_PROGRAM,))
         return
     path = None if dry_run and reading.rejects is None else Path(reading.rejects or rejects_path(collection, shard))
     with (
@@ -107,7 +115,14 @@ def open_source(
         if file.found:
             others = f", the first of {len(file.files):,} files" if len(file.files) > 1 else ""
             logger.info("%s: %s%s", file.files[0].path, file.found[0], others)
-        yield Source(rows, lambda: file.share_read, rejects, file.changed)
+        yield Source(rows, lambda: file.share_read, rejects, file.changed, _inputs(corpus))
+
+
+def _inputs(corpus: CorpusPath) -> list[str]:
+    """Return the files and folders of a corpus as absolute paths, sorted; a URL and standard input as they are."""
+    given = [corpus] if isinstance(corpus, str | Path) else corpus
+    # A symbolic link such as "current" keeps its name.
+    return sorted({each if each == STDIN or "://" in each else os.path.abspath(each) for each in map(str, given)})  # noqa: PTH100
 
 
 def _typed(corpus: CorpusPath, reading: Reading) -> Fields:

@@ -3,12 +3,15 @@
 A collection can be deleted and made again under the same name while a run is writing; the vectors of the run would then
 stand under the contract of another model. So the contract and the identity of the collection are checked before every
 window and at the end. Each run that writes keeps an entry in the collection's metadata until it has finished: a later
-run that finds an entry knows that chunks may be left behind which no document leads to.
+run that finds an entry knows that chunks may be left behind which no document leads to. An entry goes with its own run,
+with a whole run of the same corpus, or with a sync, after which there is no other corpus.
 """
 
 import logging
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from care_qdrant.errors import CareError, FingerprintMismatch, Rejected
@@ -17,7 +20,7 @@ from care_qdrant.qdrant.checks import check_contract, check_sparse_contract
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME, PointVectors
 from care_qdrant.qdrant.retry import is_collection_gone, is_forbidden
-from care_qdrant.qdrant.schema import IDENTITY_KEY, RUN_PREFIX, CollectionSchema, now_noted
+from care_qdrant.qdrant.schema import IDENTITY_KEY, INPUTS_KEY, MET_PREFIX, RUN_PREFIX, CollectionSchema, now_noted
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +32,10 @@ class RunEntry:
     collection: Collection
     vectors: PointVectors
     settings: IngestSettings
+    inputs: Sequence[str] = ()
+    """Files and folders that the run reads."""
+    has_synced: bool = False
+    """Whether the run has deleted what is not in its corpus."""
     identity: str | None = None
     """Identity of the collection when the run first checked it; None for a collection that carries none."""
     key: str = field(default_factory=lambda: f"{RUN_PREFIX}{uuid.uuid4().hex}")
@@ -53,7 +60,7 @@ class RunEntry:
         self.identity = identity
         if self.has_begun and self.key not in schema.metadata:  # a run that has ended meanwhile removed it
             self.may_have_surplus, self.has_begun = True, False
-        if _other_runs(schema, self.key):
+        if _other_runs(schema, self.key) or _met(self.key) in schema.metadata:
             self.may_have_surplus = True
 
     def is_lost(self) -> bool:
@@ -71,9 +78,9 @@ class RunEntry:
         """
         if self.has_begun or self.cannot_note:
             return
-        entry = {"started": now_noted(), **self._place}
+        entry = {"started": now_noted(), **self._place, INPUTS_KEY: [*self.inputs]}
         try:
-            metadata = {self.key: entry, **self.vectors.stand_in_metadata()}
+            metadata = {self.key: entry, **self._recorded(), **self.vectors.stand_in_metadata()}
             self.collection.update("noting the run", metadata=metadata)
         except Rejected as error:
             if not is_forbidden(error) or self.vectors.stand_in is not None:  # nothing would tell of its vectors
@@ -89,13 +96,44 @@ class RunEntry:
             self.has_begun = True
 
     def end(self) -> None:
-        """Remove the trace, and those of interrupted runs of the same shard after the whole corpus was read."""
+        """Remove the trace, and those of interrupted runs whose work this one has done."""
         self.check()
-        own = [self.key] if self.has_begun else []
-        others = _other_runs(self.collection.schema, self.key) if self.settings.limit is None else {}
+        others = _other_runs(self.collection.schema, self.key)
         settled = [key for key, run in others.items() if self._covers(run)]
-        if own or settled:
-            self.collection.update("noting the end of the run", metadata=dict.fromkeys([*own, *settled]))
+        gone = [*([self.key] if self.has_begun else ()), *settled]
+        metadata: dict[str, Any] = dict.fromkeys([*gone, *map(_met, gone)]) | self._recorded()
+        if self.has_begun:
+            metadata |= {_met(key): True for key in others.keys() - settled}
+        if not metadata or self.cannot_note:
+            return
+        try:
+            self.collection.update("noting the end of the run", metadata=metadata)
+        except Rejected as error:
+            if gone or not is_forbidden(error):  # such a key cannot keep the record of files either
+                raise
+
+    def other_inputs(self) -> list[str]:
+        """Return the files and folders whose documents are stored, and which this run does not read."""
+        stored = self.collection.schema.metadata.get(self._inputs_key)
+        return [each for each in stored if not self._reads(each)] if isinstance(stored, list) else []
+
+    @property
+    def _inputs_key(self) -> str:
+        """Metadata key of the files whose documents are stored, in the shards of the key where there is one."""
+        key = self.collection.shard_key
+        return INPUTS_KEY if key is None else f"{INPUTS_KEY}:{key}"
+
+    def _recorded(self) -> dict[str, Any]:
+        """Return the change of the record of the files whose documents are stored; empty where it is right."""
+        stored = self.collection.schema.metadata.get(self._inputs_key)
+        before = stored if isinstance(stored, list) else []
+        is_alone = self.has_synced and self.settings.shard.of == 1
+        after = [*({} if is_alone else dict.fromkeys(before)) | dict.fromkeys(self.inputs)]
+        return {} if before == after or not self.inputs else {self._inputs_key: after}
+
+    def _reads(self, given: str) -> bool:
+        """Return whether this run reads a file or a folder that was given to another one."""
+        return any(given == own or Path(own) in Path(given).parents or Path(given).match(own) for own in self.inputs)
 
     @property
     def _place(self) -> dict[str, Any]:
@@ -106,7 +144,14 @@ class RunEntry:
     def _covers(self, run: dict[str, Any]) -> bool:
         """Return whether this run has finished what another one had begun."""
         own = self._place
-        return run.get("shard_key") == own.get("shard_key") and own["shard"] in ("1/1", run.get("shard"))
+        if run.get("shard_key") != own.get("shard_key") or own["shard"] not in ("1/1", run.get("shard")):
+            return False
+        return self.settings.limit is None and (self.has_synced or all(map(self._reads, run.get(INPUTS_KEY) or ())))
+
+
+def _met(key: str) -> str:
+    """Return the metadata key that tells a run of another one that has ended meanwhile."""
+    return f"{MET_PREFIX}{key.removeprefix(RUN_PREFIX)}"
 
 
 def _other_runs(schema: CollectionSchema, own: str) -> dict[str, Any]:

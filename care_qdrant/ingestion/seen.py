@@ -1,4 +1,4 @@
-"""The documents that a run has met, on disk, so that memory does not grow with the corpus; deletes all others.
+"""The documents that a run has met, on disk, so that memory does not grow with the corpus; finds what it lacks.
 
 What goes is a difference of id sets, never "what was not stamped": stamping the kept and deleting the rest destroys
 good points as soon as one layer ignores the stamp. Here a point goes only if it carries our payload, its id is the one
@@ -8,15 +8,16 @@ that this payload gives, and the corpus, read to its end, lacks it.
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Literal, Self
 
 from care_qdrant.contracts.payload import canonical_json
-from care_qdrant.errors import InputError, counted
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.types import CARE_KEY, Document, point_id
 
 Verdict = Literal["new", "same", "other"]
+Kind = Literal["kept", "surplus", "missing"]
 EXAMPLES = 3
 """Documents of deleted points that a report names."""
 
@@ -57,10 +58,6 @@ class Seen:
         row = self._row("SELECT chunks FROM seen WHERE id = ?", _key(document_id))
         return None if row is None else row[0]
 
-    def has_chunk(self, document_id: str, number: int) -> bool:
-        """Return whether a document was met and has a chunk of this number."""
-        return number < (self.chunks(document_id) or 0)
-
     def _row(self, query: str, key: bytes) -> tuple[int] | None:
         with closing(self._database.execute(query, (key,))) as cursor:
             row: tuple[int] | None = cursor.fetchone()
@@ -71,47 +68,51 @@ def _key(document_id: str) -> bytes:
     return blake2b(document_id.encode(), digest_size=16).digest()
 
 
-def delete_missing(
-    collection: Collection, seen: Seen, *, in_shard: Callable[[str], bool], max_fraction: float, dry_run: bool
-) -> tuple[int, list[str]]:
-    """Delete the points of documents that the corpus does not have.
+@dataclass(slots=True)
+class Stale:
+    """Stored points of ingestion that the corpus, read to its end, does not have."""
 
-    Two passes: the first only counts, so that nothing is deleted where more is missing than may go.
-    """
-    stored = missing = 0
+    kept: int = 0
+    """Points that the corpus has."""
+    surplus: int = 0
+    """Chunks with a number that their document, which the corpus has, does not reach."""
+    missing: int = 0
+    """Points of documents that the corpus does not have, or that were rejected."""
+    examples: list[str] = field(default_factory=list)
+    """First documents of the missing points."""
+
+
+def count_stale(collection: Collection, seen: Seen, *, in_shard: Callable[[str], bool]) -> Stale:
+    """Count the stored points of ingestion that the corpus has, and those that it lacks."""
+    stale = Stale()
     first: dict[str, None] = {}
     for points in _points(collection, in_shard):
-        stored += len(points)
-        gone = [document for document, number in points.values() if not seen.has_chunk(document, number)]
-        missing += len(gone)
-        first |= dict.fromkeys(gone[: EXAMPLES if len(first) < EXAMPLES else 0])
-    examples = list(first)[:EXAMPLES]
-    if missing > max_fraction * stored:
-        done = "this was a dry run" if dry_run else "the corpus is stored"
-        raise InputError(
-            f"collection {collection.name!r}: {counted(missing, 'point', of=stored)} ({missing / stored:.0%}), of "
-            f"documents such as {', '.join(examples)}, {'is' if missing == 1 else 'are'} not in the corpus, more than "
-            f"the {max_fraction:.0%} that --sync may delete; {done}, and nothing was deleted. If the corpus is "
-            "complete, give a larger --max-delete-fraction"
-        )
-    if missing and not dry_run:
-        for points in _points(collection, in_shard):
-            collection.delete([point for point, chunk in points.items() if not seen.has_chunk(*chunk)])
-    return missing, examples
+        for document, number in points.values():
+            kind = _kind(seen, document, number)
+            setattr(stale, kind, getattr(stale, kind) + 1)
+            if kind == "missing" and len(first) < EXAMPLES:
+                first[document] = None
+    stale.examples = list(first)
+    return stale
 
 
-def delete_surplus_chunks(collection: Collection, seen: Seen, *, in_shard: Callable[[str], bool]) -> int:
-    """Delete chunks with a number that their document, which the corpus has, does not reach any more.
+def delete_stale(collection: Collection, seen: Seen, kind: Kind, *, in_shard: Callable[[str], bool]) -> int:
+    """Delete stale points of one kind; return their number.
 
-    A killed run, or two concurrent ones with different chunking, can leave chunks behind that no chunk before them
-    leads to. Documents that the corpus does not have, or that were rejected, are left alone.
+    A killed run, or two concurrent ones with different chunking, can leave surplus chunks behind that no chunk before
+    them leads to.
     """
     deleted = 0
     for points in _points(collection, in_shard):
-        surplus = [point for point, (document, number) in points.items() if number >= (seen.chunks(document) or 2**31)]
-        collection.delete(surplus)
-        deleted += len(surplus)
+        gone = [point for point, chunk in points.items() if _kind(seen, *chunk) == kind]
+        collection.delete(gone)
+        deleted += len(gone)
     return deleted
+
+
+def _kind(seen: Seen, document_id: str, number: int) -> Kind:
+    chunks = seen.chunks(document_id) or 0
+    return "kept" if number < chunks else "surplus" if chunks else "missing"
 
 
 def _points(collection: Collection, in_shard: Callable[[str], bool]) -> Iterator[dict[PointId, tuple[str, int]]]:

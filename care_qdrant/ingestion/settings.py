@@ -84,6 +84,8 @@ class IngestSettings:
     """Largest fraction of the stored points that a sync may delete, in [0, 1]."""
     sync_despite_rejects: bool = False
     """A rejected row may be a document that is stored: without this, a sync then deletes nothing."""
+    sync_other_files: bool = False
+    """Let a sync also delete documents of files that earlier runs read, and this one does not."""
     replace_others: bool = False
     """Delete points of the corpus's documents that another writer made under other ids."""
     dry_run: bool = False

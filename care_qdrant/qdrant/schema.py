@@ -19,6 +19,10 @@ IDENTITY_KEY = "care_id"
 """Metadata key of a random identifier of this very collection; one made anew under the same name has another."""
 RUN_PREFIX = "care_run:"
 """Prefix of metadata keys: one for each ingestion that has begun to write and has not finished."""
+MET_PREFIX = "care_run_met:"
+"""Prefix of metadata keys: one for each unfinished ingestion during which another one has ended."""
+INPUTS_KEY = "care_inputs"
+"""Metadata key of the files and folders whose documents ingestion has written."""
 GOOD_MATCH_PREFIX = "care_good_match:"
 """Metadata keys: one for each model and mode, the lowest score of a good match."""
 SHARE_PREFIX = "care_share:"
@@ -141,7 +145,7 @@ class CollectionSchema:
     @property
     def portable_metadata(self) -> dict[str, Any]:
         """Metadata that a copy of the collection keeps: without what belongs to this very collection."""
-        own, runs = (IDENTITY_KEY, PUBLISH_KEY, COPY_KEY), (RUN_PREFIX, ATTACH_PREFIX)
+        own, runs = (IDENTITY_KEY, PUBLISH_KEY, COPY_KEY), (RUN_PREFIX, MET_PREFIX, ATTACH_PREFIX)
         return {key: value for key, value in self.metadata.items() if key not in own and not key.startswith(runs)}
 
     def measured_keys(self, vector_name: str) -> list[str]:

@@ -12,8 +12,9 @@ from care_qdrant.ingestion import rows as reading
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestReport, IngestSettings
 from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME
 from care_qdrant.qdrant.schema import RUN_PREFIX
-from care_qdrant.types import Document, Vectors
+from care_qdrant.types import Document, Vectors, point_id
 from tests.ingestion.conftest import WriteCorpus, short_rows
 from tests.tiny import HashModel, medical_texts, point_alias
 
@@ -193,3 +194,49 @@ def test_a_run_whose_trace_another_run_removed_leaves_it_again(qdrant: QdrantCli
     with pytest.raises(ZeroDivisionError):
         ingest(documents(300, others), model, qdrant, "corpus")
     assert traces(qdrant) == 1
+
+
+def test_a_run_of_another_corpus_leaves_the_trace_of_an_interrupted_one(
+    qdrant: QdrantClient, write_corpus: WriteCorpus
+) -> None:
+    rows, model = short_rows(300), HashModel()
+    large, small = write_corpus(rows, "large.jsonl"), write_corpus(rows[:5], "small.jsonl")
+    shown = 0
+
+    def interrupt(_: object) -> None:
+        nonlocal shown
+        shown += 1
+        if shown == 8:
+            fail()
+
+    with pytest.raises(ZeroDivisionError):
+        ingest(large, model, qdrant, "corpus", on_progress=interrupt)
+    ingest(small, model, qdrant, "corpus")
+    assert traces(qdrant) == 1
+    ingest(large, model, qdrant, "corpus")
+    assert traces(qdrant) == 0
+
+
+def test_a_run_that_lost_points_leaves_its_trace(qdrant: QdrantClient) -> None:
+    model = HashModel()
+    ingest(documents(5), model, qdrant, "corpus")
+    lose = {90: lambda: Collection(qdrant, "corpus").delete([point_id(f"d{n}", 0) for n in range(5)])}
+    with pytest.raises(QdrantError, match="some were lost"):
+        ingest(documents(100, lose), model, qdrant, "corpus")
+    assert traces(qdrant) == 1
+    assert ingest(documents(100), model, qdrant, "corpus").points == 100
+    assert traces(qdrant) == 0
+
+
+def test_a_missing_bm25_vector_is_written_again(qdrant: QdrantClient) -> None:
+    """A text without terms has none, and is not written again and again."""
+    model, settings = HashModel(), IngestSettings(sparse=True)
+    rows = [*documents(5), Document("none", "。")]
+    ingest(rows, model, qdrant, "corpus", settings=settings)
+    collection = Collection(qdrant, "corpus")
+    before = collection.count_with_vector(SPARSE_VECTOR_NAME)
+    collection.delete_vector_of([point_id(f"d{n}", 0) for n in range(3)], SPARSE_VECTOR_NAME)
+    report = ingest(rows, model, qdrant, "corpus")
+    assert (report.encoded, report.updated) == (0, 3)
+    assert collection.count_with_vector(SPARSE_VECTOR_NAME) == before
+    assert ingest(rows, model, qdrant, "corpus").unchanged == 6

@@ -1,6 +1,7 @@
 import gzip
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from care_qdrant.errors import InputError
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings, Shard
 from care_qdrant.progress import Progress
+from care_qdrant.qdrant.collection import Collection
 from tests.ingestion.conftest import WriteCorpus, short_rows, stored_texts
 from tests.tiny import HashModel, medical_texts
 
@@ -164,3 +166,36 @@ def test_a_compressed_corpus_that_is_cut_off_deletes_nothing(
         with pytest.raises(InputError, match="is damaged after row"):
             ingest(corpus, HashModel(), qdrant, "corpus", settings=ANY_SHARE)
         assert qdrant.count("corpus").count == 600
+
+
+def test_a_sync_with_some_files_deletes_no_documents_of_the_others(
+    qdrant: QdrantClient, write_corpus: WriteCorpus
+) -> None:
+    rows = short_rows(60)
+    one, other = write_corpus(rows[:50], "one.jsonl"), write_corpus(rows[50:], "other.jsonl")
+    ingest([one, other], HashModel(), qdrant, "corpus")
+    with pytest.raises(InputError, match=r"also has documents of .*other\.jsonl, which this run does not read"):
+        ingest(one, HashModel(), qdrant, "corpus", settings=SYNC)
+    assert qdrant.count("corpus").count == 60
+    assert ingest(one.parent, HashModel(), qdrant, "corpus", settings=SYNC).deleted == 0
+    ended = ingest(one, HashModel(), qdrant, "corpus", settings=replace(ANY_SHARE, sync_other_files=True))
+    assert ended.deleted == 10
+    assert ingest(one, HashModel(), qdrant, "corpus", settings=SYNC).deleted == 0, "nothing is there of others"
+
+
+def test_a_refused_sync_is_a_run_that_has_ended(qdrant: QdrantClient, write_corpus: WriteCorpus) -> None:
+    rows = short_rows(20)
+    ingest(write_corpus(rows), HashModel(), qdrant, "corpus")
+    with pytest.raises(InputError, match="more than the 20% that --sync may delete"):
+        ingest(write_corpus([*rows[:5], {"id": "new", "text": "新"}]), HashModel(), qdrant, "corpus", settings=SYNC)
+    assert Collection(qdrant, "corpus").schema.unfinished is None
+
+
+def test_a_dry_run_tells_what_the_sync_deletes(qdrant: QdrantClient, write_corpus: WriteCorpus) -> None:
+    """Chunks that a document does not have any more do not count against the limit, in neither run."""
+    rows = [{"id": f"d{n}", "text": text} for n, text in enumerate(medical_texts(20))]
+    ingest(write_corpus(rows), HashModel(max_tokens=12), qdrant, "corpus")
+    shorter = write_corpus([{**row, "text": row["text"][:8]} for row in rows])
+    dry = ingest(shorter, HashModel(max_tokens=12), qdrant, "corpus", settings=replace(SYNC, dry_run=True))
+    real = ingest(shorter, HashModel(max_tokens=12), qdrant, "corpus", settings=SYNC)
+    assert dry.deleted == real.deleted > 20
