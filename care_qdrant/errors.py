@@ -45,6 +45,8 @@ _PATTERNS = (
     (re.compile(r"(?<=://)[^/\s'\"]*@"), f"{_HIDDEN}@"),
     # The same without a scheme, as in QDRANT_URL=user:password@host:6333.
     (re.compile(r"(?<![\w/@.:-])[^\s:/@'\"=]+:[^\s/'\"]+@(?=[\w.\[])"), f"{_HIDDEN}@"),
+    # user:password@host without a scheme, as a URL is often typed.
+    (re.compile(r"(?<![\w/])[^\s/'\"@:]+:[^\s/'\"@]+@(?=[\w\[])"), f"{_HIDDEN}@"),
     # --api-key VALUE, --endpoint-key=VALUE, as a command line has them; --shard-key is none.
     (re.compile(r"(--(?!shard-key)[a-z-]*(?:key|token|password|secret)[= ])(?!-)\S+"), rf"\1{_HIDDEN}"),
     # ?api_key=VALUE of a URL.
@@ -169,7 +171,7 @@ class UnusableText(EncodingError):
         first, others = min(problems), len(problems) - 1
         name = f"text {first}" if names is None else names[first]
         more = f"; {others} more of the call are as unusable" if others else ""
-        super().__init__(f"{name} {problems[first]}: leave it out, or mend it{more}")
+        super().__init__(f"{name} {problems[first]}: leave it out, or fix it{more}")
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.problems, self._names)

@@ -58,7 +58,7 @@ def test_a_file_reaches_commands_of_groups_under_both_of_their_names(tmp_path: P
     assert read_defaults(care)["bench"]["run"] == read_defaults(care_bench)["run"] == expected
     assert read_defaults(care)["bulk"]["plan"] == {"model": "./pair"}
     (tmp_path / "care.toml").write_text("[bulk]\nplam = 1\n")
-    with pytest.raises(InputError, match=r"\[bulk\] has 'plam', which is none of its options: .*plan"):
+    with pytest.raises(InputError, match=r"\[bulk\] has 'plam', which is not one of its options: .*plan"):
         read_defaults(care)
 
 
@@ -73,10 +73,12 @@ def test_the_table_of_pyproject_is_read_and_other_tools_are_left_alone(tmp_path:
     ("content", "message"),
     [
         ("sparce = 1", "'sparce' is an option of no command; known: .*shard"),
-        ("[ingset]\nlimit = 1", r"\[ingset\] is no command of care; known: demo, ingest"),
-        ("[ingest]\nlimits = 1", r"\[ingest\] has 'limits', which is none of its options: .*limit"),
-        ("model = ", "care.toml: is no TOML"),
+        ("[ingset]\nlimit = 1", r"\[ingset\] is not a command of care; known: demo, ingest"),
+        ("[ingest]\nlimits = 1", r"\[ingest\] has 'limits', which is not one of its options: .*limit"),
+        ("model = ", "care.toml: is not valid TOML"),
         ('collection = ""', "care.toml: 'collection' is empty; give a value, or leave it out"),
+        ('[ingest]\ntypes = {year = "text"}', r"\[ingest\] has a table 'types' where a value is expected"),
+        ('[ingest.types]\nyear = "text"', r"\[ingest\] has a table 'types' where a value is expected"),
         ('[ingest]\nindex = ["year", ""]', "care.toml: 'index' is empty"),
     ],
 )

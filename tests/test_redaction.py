@@ -96,3 +96,8 @@ def test_a_key_that_is_an_ordinary_word_does_not_spoil_other_texts() -> None:
     remember_secret("reading-room-key")
     assert redact("cannot be read: machine.threads") == "cannot be read: machine.threads"
     assert redact("key reading-room-key, reading-room-keys") == "key ***, reading-room-keys"
+
+
+def test_a_password_in_a_url_without_a_scheme_is_hidden() -> None:
+    assert redact("user:s3cretpw@127.0.0.1:1: no server answers") == "***@127.0.0.1:1: no server answers"
+    assert redact("at 12:30, a@b.c, care-nano:x") == "at 12:30, a@b.c, care-nano:x"

@@ -220,8 +220,8 @@ def _note(match: "Match", best: "Hit") -> str | None:
     """Return what to say of hits that are no good match; None where they are one."""
     if match.unread:
         return (
-            f"the model does not read {', '.join(match.unread)}, so these scores mean nothing; ask in the language of "
-            "the documents"
+            f"the model does not read {', '.join(match.unread)}, so its scores mean nothing; use a model that reads "
+            "this language, or --mode sparse"
         )
     if match.is_good is not False:
         return None

@@ -87,9 +87,9 @@ def _line(report: "VerifyReport") -> str:
     found = [counted(report.covered, "point", "have") + " it"]
     found += [f"{count:,} {what}" for what, count in counts.items() if count]
     if report.lowest_cosine is not None:
-        found.append(f"{report.sampled} made again: lowest cosine {report.lowest_cosine:.4f}")
+        found.append(f"{report.sampled} re-encoded: lowest cosine {report.lowest_cosine:.4f}")
     if report.known_items is not None:
-        found.append(f"{report.known_items:.0%} found by their first words")
+        found.append(f"searching by their opening words found {report.known_items:.0%}")
     if report.rescoring is not None:
         found.append(
             f"quantised: {report.rescoring.overlap_at_10:.1%} of the nearest ten with oversampling "

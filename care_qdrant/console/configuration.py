@@ -44,7 +44,7 @@ def read_defaults(command: click.Command) -> dict[str, Any]:
     if unknown := sorted(general.keys() - known):
         raise InputError(f"{where}: {unknown[0]!r} is an option of no command; known: {', '.join(sorted(known))}")
     if unknown := sorted(tables.keys() - found.keys()):
-        raise InputError(f"{where}: [{unknown[0]}] is no command of {command.name}; known: {', '.join(found)}")
+        raise InputError(f"{where}: [{unknown[0]}] is not a command of {command.name}; known: {', '.join(found)}")
     return {name: _for_command(child, general, tables.get(name, {}), where) for name, child in found.items()}
 
 
@@ -65,7 +65,7 @@ def _find() -> tuple[str, Mapping[str, Any]]:
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             if table:  # another tool's file, and that tool will say so
                 continue
-            raise InputError(f"{path}: is no TOML ({error})") from error
+            raise InputError(f"{path}: is not valid TOML ({error})") from error
         settings = content.get("tool", {}).get("care", {}) if table else content
         if settings:
             return str(path), settings
@@ -78,8 +78,12 @@ def _for_command(
     options, children = _options(command), _commands(command)
     if unknown := sorted(own.keys() - options.keys() - children.keys()):
         raise InputError(
-            f"{where}: [{command.name}] has {unknown[0]!r}, which is none of its options: "
+            f"{where}: [{command.name}] has {unknown[0]!r}, which is not one of its options: "
             f"{', '.join(sorted([*options, *children]))}"
+        )
+    if tables := sorted(key for key, value in own.items() if isinstance(value, dict) and key not in children):
+        raise InputError(
+            f'{where}: [{command.name}] has a table {tables[0]!r} where a value is expected; write {tables[0]} = "…"'
         )
     found: dict[str, Any] = {}
     for key, value in {**general, **own}.items():

@@ -251,7 +251,7 @@ def test_a_vector_is_one_line_with_those_counts_that_are_not_zero(tmp_path: Path
     whole = CliRunner().invoke(care, ["verify", "c", "--path", str(tmp_path)])
     assert whole.exit_code == 0
     assert whole.stdout.splitlines() == [
-        "care-nano: 4 points have it, 4 made again: lowest cosine 1.0000, 100% found by their first words",
+        "care-nano: 4 points have it, 4 re-encoded: lowest cosine 1.0000, searching by their opening words found 100%",
         "OK: 4 points, 1 vector",
     ]
     with open_client(path=tmp_path) as client:
