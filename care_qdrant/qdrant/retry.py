@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc  # type: ignore[import-untyped]
 import httpx
+from google.protobuf.message import Error as MessageError  # type: ignore[import-untyped]
 from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
@@ -110,7 +111,7 @@ def least_delay(error: Exception, where: str) -> float:
             f"{where}: the folder of the embedded database cannot be read or written ({message}); see to its disk and "
             "its permissions"
         ) from error
-    if not isinstance(error, UnexpectedResponse | grpc.RpcError | ValueError | KeyError):
+    if not isinstance(error, UnexpectedResponse | grpc.RpcError | MessageError | ValueError | KeyError):
         raise error
     needs_more = "access is required" in message or "Write access to" in message
     advice = ". Give a key that may write" if needs_more else ""

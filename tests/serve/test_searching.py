@@ -327,7 +327,7 @@ PAYLOADS: list[dict[str, Any]] = [
     {"content_with_weight": "胃痛", "doc_id": " blank "},
     {"text": "腹泻", "metadata": {"file_id": "f/1"}},
     {"text": "皮疹", "_care": {"chunk": 0}, "doc_id": "ours"},
-    {"text": "眼痛", "doc_id": 2**63 + 5},
+    {"text": "眼痛", "doc_id": 2**63 - 5},
     {"body": "没有编号"},
 ]
 
