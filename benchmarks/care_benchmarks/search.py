@@ -169,7 +169,7 @@ class QdrantSearch(AbsEncoder):
                 self.system.model,
                 self.client,
                 collection,
-                settings=IngestSettings(overflow="truncate", sparse=True),
+                settings=IngestSettings(overflow="truncate", sparse=True, any_language=True),
                 on_progress=on_progress,
             )
         if report.rejected:

@@ -51,7 +51,7 @@ def test_committed_reports_have_the_layout_of_this_version() -> None:
     template = Path(report.__file__).parent / "templates" / "style.html.j2"
     style = template.read_text(encoding="utf-8").strip()
     pages = sorted(RESULTS.glob("*/report.html"))
-    assert len(pages) > 2
+    assert len(pages) > 1
     assert [page.parent.name for page in pages if style not in page.read_text(encoding="utf-8")] == []
 
 

