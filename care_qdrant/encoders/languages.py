@@ -30,7 +30,7 @@ def require_language(model: str, reader: object, texts: Iterable[str]) -> None:
     """
     if not isinstance(reader, TextReader):
         return
-    texts = [text for text in texts if text.strip()]
+    texts = [text for half in texts if (text := half.encode(errors="ignore").decode()).strip()]  # no half characters
     unread = [text for text in texts if reader.unread(text)]
     if len(unread) < NOTICEABLE_UNREAD * len(texts) or not unread:
         return

@@ -58,11 +58,11 @@ def test_seen_documents() -> None:
         assert seen.add(Document("3", "a", metadata={"x": 1, "y": 2})) == "new"
         assert seen.add(Document("3", "a", metadata={"y": 2, "x": 1})) == "same", "keys have no order"
         seen.set_chunks({"1": 2})
-        assert [seen.has_chunk("1", number) for number in (0, 1, 2)] == [True, True, False]
-        assert [seen.has_chunk("3", number) for number in (0, 1)] == [True, False], "one chunk, unless said otherwise"
+        assert seen.chunks("1") == 2
+        assert seen.chunks("3") == 1, "one chunk, unless said otherwise"
         seen.set_chunks({"3": 0})
-        assert not seen.has_chunk("3", 0), "it could not be cut"
-        assert not seen.has_chunk("2", 0)
+        assert seen.chunks("3") == 0, "it could not be cut"
+        assert seen.chunks("2") is None
 
 
 def test_delays_grow_are_capped_and_random() -> None:
