@@ -198,7 +198,7 @@ class McpPath:
         if answer.unread:
             notes.append(
                 f"the encoder of this collection does not read {', '.join(answer.unread)}, so these scores mean "
-                "nothing; ask in the language of the documents"
+                "nothing; search again in the mode 'sparse' (BM25), which compares words"
             )
         return SearchResult(
             collection=answer.collection,

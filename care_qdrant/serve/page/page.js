@@ -24,7 +24,7 @@ const TEXTS = {
     meansHybrid: "Score: weighted sum of cosine and scaled BM25; it may pass 1.",
     meansGood: (score) => ` Most questions of this collection reach ${score}.`,
     poor: (score) => `No good match: the best score is below ${score}, which most questions of this collection reach. The collection may have no answer.`,
-    unread: (words) => `No good match: this model does not read ${words}, so the scores mean nothing. Ask in the language of the documents.`,
+    unread: (words) => `No good match: this model does not read ${words}, so the scores mean nothing. Choose BM25 alone, which compares words.`,
   },
   zh: {
     skip: "跳到结果", copyLink: "复制链接", copyCurl: "复制为 curl", keys: "快捷键", query: "问题",
