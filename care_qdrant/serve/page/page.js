@@ -49,7 +49,7 @@ const TEXTS = {
     meansHybrid: "得分：余弦与缩放后的 BM25 的加权和，可以超过 1。",
     meansGood: (score) => `这个集合里的问题一般能达到 ${score}。`,
     poor: (score) => `没有好的匹配：最高得分低于 ${score}，而这个集合里的问题一般都能达到。集合里可能没有答案。`,
-    unread: (words) => `没有好的匹配：这个模型读不懂 ${words}，得分没有意义。请用文档的语言提问。`,
+    unread: (words) => `没有好的匹配：这个模型读不懂 ${words}，得分没有意义。请改用只比较词语的 BM25。`,
   },
 };
 const MAX_COLUMNS = 3; // of a comparison that nobody chose
