@@ -431,6 +431,8 @@ class _Run:
         self.report.deleted += stale.surplus
         if not has_sync:
             return refusal
+        if (refusal := self._of_others(stale)) is not None:
+            return refusal
         if stale.missing > settings.max_delete_fraction * (stale.kept + stale.missing):
             return self._too_many(stale)
         if stale.missing and not is_dry:
@@ -453,15 +455,20 @@ class _Run:
                 f"rejected rows: {self.report.rejected:,}, and each may be a document that is stored. {done}, and "
                 "nothing was deleted. Mend the corpus, or give --sync-despite-rejects"
             )
-        others = [] if self.is_new else self.entry.other_inputs()
-        if others and not self.settings.sync_other_files:
-            return InputError(
-                f"collection {self.collection.name!r} also has documents of {others[0]}"
-                f"{f' and {len(others) - 1:,} more' if len(others) > 1 else ''}, which this run does not read. {done}, "
-                "and nothing was deleted. Give all files or folders in one command, or, to delete the documents of "
-                "the others, --sync-other-files"
-            )
         return None
+
+    def _of_others(self, stale: Stale) -> InputError | None:
+        """Return why what is missing may be documents of files that this run does not read; None where it is not."""
+        others = self.entry.other_inputs()
+        if not (stale.missing and others) or self.settings.sync_other_files:
+            return None
+        done = "This was a dry run" if self.settings.dry_run else "The corpus is stored"
+        return InputError(
+            f"collection {self.collection.name!r} also has documents of {others[0]}"
+            f"{f' and {len(others) - 1:,} more' if len(others) > 1 else ''}, which this run does not read. {done}, "
+            "and nothing was deleted. Give all files or folders in one command, or, to delete the documents of "
+            "the others, --sync-other-files"
+        )
 
     def _too_many(self, stale: Stale) -> InputError:
         missing, stored = stale.missing, stale.kept + stale.missing

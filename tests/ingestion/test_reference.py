@@ -102,7 +102,7 @@ class Reference:
         self.points = {key: value for key, value in self.points.items() if key not in surplus} | new
         unread = [each for each in self.inputs if not (FOLDER in step.given or each in step.given)]
         is_refused = step.sync and bool(
-            rejected or (unread and not step.other_files) or len(missing) > step.fraction * len(self.points)
+            rejected or (unread and missing and not step.other_files) or len(missing) > step.fraction * len(self.points)
         )
         deleted: set[tuple[str, int]] = set()
         if step.sync and not is_refused:

@@ -181,6 +181,8 @@ def test_a_sync_with_some_files_deletes_no_documents_of_the_others(
     ended = ingest(one, HashModel(), qdrant, "corpus", settings=replace(ANY_SHARE, sync_other_files=True))
     assert ended.deleted == 10
     assert ingest(one, HashModel(), qdrant, "corpus", settings=SYNC).deleted == 0, "nothing is there of others"
+    whole = write_corpus(rows, "whole.jsonl")
+    assert ingest(whole, HashModel(), qdrant, "corpus", settings=SYNC).deleted == 0, "nothing of the other is missing"
 
 
 def test_a_refused_sync_is_a_run_that_has_ended(qdrant: QdrantClient, write_corpus: WriteCorpus) -> None:
