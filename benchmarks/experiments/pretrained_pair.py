@@ -85,9 +85,10 @@ POSITIONS = 256
 QUERY_TOKENS = 128
 PROBES = 256
 TEMPERATURE, STEPS = 0.1, 1_200
-"""Of the table, chosen on 500 consultations and 300 English pairs held out from it. A Stage II after that (questions to
-their documents) gained 0.026 there, where the document encoder had read the pairs, and lost 0.019 on the development
-set, where it had not: the table ends with Stage I."""
+"""Temperature and steps of the table, chosen on 500 consultations and 300 English pairs held out from it.
+
+A Stage II after that (questions to their documents) gained 0.026 there, where the document encoder had read the pairs,
+and lost 0.019 on the development set, where it had not: the table ends with Stage I."""
 
 _CONFIG = """name = "{name}"
 output = {output}

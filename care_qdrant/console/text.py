@@ -15,7 +15,7 @@ _HARMFUL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u20
 """Controls of a terminal, separators of lines, and controls of the direction of writing."""
 _WIDE = "\u1100-\u115f\u2e80-\ua4cf\ua960-\ua97c\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff00-\uff60\uffe0-\uffe6"
 _PIECE = re.compile(rf"\s+|[{_WIDE}]|[^\s{_WIDE}]+")
-"""What stays together on a line: a Latin word, or one Chinese character."""
+"""Piece of a text that is not broken: a Latin word, or one Chinese character."""
 _LABEL = re.compile(r"\s*(?:\S+(?: \S+)*\s{2,})?")
 """Beginning of a line under which its continuation is aligned: blanks, or a label with a gap behind it."""
 _COMMAND = re.compile(r"(?<=: )care(?:-[a-z]+)? [a-z].*$")

@@ -324,11 +324,11 @@ def _absolute(path: str | Path) -> Path:
 
 
 class _Walk(NamedTuple):
-    """What is below a folder, by paths relative to it, sorted."""
+    """Paths of the files below a folder, relative to it, sorted."""
 
     files: list[str]
     others: list[str]
-    """What is neither a file nor a folder, and links to folders."""
+    """Paths that are neither files nor folders, and links to folders."""
     own: list[str]
     """Folders that this package or Qdrant writes: embedded databases, models, bulk jobs."""
 

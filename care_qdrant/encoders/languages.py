@@ -26,7 +26,7 @@ def require_language(model: str, reader: object, texts: Iterable[str]) -> None:
         texts: Some of the texts that would be encoded.
 
     Raises:
-        InputError: It reads fewer than half of the texts.
+        InputError: It does not read half of the texts or more.
     """
     if not isinstance(reader, TextReader):
         return

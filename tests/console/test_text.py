@@ -1,4 +1,4 @@
-"""What the programs print: harmless on a terminal, and broken between words only."""
+"""Lines that the programs print: harmless on a terminal, and broken between words only."""
 
 import io
 import json

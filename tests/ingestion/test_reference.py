@@ -31,7 +31,7 @@ Points = dict[tuple[str, int], tuple[str, int, int]]
 
 @dataclass(frozen=True)
 class Step:
-    """What the files hold, and what is run over them."""
+    """One run over the files: their rows, and the options."""
 
     contents: dict[str, list[tuple[int, int, int]]]
     """Number, length and metadata of each row, by file."""

@@ -335,7 +335,7 @@ PAYLOADS: list[dict[str, Any]] = [
 async def test_what_a_search_finds_can_be_fetched_and_labelled_by_its_id(
     make_service, connect, client: QdrantClient, tmp_path: Path
 ) -> None:
-    """Of every type, length and layout, whatever the neighbours have."""
+    """Ids of every type, length and layout, whatever the neighbours have."""
     model = aligned()
     ingest([Document("d1", "发烧")], model, client, "mixed")
     ids = [2**63 + 1, 2**64 - 1, "0b5f1f7e-0f2a-4d0f-8a52-6f0a3e1f1c11"]
