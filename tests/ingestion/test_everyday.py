@@ -127,8 +127,10 @@ def test_a_terminal_without_a_size_shows_the_bar(write_corpus: WriteCorpus) -> N
     process.communicate(timeout=60)
     shown = os.read(master, 100_000).decode()
     assert "100%|" in shown and "5/5 stored" in shown and "\x1b" not in shown
-    lines = re.split(r"[\r\n]+", shown)
-    assert any(line.startswith(str(corpus)[:40]) for line in lines), "the log has lines of its own"
+    _, is_there, after = re.sub(r"[\r\n]+", "\n", shown).partition(f"\n{str(corpus)[:40]}")
+    assert is_there, "the log does not go on in the line of the bar"
+    rest = f"{str(corpus)[40:]}:jsonl"
+    assert "".join(after.split()).startswith(rest), "it is whole, though a long path takes two lines"
     os.close(master)
 
 

@@ -327,7 +327,7 @@ PAYLOADS: list[dict[str, Any]] = [
     {"content_with_weight": "胃痛", "doc_id": " blank "},
     {"text": "腹泻", "metadata": {"file_id": "f/1"}},
     {"text": "皮疹", "_care": {"chunk": 0}, "doc_id": "ours"},
-    {"text": "眼痛", "doc_id": 2**63 - 5},
+    {"text": "眼痛", "doc_id": 2**63 + 5},
     {"body": "没有编号"},
 ]
 
@@ -339,10 +339,14 @@ async def test_what_a_search_finds_can_be_fetched_and_labelled_by_its_id(
     model = aligned()
     ingest([Document("d1", "发烧")], model, client, "mixed")
     ids = [2**63 + 1, 2**64 - 1, "0b5f1f7e-0f2a-4d0f-8a52-6f0a3e1f1c11"]
-    vectors = model.encode_document([f"{n}" for n in range(len(PAYLOADS))]).tolist()
+    if getattr(client._client, "_prefer_grpc", False):  # whose integers have 64 bits and a sign
+        payloads = [{**each, "doc_id": 2**63 - 5} if each.get("doc_id") == 2**63 + 5 else each for each in PAYLOADS]
+    else:
+        payloads = PAYLOADS
+    vectors = model.encode_document([f"{n}" for n in range(len(payloads))]).tolist()
     points = [
         models.PointStruct(id=ids[n] if n < len(ids) else n + 1, vector={"pair": vector}, payload=payload)
-        for n, (vector, payload) in enumerate(zip(vectors, [*PAYLOADS[-3:], *PAYLOADS[:-3]], strict=True))
+        for n, (vector, payload) in enumerate(zip(vectors, [*payloads[-3:], *payloads[:-3]], strict=True))
     ]
     client.upsert("mixed", points)
     service = make_service(model, over=client, labels=tmp_path)
