@@ -6,7 +6,7 @@ from pathlib import Path
 from tokenizers import Encoding, Tokenizer
 
 from care_qdrant.encoders.side import Side
-from care_qdrant.encoders.unread import unread_words
+from care_qdrant.encoders.unread import UnreadWords
 from care_qdrant.encoders.usable import require_texts
 
 ALIKE = 0.97
@@ -24,6 +24,7 @@ class TokenizerFile:
         self._tokenizer = Tokenizer.from_file(str(path))
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
+        self._unread = UnreadWords(self._tokenizer)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Return the uncut length of each text in tokens, special tokens and prompt included."""
@@ -34,7 +35,7 @@ class TokenizerFile:
     def unread(self, text: str) -> list[str]:
         """Return the words that the tokenizer does not read, where they are most of the beginning of a text."""
         beginning = text[: 4 * self.max_tokens]
-        return unread_words(beginning, self._tokenizer.encode(beginning, add_special_tokens=False))
+        return self._unread(beginning, self._tokenizer.encode(beginning, add_special_tokens=False))
 
 
 def uncut_length(encoding: Encoding, special_tokens: int) -> int:

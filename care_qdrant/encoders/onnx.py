@@ -20,7 +20,7 @@ from tokenizers import Encoding, Tokenizer
 from care_qdrant.encoders import MAX_CHARACTERS_PER_TOKEN
 from care_qdrant.encoders.batching import uncut_length
 from care_qdrant.encoders.side import Geometry, Side
-from care_qdrant.encoders.unread import unread_words
+from care_qdrant.encoders.unread import UnreadWords
 from care_qdrant.encoders.usable import require_lengths, require_texts, require_tokens
 from care_qdrant.errors import IncompleteModel, ModelError
 from care_qdrant.types import Vectors
@@ -93,6 +93,7 @@ class OnnxEncoder:
         self._workers, self._geometry = workers, geometry
         self._tokenizer = _load_tokenizer(folder, side.max_tokens)
         self._has_special_tokens = side.special_tokens
+        self._unread = UnreadWords(self._tokenizer)
         self._special_tokens = self._tokenizer.num_special_tokens_to_add(False) if side.special_tokens else 0
         self._session = _load_session(folder / onnx_file, dim, threads)
 
@@ -125,7 +126,7 @@ class OnnxEncoder:
 
     def unread(self, text: str) -> list[str]:
         """Return the words that the tokenizer does not read, where they are most of a text."""
-        return unread_words(text, self._read(text, ""))
+        return self._unread(text, self._read(text, ""))
 
     def _read(self, text: str, prompt: str | None) -> Encoding:
         """Tokenise as much of a text as the encoder can read."""

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from care_qdrant.encoders.unread import unread_words
+from care_qdrant.encoders.unread import UnreadWords
 from care_qdrant.model.care_model import CareModel
 
 MODEL = CareModel.load()
@@ -39,7 +39,27 @@ def test_a_tokenizer_that_knows_the_words_reads_them() -> None:
     tokenizer = Tokenizer(models.WordPiece(dict(zip(pieces, range(len(pieces)), strict=True)), unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     for query, unread in (("can diabetics eat watermelon", []), ("диабет арбуз", ["диабет", "арбуз"])):
-        assert unread_words(query, tokenizer.encode(query)) == unread
+        assert UnreadWords(tokenizer)(query, tokenizer.encode(query)) == unread
+
+
+def test_what_a_unigram_tokenizer_does_not_know_is_unread() -> None:
+    """Its token of an unknown word is the word itself."""
+    pieces = [("<unk>", 0.0), ("can", -1.0), ("eat", -1.0), ("糖", -2.0), ("尿", -2.0)]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    for query in ("диабет арбуз", "दिल का दौरा", "ครอบครัว", "심장마비"):
+        assert UnreadWords(tokenizer)(query, tokenizer.encode(query))
+    for query in ("can eat", "糖尿", "can eat диабет"):
+        assert not UnreadWords(tokenizer)(query, tokenizer.encode(query))
+
+
+@pytest.mark.parametrize(("filler", "is_read"), [(0, False), (60_000, True)])
+def test_a_long_text_in_thirds_of_words_is_read_by_a_vocabulary_of_many_languages(filler: int, is_read: bool) -> None:
+    pieces = ["[UNK]", "fi", "##eb", "##er", "hu", "##st", "##en", *map(str, range(filler))]
+    tokenizer = Tokenizer(models.WordPiece(dict(zip(pieces, range(len(pieces)), strict=True)), unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    text = "fieber husten fieber husten fieber"
+    assert (UnreadWords(tokenizer)(text, tokenizer.encode(text)) == []) == is_read
 
 
 @given(st.text(max_size=200))

@@ -26,7 +26,7 @@ from care_qdrant.encoders.local.packing import Packed, packed
 from care_qdrant.encoders.local.weights import no_progress_bars as no_progress_bars
 from care_qdrant.encoders.local.weights import readable_model
 from care_qdrant.encoders.side import Geometry, static_limit
-from care_qdrant.encoders.unread import unread_words
+from care_qdrant.encoders.unread import UnreadWords
 from care_qdrant.encoders.usable import require_lengths, require_texts
 from care_qdrant.errors import EncodingError, InputError, needs_extra
 from care_qdrant.forking import ForkLock
@@ -163,7 +163,7 @@ class TorchEncoder:
 
     def unread(self, text: str) -> list[str]:
         """Return the words that the tokenizer does not read, where they are most of a text."""
-        return [] if self._copy is None or self._is_table else unread_words(text, self._copy.encode(text))
+        return [] if self._copy is None else UnreadWords(self._copy)(text, self._copy.encode(text))
 
     def _read(self, texts: list[str]) -> list[list[int]] | None:
         """Return token ids, cut; None where the tokenizer is one in Python."""
