@@ -17,7 +17,7 @@ from llama_index.vector_stores import care as vector_stores
 
 import care_qdrant
 from care_qdrant import CareModel, Chunk, Document, errors
-from care_qdrant.contracts import payload
+from care_qdrant.contracts import metadata, payload
 from care_qdrant.serve.app import Service
 from care_qdrant.serve.metrics import Metrics
 from care_qdrant.serve.settings import ServeSettings
@@ -223,10 +223,17 @@ def payload_page() -> Iterator[str]:
         "| `_care` | `chunk`: number of the chunk, from 0; `chunks`: how many the document has, where it has several; "
         "hashes of the texts behind each vector; `stand_ins`: learned encoders that made a vector of the point |\n"
     )
+    rows = "".join(
+        f"| `{key.name}{f':{key.about.upper()}' if key.about else ''}` | {key.holds} | {key.written_by} | "
+        f"{key.lifetime} |\n"
+        for key in metadata.KEYS
+    )
     yield (
-        "The metadata of the **collection** hold, under `care:VECTOR`, the model record of each vector: name and\n"
-        "fingerprint of the model, dimension, distance and the field of the text. `care-learned:VECTOR` is the\n"
-        "record of a learned query encoder, `care-stand-in:VECTOR` that of learned encoders that encoded documents.\n"
+        "The metadata of the **collection** hold these keys:\n\n"
+        f"| key | holds | written by | stays |\n|---|---|---|---|\n{rows}\n"
+        "An entry of a *vector* stays until the vector is removed; one that was *measured* is also made again when a "
+        "quarter\nof the points have come or gone. One of *work* goes when the work has ended. A copy gets no entry of "
+        "*work* or of the\n*collection* itself.\n"
     )
 
 

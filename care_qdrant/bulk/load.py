@@ -23,6 +23,7 @@ from care_qdrant.bulk.job import Job, Manifest, Receipt
 from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.contracts.layouts import Layout, guess_layout
 from care_qdrant.contracts.learned import stored_vector
+from care_qdrant.contracts.metadata import IDENTITY
 from care_qdrant.contracts.payload import content_hash, stored_hash
 from care_qdrant.encoders.agreement import LEAST_STORED, cosines
 from care_qdrant.errors import InputError, counted, next_command
@@ -32,7 +33,6 @@ from care_qdrant.ingestion.settings import IngestReport, IngestSettings, Shard
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.create import Index, PointVectors, Storage, finish_load
-from care_qdrant.qdrant.schema import IDENTITY_KEY
 from care_qdrant.search.tuning import find_nearest, overlap_of, record_rescoring
 from care_qdrant.types import Chunk, Vectors
 from care_qdrant.vectors.attach import AttachReport, AttachSettings, attach_encoded, end_attach
@@ -120,7 +120,7 @@ def _finish(
 def _all_are_through(job: Job, target: Collection, part: tuple[int, int], receipts: Sequence[Receipt]) -> bool:
     """Note that a loader is through, and return whether all are."""
     number, of = part
-    identity = str(target.refresh().metadata.get(IDENTITY_KEY, target.name))
+    identity = str(IDENTITY.find(target.refresh().metadata) or target.name)
     digest = hashlib.sha256("".join(receipt.sha256 for receipt in receipts).encode()).hexdigest()
     place = f"loads/{identity}"
     job.write(f"{place}/{number}-of-{of}.json", json.dumps({"job": digest}).encode())

@@ -14,12 +14,10 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from qdrant_client import models
 
+from care_qdrant.contracts.metadata import CONTRACT
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.types import TermCounts
 from care_qdrant.version import __version__
-
-METADATA_PREFIX = "care:"
-"""Prefix of the metadata keys that hold contracts; the name of the vector follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +112,14 @@ def contract_metadata(vector_name: str, contract: Contract | None) -> dict[str, 
     Floats are stored as text: a server may return a number of its metadata with another last bit.
     """
     if contract is None:
-        return {f"{METADATA_PREFIX}{vector_name}": None}
+        return CONTRACT.change(None, vector_name)
     entry = {key: value for key, value in asdict(contract).items() if value is not None}
-    return {f"{METADATA_PREFIX}{vector_name}": entry | {key: repr(entry[key]) for key in _FLOATS if key in entry}}
+    return CONTRACT.change(entry | {key: repr(entry[key]) for key in _FLOATS if key in entry}, vector_name)
 
 
 def parse_contracts(metadata: Mapping[str, Any]) -> dict[str, Contract]:
     """Return the contract of each vector that carries one; empty for a collection that another tool made."""
-    return {
-        key.removeprefix(METADATA_PREFIX): _parse(entry)
-        for key, entry in metadata.items()
-        if key.startswith(METADATA_PREFIX) and entry is not None
-    }
+    return {name: _parse(entry) for name, entry in CONTRACT.all(metadata).items()}
 
 
 def _parse(entry: Any) -> Contract:

@@ -18,11 +18,11 @@ from pydantic import TypeAdapter, ValidationError
 from qdrant_client import models
 
 from care_qdrant.contracts.layouts import guess_layout
+from care_qdrant.contracts.metadata import LEARNED
 from care_qdrant.errors import InputError
 from care_qdrant.types import Vectors
 from care_qdrant.version import __version__
 
-LEARNED_PREFIX = "care-learned:"
 PROBES = 32
 """Stored vectors whose signs a contract keeps: with one foreign vector in ten, they miss it in 3 % of the cases."""
 SIGNS = 512
@@ -62,16 +62,15 @@ def learned_metadata(vector_name: str, contract: LearnedContract | None) -> dict
     entry = None if contract is None else {key: value for key, value in asdict(contract).items() if value is not None}
     if entry is not None and "alpha" in entry:
         entry["alpha"] = repr(entry["alpha"])
-    return {f"{LEARNED_PREFIX}{vector_name}": entry}
+    return LEARNED.change(entry, vector_name)
 
 
 def parse_learned(metadata: Mapping[str, Any]) -> dict[str, LearnedContract]:
     """Return the learned contract of each vector that carries one which this version can read."""
     found = {}
-    for key, entry in metadata.items():
-        if key.startswith(LEARNED_PREFIX):
-            with suppress(ValidationError):  # a field is missing or of another kind: not written by this version
-                found[key.removeprefix(LEARNED_PREFIX)] = _LEARNED.validate_python(entry)
+    for name, entry in LEARNED.all(metadata).items():
+        with suppress(ValidationError):  # a field is missing or of another kind: not written by this version
+            found[name] = _LEARNED.validate_python(entry)
     return found
 
 

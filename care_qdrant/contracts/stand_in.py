@@ -1,7 +1,7 @@
 """The record of documents whose vectors a learned query encoder made, in place of a model that no longer exists.
 
 Such vectors lie in the space of the other ones and are worse. So the collection remembers under
-``care-stand-in:<vector name>`` which encoders have made some, and each point that has one lists its encoder's
+``care_stand_in:<vector name>`` which encoders have made some, and each point that has one lists its encoder's
 fingerprint under ``_care.stand_ins``: these points can be counted, are never learned from, and are encoded again as
 soon as a document encoder of that space is back.
 """
@@ -12,10 +12,9 @@ from typing import Any
 
 from qdrant_client import models
 
+from care_qdrant.contracts.metadata import STAND_IN
 from care_qdrant.types import CARE_KEY
 
-STAND_IN_PREFIX = "care-stand-in:"
-"""Prefix of the metadata keys of these records; the name of the vector follows."""
 STAND_INS = "stand_ins"
 """Key of a point's list of fingerprints, below `CARE_KEY`."""
 
@@ -32,17 +31,16 @@ class StandIn:
 
 def stand_in_metadata(vector_name: str, encoders: Mapping[str, str] | None) -> dict[str, Any]:
     """Return the metadata update that records the encoders of a vector, or removes the record when it is None."""
-    return {f"{STAND_IN_PREFIX}{vector_name}": None if encoders is None else {"encoders": dict(encoders)}}
+    return STAND_IN.change(None if encoders is None else {"encoders": dict(encoders)}, vector_name)
 
 
 def parse_stand_ins(metadata: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Return the names of the encoders that stood in for each vector, by their fingerprints."""
-    entries = {key.removeprefix(STAND_IN_PREFIX): entry for key, entry in metadata.items() if _is_record(key, entry)}
-    return {name: {str(key): str(model) for key, model in entry["encoders"].items()} for name, entry in entries.items()}
-
-
-def _is_record(key: str, entry: Any) -> bool:
-    return key.startswith(STAND_IN_PREFIX) and isinstance(entry, Mapping) and isinstance(entry.get("encoders"), Mapping)
+    return {
+        name: {str(key): str(model) for key, model in entry["encoders"].items()}
+        for name, entry in STAND_IN.all(metadata).items()
+        if isinstance(entry, Mapping) and isinstance(entry.get("encoders"), Mapping)
+    }
 
 
 def stand_ins(payload: Mapping[str, Any]) -> tuple[str, ...]:

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from care_qdrant.contracts.metadata import IDENTITY, INPUTS, RUN, RUN_MET
 from care_qdrant.errors import CareError, FingerprintMismatch, Rejected
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.qdrant.checks import check_contract, check_sparse_contract
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME, PointVectors
 from care_qdrant.qdrant.retry import is_collection_gone, is_forbidden
-from care_qdrant.qdrant.schema import IDENTITY_KEY, INPUTS_KEY, MET_PREFIX, RUN_PREFIX, CollectionSchema, now_noted
+from care_qdrant.qdrant.schema import CollectionSchema, now_noted
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class RunEntry:
     """Whether the run has deleted what is not in its corpus."""
     identity: str | None = None
     """Identity of the collection when the run first checked it; None for a collection that carries none."""
-    key: str = field(default_factory=lambda: f"{RUN_PREFIX}{uuid.uuid4().hex}")
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
     has_begun: bool = False
     cannot_note: bool = False
     """Whether the key has no right to change the collection's metadata."""
@@ -51,16 +52,16 @@ class RunEntry:
         check_contract(schema, self.vectors.vector_name, self.vectors.dense)
         if self.vectors.sparse is not None:
             check_sparse_contract(schema, SPARSE_VECTOR_NAME)
-        identity = schema.metadata.get(IDENTITY_KEY)
+        identity = IDENTITY.find(schema.metadata)
         if self.identity is not None and identity != self.identity:
             raise FingerprintMismatch(
                 f"collection {schema.name!r} was deleted and made again while this run wrote to it; what was written "
                 "before is gone. Run the same command again"
             )
         self.identity = identity
-        if self.has_begun and self.key not in schema.metadata:  # a run that has ended meanwhile removed it
+        if self.has_begun and RUN.find(schema.metadata, self.id) is None:  # a run that has ended meanwhile removed it
             self.may_have_surplus, self.has_begun = True, False
-        if _other_runs(schema, self.key) or _met(self.key) in schema.metadata:
+        if _other_runs(schema, self.id) or RUN_MET.find(schema.metadata, self.id):
             self.may_have_surplus = True
 
     def is_lost(self) -> bool:
@@ -69,7 +70,7 @@ class RunEntry:
             schema = self.collection.refresh()
         except CareError as error:
             return is_collection_gone(error)
-        return self.identity is not None and schema.metadata.get(IDENTITY_KEY) != self.identity
+        return self.identity is not None and IDENTITY.find(schema.metadata) != self.identity
 
     def begin(self) -> None:
         """Leave the trace of this run in the collection's metadata, before its first write.
@@ -78,9 +79,9 @@ class RunEntry:
         """
         if self.has_begun or self.cannot_note:
             return
-        entry = {"started": now_noted(), **self._place, INPUTS_KEY: [*self.inputs]}
+        entry = {"started": now_noted(), **self._place, INPUTS.name: [*self.inputs]}
         try:
-            metadata = {self.key: entry, **self._recorded(), **self.vectors.stand_in_metadata()}
+            metadata = RUN.change(entry, self.id) | self._recorded() | self.vectors.stand_in_metadata()
             self.collection.update("noting the run", metadata=metadata)
         except Rejected as error:
             if not is_forbidden(error) or self.vectors.stand_in is not None:  # nothing would tell of its vectors
@@ -98,12 +99,14 @@ class RunEntry:
     def end(self) -> None:
         """Remove the trace, and those of interrupted runs whose work this one has done."""
         self.check()
-        others = _other_runs(self.collection.schema, self.key)
-        settled = [key for key, run in others.items() if self._covers(run)]
-        gone = [*([self.key] if self.has_begun else ()), *settled]
-        metadata: dict[str, Any] = dict.fromkeys([*gone, *map(_met, gone)]) | self._recorded()
-        if self.has_begun:
-            metadata |= {_met(key): True for key in others.keys() - settled}
+        others = _other_runs(self.collection.schema, self.id)
+        settled = [run for run, entry in others.items() if self._covers(entry)]
+        gone = [*([self.id] if self.has_begun else ()), *settled]
+        metadata = self._recorded()
+        for run in gone:
+            metadata |= RUN.change(None, run) | RUN_MET.change(None, run)
+        for run in others.keys() - settled if self.has_begun else ():
+            metadata |= RUN_MET.change(True, run)
         if not metadata or self.cannot_note:
             return
         try:
@@ -114,22 +117,24 @@ class RunEntry:
 
     def other_inputs(self) -> list[str]:
         """Return the files and folders whose documents are stored, and which this run does not read."""
-        stored = self.collection.schema.metadata.get(self._inputs_key)
-        return [each for each in stored if not self._reads(each)] if isinstance(stored, list) else []
+        return [each for each in self._stored_inputs() if not self._reads(each)]
+
+    def _stored_inputs(self) -> list[str]:
+        """Return the files whose documents are stored, in the shards of the key where there is one."""
+        stored = INPUTS.find(self.collection.schema.metadata, self._shard_key)
+        return stored if isinstance(stored, list) else []
 
     @property
-    def _inputs_key(self) -> str:
-        """Metadata key of the files whose documents are stored, in the shards of the key where there is one."""
+    def _shard_key(self) -> str | None:
         key = self.collection.shard_key
-        return INPUTS_KEY if key is None else f"{INPUTS_KEY}:{key}"
+        return None if key is None else str(key)
 
     def _recorded(self) -> dict[str, Any]:
         """Return the change of the record of the files whose documents are stored; empty where it is right."""
-        stored = self.collection.schema.metadata.get(self._inputs_key)
-        before = stored if isinstance(stored, list) else []
+        before = self._stored_inputs()
         is_alone = self.has_synced and self.settings.shard.of == 1
         after = [*({} if is_alone else dict.fromkeys(before)) | dict.fromkeys(self.inputs)]
-        return {} if before == after or not self.inputs else {self._inputs_key: after}
+        return {} if before == after or not self.inputs else INPUTS.change(after, self._shard_key)
 
     def _reads(self, given: str) -> bool:
         """Return whether this run reads a file or a folder that was given to another one."""
@@ -146,17 +151,8 @@ class RunEntry:
         own = self._place
         if run.get("shard_key") != own.get("shard_key") or own["shard"] not in ("1/1", run.get("shard")):
             return False
-        return self.settings.limit is None and (self.has_synced or all(map(self._reads, run.get(INPUTS_KEY) or ())))
-
-
-def _met(key: str) -> str:
-    """Return the metadata key that tells a run of another one that has ended meanwhile."""
-    return f"{MET_PREFIX}{key.removeprefix(RUN_PREFIX)}"
+        return self.settings.limit is None and (self.has_synced or all(map(self._reads, run.get(INPUTS.name) or ())))
 
 
 def _other_runs(schema: CollectionSchema, own: str) -> dict[str, Any]:
-    return {
-        key: run
-        for key, run in schema.metadata.items()
-        if key.startswith(RUN_PREFIX) and key != own and isinstance(run, dict)
-    }
+    return {run: entry for run, entry in RUN.all(schema.metadata).items() if run != own and isinstance(entry, dict)}

@@ -10,6 +10,7 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.contracts.contract import Contract, contract_metadata
 from care_qdrant.contracts.learned import LearnedContract, learned_metadata
+from care_qdrant.contracts.metadata import TENANTS
 from care_qdrant.contracts.stand_in import made_by
 from care_qdrant.errors import InputError, NoCollection, Rejected, counted, next_command
 from care_qdrant.qdrant import grpc, optimizer, rest
@@ -17,7 +18,7 @@ from care_qdrant.qdrant.calls import Calls, Written, in_requests, seconds_left
 from care_qdrant.qdrant.connection import as_version, require_floor
 from care_qdrant.qdrant.embedded_search import search_arrays
 from care_qdrant.qdrant.retry import RequestTooLarge, RetryPolicy
-from care_qdrant.qdrant.schema import TENANTS_KEY, CollectionSchema, Limits, is_tenant_index
+from care_qdrant.qdrant.schema import CollectionSchema, Limits, is_tenant_index
 
 T = TypeVar("T")
 PointId = models.ExtendedPointId
@@ -286,7 +287,7 @@ class Collection(Calls):
         if self.is_embedded:
             tenants = {key for key, params in indexes.items() if is_tenant_index(params)}
             if not tenants <= (known := self.refresh().tenant_keys):
-                self.update("noting keys of tenants", metadata={TENANTS_KEY: sorted(tenants | known)})
+                self.update("noting keys of tenants", metadata=TENANTS.change(sorted(tenants | known)))
             return
         if not indexes:
             return

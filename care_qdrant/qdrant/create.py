@@ -10,6 +10,7 @@ from pydantic import BaseModel, TypeAdapter
 from qdrant_client import models
 
 from care_qdrant.contracts.contract import SparseContract, VectorContract, contract_metadata
+from care_qdrant.contracts.metadata import IDENTITY, LOAD
 from care_qdrant.contracts.paths import readings
 from care_qdrant.contracts.stand_in import StandIn, stand_in_metadata
 from care_qdrant.encoders.terms import bm25
@@ -17,7 +18,7 @@ from care_qdrant.errors import InputError, Rejected, next_command
 from care_qdrant.qdrant.checks import check_contract, check_sparse_contract
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.quantization import QUANTIZATION, Quantization
-from care_qdrant.qdrant.schema import IDENTITY_KEY, LOAD_KEY, CollectionSchema
+from care_qdrant.qdrant.schema import CollectionSchema
 
 Model = TypeVar("Model", bound=BaseModel)
 _CONFIG: TypeAdapter[models.QuantizationConfig] = TypeAdapter(models.QuantizationConfig)
@@ -99,7 +100,7 @@ def make_collection(
         collection.create(
             vectors_config=dense,
             sparse_vectors_config=sparse,
-            metadata={**metadata, IDENTITY_KEY: uuid.uuid4().hex} if metadata else None,
+            metadata={**metadata, **IDENTITY.change(uuid.uuid4().hex)} if metadata else None,
             **settings,
         )
     except Rejected:
@@ -171,7 +172,7 @@ def create_collection(
 ) -> PointVectors | None:
     """Create a collection for ingestion, with its contract; return what its points carry where another run made it."""
     waits = defer_graph and not collection.is_embedded
-    load = {} if collection.is_embedded else {LOAD_KEY: {"vector": vectors.vector_name, "graph": waits, "done": False}}
+    load = {"vector": vectors.vector_name, "graph": waits, "done": False}
     sparse = models.SparseVectorParams(modifier=models.Modifier.IDF)
     held = storage_settings(collection, storage.quantization, on_disk=storage.on_disk)
     quantization = held.pop("quantization_config", None)
@@ -182,7 +183,7 @@ def create_collection(
         collection,
         {vectors.vector_name: dense},
         None if vectors.sparse is None else {SPARSE_VECTOR_NAME: sparse},
-        vectors.metadata() | load,
+        vectors.metadata() | ({} if collection.is_embedded else LOAD.change(load)),
         quantization_config=quantization,
         sharding_method=models.ShardingMethod.CUSTOM if collection.shard_key is not None else None,
         shard_number=storage.shards,
@@ -251,14 +252,14 @@ def index_schemas(indexes: Mapping[str, Index]) -> dict[str, Any]:
 def finish_load(collection: Collection) -> None:
     """Let the server index a collection that ingestion made and that is loaded now; else do nothing."""
     schema = collection.refresh()
-    load = schema.metadata.get(LOAD_KEY)
+    load = LOAD.find(schema.metadata)
     if not load or load["done"]:
         return
     collection.create_indexes({DOCUMENT_KEY: models.PayloadSchemaType.KEYWORD})
     graph = models.VectorParamsDiff(hnsw_config=models.HnswConfigDiff(m=schema.config.hnsw_config.m))
     vectors = {load["vector"]: graph} if load["graph"] else None
-    metadata = {LOAD_KEY: {**load, "done": True}}
-    collection.update("building the search graph", vectors_config=vectors, metadata=metadata)
+    done = LOAD.change({**load, "done": True})
+    collection.update("building the search graph", vectors_config=vectors, metadata=done)
 
 
 def create_like(collection: Collection, schema: CollectionSchema, metadata: Mapping[str, Any]) -> None:

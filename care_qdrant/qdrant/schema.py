@@ -10,31 +10,10 @@ from qdrant_client import models
 
 from care_qdrant.contracts.contract import Contract, SparseContract, VectorContract, parse_contracts
 from care_qdrant.contracts.learned import LearnedContract, parse_learned
+from care_qdrant.contracts.metadata import ATTACH, COPY, LOAD, RUN, TENANTS, VERSION
 from care_qdrant.contracts.stand_in import parse_stand_ins
 from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch, next_command
 
-LOAD_KEY = "care_bulk_load"
-"""Metadata key of the settings that the load of a new collection has to restore at its end."""
-IDENTITY_KEY = "care_id"
-"""Metadata key of a random identifier of this very collection; one made anew under the same name has another."""
-RUN_PREFIX = "care_run:"
-"""Prefix of metadata keys: one for each ingestion that has begun to write and has not finished."""
-MET_PREFIX = "care_run_met:"
-"""Prefix of metadata keys: one for each unfinished ingestion during which another one has ended."""
-INPUTS_KEY = "care_inputs"
-"""Metadata key of the files and folders whose documents ingestion has written."""
-GOOD_MATCH_PREFIX = "care_good_match:"
-"""Metadata keys: one for each model and mode, the lowest score of a good match."""
-SHARE_PREFIX = "care_share:"
-"""Metadata keys: one for each model, the measured share of its scores in a hybrid search."""
-ATTACH_PREFIX = "care_attach:"
-"""Prefix of metadata keys: one for each vector that ``care attach`` has begun to write and has not finished."""
-COPY_KEY = "care_copy"
-"""Metadata key of the copy of another collection that has begun here and is not verified yet."""
-PUBLISH_KEY = "care_publish"
-"""Metadata key of the record of a version of a published collection."""
-TENANTS_KEY = "care_tenants"
-"""Metadata key of the payload keys of tenants in an embedded collection, which keeps no payload indexes."""
 MAX_POINTS = 256
 """Largest number of points that one request writes."""
 MAX_PAGE = 1_000
@@ -70,7 +49,7 @@ class VersionRecord:
 
     def metadata(self) -> dict[str, Any]:
         """Return the record as a collection stores it."""
-        return {PUBLISH_KEY: asdict(self)}
+        return VERSION.change(asdict(self))
 
 
 @dataclass(frozen=True)
@@ -134,30 +113,13 @@ class CollectionSchema:
     def tenant_keys(self) -> frozenset[str]:
         """Paths of the payload keys whose values share the points out to tenants."""
         if self.embedded:
-            return frozenset(self.metadata.get(TENANTS_KEY) or ())
+            return frozenset(TENANTS.find(self.metadata) or ())
         return frozenset(key for key, index in self.payload_schema.items() if is_tenant_index(index.params))
 
     @property
     def has_shard_keys(self) -> bool:
         """Whether shards are made by key, and each write has to name the key."""
         return self.config.params.sharding_method is models.ShardingMethod.CUSTOM
-
-    @property
-    def portable_metadata(self) -> dict[str, Any]:
-        """Metadata that a copy of the collection keeps: without what belongs to this very collection."""
-        own, runs = (IDENTITY_KEY, PUBLISH_KEY, COPY_KEY), (RUN_PREFIX, MET_PREFIX, ATTACH_PREFIX)
-        return {key: value for key, value in self.metadata.items() if key not in own and not key.startswith(runs)}
-
-    def measured_keys(self, vector_name: str) -> list[str]:
-        """Return the metadata keys of what searches of a vector measured; hybrid ones belong to BM25, too."""
-        measured = (GOOD_MATCH_PREFIX, SHARE_PREFIX)
-        entries = {key: entry for key, entry in self.metadata.items() if key.startswith(measured)}
-        of_terms = (f"{GOOD_MATCH_PREFIX}hybrid:", SHARE_PREFIX) if vector_name in self.sparse else "\0"
-        return [
-            key
-            for key, entry in entries.items()
-            if key.startswith(of_terms) or (isinstance(entry, Mapping) and entry.get("vector") == vector_name)
-        ]
 
     @property
     def strict_mode(self) -> models.StrictModeConfigOutput | None:
@@ -183,7 +145,7 @@ class CollectionSchema:
     @property
     def version_record(self) -> VersionRecord | None:
         """Record of this version; None for a collection that publishing did not make."""
-        entry = self.metadata.get(PUBLISH_KEY)
+        entry = VERSION.find(self.metadata)
         if not isinstance(entry, dict) or "source" not in entry:
             return None
         return VersionRecord(**{key: entry[key] for key in entry.keys() & VersionRecord.__dataclass_fields__.keys()})
@@ -220,38 +182,36 @@ class CollectionSchema:
 
     def is_being_added(self, vector_name: str) -> bool:
         """Return whether the first attach of a vector has not ended: most points may lack it."""
-        begun = self.metadata.get(f"{ATTACH_PREFIX}{vector_name}")
+        begun = ATTACH.find(self.metadata, vector_name)
         return isinstance(begun, Mapping) and bool(begun.get("first"))
 
     @property
     def unfinished(self) -> str | None:
         """Warning that work writes here, or did when it was interrupted; None where there is none."""
-        attached = (key.removeprefix(ATTACH_PREFIX) for key in self.metadata if key.startswith(ATTACH_PREFIX))
-        return self.unfinished_of(*attached)
+        return self.unfinished_of(*ATTACH.all(self.metadata))
 
     def unfinished_of(self, *vector_names: str | None) -> str | None:
         """Return the warning for readers of these vectors, whom an attach of another vector does not concern."""
-        if (copy := self.metadata.get(COPY_KEY)) is not None:
+        if (copy := COPY.find(self.metadata)) is not None:
             return (
                 f"the copy of {_noted(copy, 'source', 'another collection')!r} into collection {self.name!r} began at "
                 f"{_noted(copy, 'started')} and has not ended: points may be missing, and it is not verified. Let it "
                 "end, or run the same command again"
             )
-        begun = next((entry for key, entry in self.metadata.items() if key.startswith(RUN_PREFIX) and entry), None)
-        if begun is not None:
+        for begun in RUN.all(self.metadata).values():
             return (
                 f"an ingestion into collection {self.name!r} began at {_noted(begun, 'started')} and "
                 "has not ended: it writes now, or was interrupted, and chunks of former texts may be among the points. "
                 "Let it end, or run the same care ingest again without --limit"
             )
         for name in vector_names:
-            if (begun := self.metadata.get(f"{ATTACH_PREFIX}{name}")) is not None:
+            if name is not None and (begun := ATTACH.find(self.metadata, name)) is not None:
                 return (
                     f"an attach of vector {name!r} to collection {self.name!r} began at {_noted(begun, 'started')} and "
                     "has not ended: it writes now, or was interrupted, and points without the vector are not found by "
                     f"it. Let it end, or run it again, {next_command(self._attach(name))}"
                 )
-        load = self.metadata.get(LOAD_KEY)
+        load = LOAD.find(self.metadata)
         if load and not load["done"]:
             return (
                 f"the ingestion of collection {self.name!r} was interrupted and has not been finished; run the same "

@@ -7,24 +7,19 @@ first, and kept in the collection's metadata, so that every program says the sam
 changed markedly.
 """
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
 from care_qdrant.contracts.layouts import read_hit
-from care_qdrant.errors import QdrantError
-from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.schema import GOOD_MATCH_PREFIX
+from care_qdrant.contracts.metadata import GOOD_MATCH
+from care_qdrant.qdrant.measurements import Measurement
 from care_qdrant.search.overview import SAMPLE_POINTS, Question, own_questions
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Hit, Vectors
-
-logger = logging.getLogger(__name__)
 
 QUESTIONS = 64
 """Questions that are asked. Draws of so many differ by 0.04 in half of the cases that 32 differ by 0.07."""
@@ -32,8 +27,6 @@ MIN_QUESTIONS = 16
 """Fewest questions of a measurement; fewer say nothing about the lowest of their scores."""
 QUANTILE = 0.2
 """Chosen on the sample corpus, tried on another one: benchmarks/results/good-match.json."""
-MARKED_CHANGE = 1.25
-"""Ratio of a collection's numbers of points, now and at the measurement, from which on the measurement is outdated."""
 _BATCH = 8
 """Questions of one request: searches of others get their turn at the embedded database in between."""
 
@@ -46,11 +39,6 @@ class GoodMatch:
     """The good-match score; None for a collection that is too small to tell."""
     points: int
     """About how many points the collection had."""
-
-    def holds(self, points: int) -> bool:
-        """Return whether it still says something about a collection of so many points."""
-        few, many = sorted((points, self.points))
-        return many <= max(few, 1) * MARKED_CHANGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +81,11 @@ def known_good_match(retriever: Retriever) -> GoodMatch | None:
     if not retriever.is_plain or retriever.fingerprint is None:
         return None
     schema = retriever.schema
-    entry: Any = schema.metadata.get(_key(retriever), {})
-    try:
-        kept = GoodMatch(None if entry["score"] is None else float(entry["score"]), int(entry["points"]))
-    except (KeyError, TypeError, ValueError):  # none is there, or another version wrote it
-        return None
-    is_same = (entry.get("vector"), entry.get("scale")) == (retriever.resolved.vector_name, retriever.scale)
-    return kept if is_same and kept.holds(schema.points) else None
+    return _measurement(retriever).find(
+        schema.metadata,
+        schema.points,
+        lambda entry: GoodMatch(None if entry["score"] is None else float(entry["score"]), int(entry["points"])),
+    )
 
 
 def fixed_questions(retriever: Retriever) -> list[Question]:
@@ -137,31 +123,15 @@ def measure_good_match(
             scores += list(others)[:1]
     enough = len(scores) >= MIN_QUESTIONS
     good_match = GoodMatch(float(np.quantile(scores, QUANTILE)) if enough else None, retriever.schema.points)
-    if retriever.is_plain:
-        _keep(retriever, good_match)
+    if retriever.is_plain and retriever.resolved.schema.unfinished is None:
+        # As text: a server may return a number of its metadata with another last bit.
+        score = None if good_match.score is None else repr(good_match.score)
+        measurement = _measurement(retriever)
+        measurement.keep(retriever.resolved.collection, measurement.change({"score": score}, good_match.points))
     return good_match
 
 
-def _keep(retriever: Retriever, good_match: GoodMatch) -> None:
-    """Write a good-match score into the metadata, where this program may and no other is writing to the collection."""
+def _measurement(retriever: Retriever) -> Measurement:
     resolved = retriever.resolved
-    if resolved.schema.unfinished is not None:
-        return
-    # As text: a server may return a number of its metadata with another last bit.
-    score = None if good_match.score is None else repr(good_match.score)
-    entry: dict[str, Any] = {
-        "vector": resolved.vector_name,
-        "scale": retriever.scale,
-        "score": score,
-        "points": good_match.points,
-    }
-    collection: Collection = resolved.collection.sibling(resolved.name)
-    try:
-        collection.update("keeping which score is a good one", metadata={_key(retriever): entry})
-    except (QdrantError, ValueError) as error:  # a key that may only read, an old server
-        logger.info("collection %r: which score is a good one was not kept (%s)", resolved.name, error)
-
-
-def _key(retriever: Retriever) -> str:
-    """Return the metadata key: at the top level, where those of other models and modes are merged beside it."""
-    return f"{GOOD_MATCH_PREFIX}{retriever.mode}:{(retriever.fingerprint or '')[:16]}"
+    made_with = {"vector": resolved.vector_name, "sparse": resolved.sparse_vector_name, "scale": retriever.scale}
+    return Measurement(GOOD_MATCH, f"{retriever.mode}:{(retriever.fingerprint or '')[:16]}", made_with)

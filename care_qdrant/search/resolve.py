@@ -16,15 +16,17 @@ from qdrant_client import models
 from care_qdrant.contracts.contract import SparseContract, VectorContract
 from care_qdrant.contracts.layouts import Layout, Payload, Point, guess_layout, lookup, read_hit
 from care_qdrant.contracts.learned import LearnedContract
+from care_qdrant.contracts.metadata import SHARE
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import InputError, Rejected
 from care_qdrant.qdrant.checks import check_contract, check_sparse_contract, require_learned_from
 from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.measurements import Measurement
 from care_qdrant.qdrant.retry import is_not_found
 from care_qdrant.qdrant.schema import CollectionSchema, Limits
 from care_qdrant.search.conditions import Keys
 from care_qdrant.search.fusion import DEFAULT_ALPHA
-from care_qdrant.search.share import keep_alpha, known_alpha, measured_alpha
+from care_qdrant.search.share import measured_alpha
 from care_qdrant.search.tuning import recorded_rescoring
 from care_qdrant.types import Hit, Vectors
 
@@ -154,7 +156,8 @@ class CollectionResolver:
         """Result of the last check; None before the first one."""
         self._named, self._check_seconds = collection, check_seconds
         self._keys: tuple[Collection, Keys] | None = None
-        self._alphas: dict[tuple[str, str | None, str | None], float] = {}
+        self._measured: dict[str, dict[str, Any]] = {}
+        """What was measured here, by collections: not all programs may write it into the metadata."""
 
     def forget(self) -> None:
         """Check again at the next use."""
@@ -192,21 +195,26 @@ class CollectionResolver:
         return learned is None or learned.alpha is None
 
     def _measured_alpha(self, resolved: ResolvedCollection) -> float:
-        """Return the share of the dense score, measured once for each collection and its vectors."""
+        """Return the share of the dense score that the collection keeps, or that is measured here."""
         (_, vector_name, sparse_name), config = resolved.searched, self.config
         assert vector_name is not None
         assert sparse_name is not None
         assert config.encode is not None
         assert config.terms is not None
         assert config.expected is not None
-        fingerprint, collection = config.expected, resolved.collection
-        found = self._alphas.get(resolved.searched) or known_alpha(collection, fingerprint, vector_name)
+        collection, schema = resolved.collection, resolved.schema
+        share = Measurement(SHARE, config.expected[:16], {"vector": vector_name, "sparse": sparse_name})
+        for metadata in schema.metadata, self._measured.get(resolved.name, {}):
+            if (known := share.find(metadata, schema.points, lambda entry: float(entry["alpha"]))) is not None:
+                return known
+        found = measured_alpha(collection, vector_name, sparse_name, config.encode, config.terms)
         if found is None:
-            found = measured_alpha(collection, vector_name, sparse_name, config.encode, config.terms)
-            if found is None:
-                return DEFAULT_ALPHA
-            keep_alpha(collection, fingerprint, vector_name, found)
-        return self._alphas.setdefault(resolved.searched, found)
+            return DEFAULT_ALPHA
+        points = collection.sibling(collection.name).schema.points  # this program may have written some meanwhile
+        self._measured[resolved.name] = change = share.change({"alpha": repr(found)}, points)
+        if schema.unfinished is None:
+            share.keep(collection, change)
+        return found
 
     def keys(self, resolved: ResolvedCollection) -> Keys:
         """Return the keys in the payloads of a collection that this object resolved: one request after each check."""

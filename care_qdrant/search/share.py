@@ -20,10 +20,9 @@ from qdrant_client import models
 
 from care_qdrant.contracts.layouts import read_hit
 from care_qdrant.contracts.learned import stored_vector
-from care_qdrant.errors import InputError, QdrantError
+from care_qdrant.errors import InputError
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.point_equality import vectors_of
-from care_qdrant.qdrant.schema import SHARE_PREFIX
 from care_qdrant.search.fusion import bm25_weight
 from care_qdrant.search.overview import SAMPLE_POINTS, own_questions
 from care_qdrant.types import Vectors
@@ -35,8 +34,6 @@ DENSE_SHARE = 0.7
 answers, for learned queries and for those of the model itself (docs/evidence/experiments.md)."""
 _QUESTIONS, _MIN_QUESTIONS = 64, 16
 _LEAST, _MOST = 0.3, 0.99
-_GROWTH = 2
-"""Ratio of a collection's numbers of points, now and at the measurement, up to which it holds."""
 
 Scores = npt.NDArray[np.floating]
 
@@ -51,34 +48,6 @@ def balanced_alpha(dense: Scores, lexical: Scores) -> float:
     spread_dense, spread_lexical = (float(scores.std(axis=1).mean()) for scores in (dense, lexical))
     dense_part, lexical_part = DENSE_SHARE * spread_lexical, (1 - DENSE_SHARE) * spread_dense
     return dense_part / ((dense_part + lexical_part) or 1.0)
-
-
-def known_alpha(collection: Collection, fingerprint: str, vector_name: str) -> float | None:
-    """Return the share that a collection keeps for a model; None where it has none, or has doubled or halved since."""
-    entry: Any = collection.schema.metadata.get(_key(fingerprint), {})
-    try:
-        alpha, points = float(entry["alpha"]), int(entry["points"])
-    except (KeyError, TypeError, ValueError):  # none is there, or another version wrote it
-        return None
-    few, many = sorted((points, collection.schema.points))
-    return alpha if entry.get("vector") == vector_name and many <= max(few, 1) * _GROWTH else None
-
-
-def keep_alpha(collection: Collection, fingerprint: str, vector_name: str, alpha: float) -> None:
-    """Write a share into the metadata, where this program may and no other is writing to the collection."""
-    if collection.schema.unfinished is not None:
-        return
-    try:
-        # The schema may be older than the last writes of this program.
-        entry = {"vector": vector_name, "alpha": repr(alpha), "points": collection.count(as_seen=True)}
-        own = collection.sibling(collection.name)
-        own.update("keeping what the dense score counts", metadata={_key(fingerprint): entry})
-    except (QdrantError, ValueError) as error:  # a key that may only read, an old server
-        logger.info("collection %r: what the dense score counts was not kept (%s)", collection.name, error)
-
-
-def _key(fingerprint: str) -> str:
-    return f"{SHARE_PREFIX}{fingerprint[:16]}"
 
 
 def measured_alpha(

@@ -10,21 +10,21 @@ import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from qdrant_client import models
 
+from care_qdrant.contracts.metadata import QUANTIZATION
 from care_qdrant.errors import Rejected, Unreachable
 from care_qdrant.qdrant.calls import in_pages
 from care_qdrant.qdrant.collection import Collection, PointId
+from care_qdrant.qdrant.measurements import Measurement
 from care_qdrant.qdrant.point_equality import vectors_of
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.qdrant.schema import CollectionSchema
 
 logger = logging.getLogger(__name__)
 
-METADATA_PREFIX = "care_quantization:"
 MAX_LOSS = 0.05
 """Largest fraction of the ten nearest neighbours that a search may miss because of quantization."""
 _MAX_RECORDED_LOSS = MAX_LOSS / 5
@@ -41,8 +41,8 @@ _POLICY = RetryPolicy(attempts=2)
 """Retries of a measurement."""
 # Nothing is lost where it fails: the next run makes it.
 _BATCH = 8
-_GROWTH = 2
-"""Factor by which a collection has to grow to be measured again."""
+_SETTINGS = frozenset({"type", "compression", "encoding", "query_encoding", "bits"})
+"""Settings of a quantization that what a search finds depends on; the others say where the copy is held."""
 _IGNORED = models.QuantizationSearchParams(ignore=True)
 
 
@@ -76,25 +76,33 @@ _RESCORING = TypeAdapter(Rescoring)
 
 def is_quantized(schema: CollectionSchema, vector_name: str) -> bool:
     """Return whether a server searches compressed copies of a dense vector; the embedded database has none."""
+    return _quantization(schema, vector_name) is not None
+
+
+def _quantization(schema: CollectionSchema, vector_name: str) -> models.QuantizationConfig | None:
     params = schema.dense.get(vector_name)
     if params is None or schema.embedded:
-        return False
-    return (params.quantization_config or schema.config.quantization_config) is not None
+        return None
+    return params.quantization_config or schema.config.quantization_config
 
 
-def recorded_rescoring(schema: CollectionSchema, vector_name: str) -> Rescoring | None:
-    """Return what was measured for a vector; None where nothing was, or where it is not quantised any more."""
+def _measurement(schema: CollectionSchema, vector_name: str) -> Measurement:
+    config = _quantization(schema, vector_name)
+    assert config is not None
+    [(kind, settings)] = config.model_dump(mode="json").items()
+    chosen = {name: value for name, value in settings.items() if name in _SETTINGS and value is not None}
+    return Measurement(QUANTIZATION, vector_name, {"quantization": {kind: chosen}})
+
+
+def recorded_rescoring(schema: CollectionSchema, vector_name: str, points: int | None = None) -> Rescoring | None:
+    """Return what was measured for a vector; None where nothing was, or it was quantised otherwise then.
+
+    With a number of points, also None where the measurement has to be made again. A search takes an outdated one: the
+    next run that writes vectors makes a new one.
+    """
     if not is_quantized(schema, vector_name):
         return None
-    try:
-        return _RESCORING.validate_python(schema.metadata.get(METADATA_PREFIX + vector_name))
-    except ValidationError:
-        return None
-
-
-def rescoring_removal(vector_name: str) -> dict[str, Any]:
-    """Return the metadata update that removes what was measured for a vector."""
-    return {METADATA_PREFIX + vector_name: None}
+    return _measurement(schema, vector_name).find(schema.metadata, points, _RESCORING.validate_python)
 
 
 def find_nearest(
@@ -155,7 +163,7 @@ def record_rescoring(collection: Collection, vector_name: str) -> Rescoring | No
     known = recorded_rescoring(schema, vector_name)
     impatient = Collection(collection.client, collection.name, _POLICY)
     try:
-        if known is not None and impatient.count_with_vector(vector_name) < _GROWTH * known.points:
+        if recorded_rescoring(schema, vector_name, impatient.count_with_vector(vector_name)) is not None:
             return known
         if impatient.wait_for_optimizer(WAIT_SECONDS, 1.0).status is not models.CollectionStatus.GREEN:
             logger.info(
@@ -173,11 +181,11 @@ def record_rescoring(collection: Collection, vector_name: str) -> Rescoring | No
         measured = measure_rescoring(impatient, vector_name, queries, max_loss=_MAX_RECORDED_LOSS)
         if 1 < measured.oversampling < OVERSAMPLING[-1]:
             measured = measure_rescoring(impatient, vector_name, queries, at_least=2 * measured.oversampling)
-        metadata = {METADATA_PREFIX + vector_name: asdict(measured)}
-        collection.update("recording what quantization loses", metadata=metadata)
     except (Unreachable, Rejected) as error:
-        logger.warning("collection %r: what quantization loses was not recorded (%s)", collection.name, error)
+        logger.warning("collection %r: what quantization loses was not measured (%s)", collection.name, error)
         return known
+    measurement = _measurement(schema, vector_name)
+    measurement.keep(collection, measurement.change(asdict(measured), measured.points), level=logging.WARNING)
     logger.log(
         logging.WARNING if measured.loses_too_much else logging.INFO,
         "collection %r: %s",

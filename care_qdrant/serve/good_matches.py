@@ -10,6 +10,7 @@ from contextvars import Context
 import numpy as np
 
 from care_qdrant.qdrant.calls import DEADLINE
+from care_qdrant.qdrant.measurements import holds
 from care_qdrant.search.good_match import GoodMatch, fixed_questions, known_good_match, measure_good_match
 from care_qdrant.search.overview import Question
 from care_qdrant.search.retriever import Mode, Retriever
@@ -41,7 +42,7 @@ class GoodMatches:
         if task is None or not task.done() or task.cancelled() or task.exception() is not None:
             return None
         measured = task.result()
-        return measured if measured is not None and measured.holds(retriever.schema.points) else None
+        return measured if measured is not None and holds(measured.points, retriever.schema.points) else None
 
     async def score(self, collection: str, served: ServedModel, mode: Mode) -> float | None:
         """Return the score from which on a best hit is a good match, by the collection's own questions.

@@ -15,6 +15,7 @@ from qdrant_client import models
 
 from care_qdrant.contracts.contract import SparseContract, VectorContract, contract_metadata
 from care_qdrant.contracts.layouts import Layout
+from care_qdrant.contracts.metadata import ATTACH
 from care_qdrant.errors import InputError, counted
 from care_qdrant.ingestion.diff import remove_orphaned_hashes
 from care_qdrant.ingestion.pipeline import (
@@ -32,7 +33,7 @@ from care_qdrant.qdrant.create import storage_settings
 from care_qdrant.qdrant.public import accepts_client
 from care_qdrant.qdrant.quantization import Quantization
 from care_qdrant.qdrant.retry import RetryPolicy
-from care_qdrant.qdrant.schema import ATTACH_PREFIX, CollectionSchema, now_noted
+from care_qdrant.qdrant.schema import CollectionSchema, now_noted
 from care_qdrant.search.tuning import record_rescoring
 from care_qdrant.vectors.points import MOST_UNREADABLE, Characters, PointReader, PointTask, PointWindow, stored_text
 from care_qdrant.vectors.preflight import Preflight, examine
@@ -277,14 +278,13 @@ def _first_of(schema: CollectionSchema, vector_name: str, contract: VectorContra
 
 
 def _note(vector_name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"{ATTACH_PREFIX}{vector_name}": {"started": now_noted(), **entry}}
+    return ATTACH.change({"started": now_noted(), **entry}, vector_name)
 
 
 def end_attach(collection: Collection, vector_name: str) -> None:
     """Remove the note that an attach has begun; where there is none, nothing is written."""
-    key = f"{ATTACH_PREFIX}{vector_name}"
-    if collection.refresh().metadata.get(key) is not None:
-        collection.update("noting the end of the attach", metadata={key: None})
+    if ATTACH.find(collection.refresh().metadata, vector_name) is not None:
+        collection.update("noting the end of the attach", metadata=ATTACH.change(None, vector_name))
 
 
 def _vector_config(contract: VectorContract | SparseContract) -> models.VectorNameConfig:
@@ -321,7 +321,7 @@ class _Run:
         """Read, encode and write, each in its own threads."""
         start, name = time.perf_counter(), self.reader.vector_name
         report, collection, read = self.report, self.collection, 0
-        has_begun = collection.schema.metadata.get(f"{ATTACH_PREFIX}{name}") is not None
+        has_begun = ATTACH.find(collection.schema.metadata, name) is not None
         text_gone: list[tuple[Collection, list[PointId]]] = []
 
         def begin(window: PointWindow) -> None:

@@ -4,17 +4,14 @@ from dataclasses import dataclass
 
 from qdrant_client import models
 
-from care_qdrant.contracts.learned import learned_metadata
+from care_qdrant.contracts.metadata import of_vector
 from care_qdrant.contracts.payload import stored_hash
-from care_qdrant.contracts.stand_in import stand_in_metadata
 from care_qdrant.errors import InputError, counted
 from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.connection import tune_embedded
 from care_qdrant.qdrant.public import accepts_client
 from care_qdrant.qdrant.schema import CollectionSchema
-from care_qdrant.search.tuning import rescoring_removal
 from care_qdrant.types import CARE_KEY
-from care_qdrant.vectors.attach import end_attach
 from care_qdrant.vectors.points import is_key_of_others
 
 
@@ -32,8 +29,6 @@ class DetachReport:
 def detach_vector(collection: Collection, vector_name: str | None = None) -> DetachReport:
     """Remove a vector that was attached; the other vectors and the user's payload stay as they are.
 
-    The contract goes last, so that a run that was killed is finished by the same command.
-
     Args:
         collection: An open Qdrant and a name: the collection, or an alias of it.
         vector_name: None takes the one that was attached, when there is one.
@@ -45,16 +40,13 @@ def detach_vector(collection: Collection, vector_name: str | None = None) -> Det
     target = collection.whole()
     name, points = _checked_name(target.schema, vector_name), target.count()
     _require_other_vectors(target, name)
-    measured = dict.fromkeys(target.schema.measured_keys(name))
     tune_embedded(target.client, target.name)
     cleaned = sum(_clean_payloads(part, name) for part in target.parts())
     if target.schema.has_vector(name):
         target.remove_vector(name)
-    records = rescoring_removal(name) | measured | learned_metadata(name, None) | stand_in_metadata(name, None)
-    if records.keys() & target.schema.metadata.keys():
-        target.update("removing what was recorded of the vector", metadata=records)
-    end_attach(target, name)
-    target.write_contract(name, None)
+    # In the end, so that a run that was killed is finished by the same command.
+    records = dict.fromkeys(of_vector(target.refresh().metadata, name))
+    target.update("removing what was recorded of the vector", metadata=records)
     return DetachReport(target.name, name, points, cleaned)
 
 

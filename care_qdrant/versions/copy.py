@@ -13,6 +13,7 @@ from typing import Any
 
 from qdrant_client import models
 
+from care_qdrant.contracts.metadata import COPY
 from care_qdrant.errors import InputError, NotVerified, counted
 from care_qdrant.ingestion.reservoir import Reservoir
 from care_qdrant.progress import OnProgress
@@ -21,7 +22,7 @@ from care_qdrant.qdrant.collection import Collection, PointId
 from care_qdrant.qdrant.connection import tune_embedded
 from care_qdrant.qdrant.create import create_like, indexes_of
 from care_qdrant.qdrant.point_equality import ROUNDING, Measure, measures, same_point, vectors_of
-from care_qdrant.qdrant.schema import COPY_KEY, CollectionSchema, now_noted
+from care_qdrant.qdrant.schema import CollectionSchema, now_noted
 from care_qdrant.qdrant.sender import JSON_BYTES_PER_NUMBER, MAX_BYTES, Sender, Write
 from care_qdrant.search.tuning import TOP_K
 
@@ -123,8 +124,8 @@ class Copied:
 
 
 def copy_note(source: Collection) -> dict[str, Any]:
-    """Return the metadata of a collection into which another one is being copied; ``COPY_KEY`` goes at the end."""
-    return {COPY_KEY: {"source": source.name, "started": now_noted()}}
+    """Return the metadata of a collection into which another one is being copied; the end of the copy removes it."""
+    return COPY.change({"source": source.name, "started": now_noted()})
 
 
 def prepare_target(
@@ -134,7 +135,7 @@ def prepare_target(
     if not target.exists():
         create_like(target, schema, {**metadata, **copy_note(source)})
     target.refresh().require_same(schema, target.count())
-    if target.schema.metadata.get(COPY_KEY) is None:
+    if COPY.find(target.schema.metadata) is None:
         target.update("noting the copy", metadata=copy_note(source))
     target.create_indexes(indexes_of(schema))
     tune_embedded(target.client, target.name)

@@ -4,13 +4,13 @@ import logging
 import time
 from dataclasses import dataclass, field
 
-from care_qdrant.contracts.contract import METADATA_PREFIX
+from care_qdrant.contracts.metadata import CONTRACT, COPY, portable
 from care_qdrant.errors import InputError, Rejected
 from care_qdrant.progress import OnProgress
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import create_like, indexes_of
 from care_qdrant.qdrant.retry import is_forbidden
-from care_qdrant.qdrant.schema import COPY_KEY, CollectionSchema
+from care_qdrant.qdrant.schema import CollectionSchema
 from care_qdrant.versions.copy import Copied, CopySettings, copy_note, copy_points, ids_beyond, verify_copy
 
 logger = logging.getLogger(__name__)
@@ -58,8 +58,8 @@ def promote_collection(
     copied = copy_points(source, target, vectors, settings, on_progress)
     if not settings.dry_run:
         verify_copy(source, target, vectors, copied.sample)
-        if target.refresh().metadata.get(COPY_KEY) is not None:
-            target.update("noting the end of the copy", metadata={COPY_KEY: None})
+        if COPY.find(target.refresh().metadata) is not None:
+            target.update("noting the end of the copy", metadata=COPY.change(None))
     return PromotionReport(
         source=source.name,
         target=target.name,
@@ -77,13 +77,13 @@ def _prepare(source: Collection, target: Collection, schema: CollectionSchema, s
             f"{target.name!r} is an alias of collection {behind!r}, which its readers search now; promote into "
             f"a new name, and then switch the alias: care publish NEW_NAME --as {target.name}"
         )
-    metadata = schema.portable_metadata
+    metadata = portable(schema.metadata)
     if not target.exists():
         if settings.dry_run:
             return
         create_like(target, schema, {**metadata, **copy_note(source)} if metadata else {})
     found, points = target.refresh(), target.count()
-    if found.metadata.get(COPY_KEY) is None:  # else a promotion that was interrupted, which this one finishes
+    if COPY.find(found.metadata) is None:  # else a promotion that was interrupted, which this one finishes
         found.require_whole()
     found.require_same(schema, points)
     others = next(ids_beyond(source, target), None) if points else None
@@ -94,10 +94,10 @@ def _prepare(source: Collection, target: Collection, schema: CollectionSchema, s
         )
     if not settings.dry_run:
         target.create_indexes(indexes_of(schema))
-        ours = (key for key in metadata if key.startswith(METADATA_PREFIX) and key not in found.metadata)
-        if lacking := {key: metadata[key] for key in ours}:
+        contracts = {CONTRACT.of(name) for name in CONTRACT.all(metadata)}
+        if lacking := {key: metadata[key] for key in contracts - found.metadata.keys()}:
             target.update("writing the model records", metadata=lacking)
-        if found.metadata.get(COPY_KEY) is None:
+        if COPY.find(found.metadata) is None:
             _note(source, target)
 
 

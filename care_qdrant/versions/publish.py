@@ -7,12 +7,13 @@ former version stays, so that going back is a switch, too.
 import time
 from dataclasses import dataclass, field, replace
 
+from care_qdrant.contracts.metadata import COPY, portable
 from care_qdrant.errors import InputError, next_command
 from care_qdrant.progress import OnProgress
 from care_qdrant.qdrant.aliases import delete_old, read_versions
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.public import accepts_client
-from care_qdrant.qdrant.schema import COPY_KEY, VersionRecord
+from care_qdrant.qdrant.schema import VersionRecord
 from care_qdrant.versions.copy import (
     Copied,
     CopySettings,
@@ -100,7 +101,7 @@ def publish_collection(
     deleted_versions: list[str] = []
     if not settings.dry_run:
         record = VersionRecord(origin.name, replaces=versions.live)
-        target.update("recording what it replaces", metadata=record.metadata() | {COPY_KEY: None})
+        target.update("recording what it replaces", metadata=record.metadata() | COPY.change(None))
         target.switch_alias(versions.alias)
         deleted_versions = [] if settings.keep is None else delete_old(target, versions, settings.keep)
     return PublicationReport(
@@ -154,7 +155,7 @@ def _copy(
     schema = origin.schema
     schema.require_whole()
     if not settings.dry_run:
-        prepare_target(origin, target, schema, schema.portable_metadata | VersionRecord(origin.name).metadata())
+        prepare_target(origin, target, schema, portable(schema.metadata) | VersionRecord(origin.name).metadata())
     copying = CopySettings(overwrite=True, delete_others=True, dry_run=settings.dry_run)
     copied = copy_points(origin, target, schema.dense, copying, on_progress)
     if settings.dry_run:

@@ -32,6 +32,7 @@ from care_qdrant.bulk.job import FORMAT, Job, Manifest
 from care_qdrant.bulk.load import load, verify
 from care_qdrant.bulk.units import plan
 from care_qdrant.cli import care
+from care_qdrant.contracts.metadata import LOAD
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import EncodingError, FingerprintMismatch, InputError, ModelError, NewerFormat, NotVerified
 from care_qdrant.ingestion import rows as reading
@@ -39,7 +40,6 @@ from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.schema import LOAD_KEY
 from care_qdrant.types import Vectors
 from tests.reliability.bulk import care_bulk, part_hashes, report_of
 from tests.reliability.object_storage import BUCKET, faulty_storage
@@ -409,7 +409,7 @@ def test_several_loaders_leave_the_index_to_the_last(server: StandIn, encoded: J
     client = QdrantClient(server.url)
 
     def is_done() -> bool:
-        return bool((client.get_collection("bulk").config.metadata or {})[LOAD_KEY]["done"])
+        return bool((client.get_collection("bulk").config.metadata or {})[LOAD.name]["done"])
 
     load(encoded, Collection(client, "bulk"), part=(2, 3))
     load(encoded, Collection(client, "bulk"), part=(1, 3))

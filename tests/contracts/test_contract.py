@@ -93,16 +93,16 @@ def test_an_entry_that_cannot_be_read_is_refused_and_hides_no_other(
 
 def test_a_query_encoders_entry_that_cannot_be_read_is_left_out() -> None:
     right = LearnedContract("f", model="m", dim=2, distance="Cosine", probes={"1": "80"}, alpha=0.7, hnsw_ef=256)
-    entry = learned_metadata("later", right)["care-learned:later"]
+    entry = learned_metadata("later", right)["care_learned:later"]
     for broken in (entry | {"alpha": "automatic"}, entry | {"hnsw_ef": "wide"}):
-        assert parse_learned(learned_metadata("v", right) | {"care-learned:later": broken}) == {"v": right}
+        assert parse_learned(learned_metadata("v", right) | {"care_learned:later": broken}) == {"v": right}
 
 
 def test_a_query_encoders_entry_of_an_earlier_version_names_no_width() -> None:
     right = LearnedContract("f", model="m", dim=2, distance="Cosine", probes={"1": "80"}, alpha=0.7, hnsw_ef=256)
-    entry = learned_metadata("v", right)["care-learned:v"]
+    entry = learned_metadata("v", right)["care_learned:v"]
     del entry["hnsw_ef"]
-    assert parse_learned({"care-learned:v": entry}) == {"v": replace(right, hnsw_ef=None)}
+    assert parse_learned({"care_learned:v": entry}) == {"v": replace(right, hnsw_ef=None)}
 
 
 def test_bm25_of_an_earlier_version_counts_all_positions_alike(collection: Collection) -> None:

@@ -7,6 +7,7 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.contracts.contract import SparseContract
+from care_qdrant.contracts.metadata import LOAD
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import EncodingError, InputError
 from care_qdrant.ingestion.ingest import ingest
@@ -14,7 +15,6 @@ from care_qdrant.ingestion.settings import IngestSettings, Shard
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import is_embedded, open_client
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME, Storage
-from care_qdrant.qdrant.schema import LOAD_KEY
 from care_qdrant.types import Document, Vectors, point_id
 from tests.ingestion.conftest import WriteCorpus, short_rows, stored_texts
 from tests.standin import StandIn
@@ -303,7 +303,7 @@ def test_a_new_collection_is_loaded_without_a_graph_which_is_built_at_the_end(
     assert (config.params.shard_number, config.params.replication_factor) == (3, 2)
     assert isinstance(config.quantization_config, models.ScalarQuantization)
     assert config.metadata is not None
-    assert config.metadata[LOAD_KEY]["done"] is True
+    assert config.metadata[LOAD.name]["done"] is True
 
 
 def test_a_live_collection_keeps_its_graph(write_corpus: WriteCorpus, server: StandIn, client: QdrantClient) -> None:

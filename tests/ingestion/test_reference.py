@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from qdrant_client import QdrantClient
 
+from care_qdrant.contracts.metadata import INPUTS, RUN
 from care_qdrant.corpus.chunking import cut_documents
 from care_qdrant.errors import InputError
 from care_qdrant.ingestion import rows as reading
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestReport, IngestSettings
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.schema import INPUTS_KEY, RUN_PREFIX
 from care_qdrant.types import Document
 from tests.tiny import HashModel
 
@@ -194,8 +194,8 @@ def _check_step(step: Step, reference: Reference, collection: Collection, top: P
             return
         reference.points = stored_points(collection)
         by_path = {str(path): name for name, path in paths.items()}
-        reference.inputs = [by_path[each] for each in collection.refresh().metadata.get(INPUTS_KEY, [])]
-        reference.has_note = any(key.startswith(RUN_PREFIX) for key in collection.schema.metadata)
+        reference.inputs = [by_path[each] for each in collection.refresh().metadata.get(INPUTS.name, [])]
+        reference.has_note = any(key.startswith(RUN.of("")) for key in collection.schema.metadata)
         return
     was_noted = reference.has_note
     expected, is_refused = reference.run(step)
@@ -208,8 +208,8 @@ def _check_step(step: Step, reference: Reference, collection: Collection, top: P
     assert stored_points(collection) == reference.points
     assert report.points == (len(reference.points) if refusal is None else report.chunks)
     if not was_noted:
-        assert not any(key.startswith(RUN_PREFIX) for key in collection.refresh().metadata)
-    reference.has_note = any(key.startswith(RUN_PREFIX) for key in collection.refresh().metadata)
+        assert not any(key.startswith(RUN.of("")) for key in collection.refresh().metadata)
+    reference.has_note = any(key.startswith(RUN.of("")) for key in collection.refresh().metadata)
     assert (dry_refusal is not None) == (refusal is not None)
     assert {**counts_of(dry), "first_deleted": 0} == {**found, "first_deleted": 0}
     assert sorted(dry.first_deleted) == sorted(report.first_deleted)

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.contracts.metadata import RUN
 from care_qdrant.errors import ContractError, QdrantError
 from care_qdrant.ingestion import rows as reading
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestReport, IngestSettings
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME
-from care_qdrant.qdrant.schema import RUN_PREFIX
 from care_qdrant.types import Document, Vectors, point_id
 from tests.ingestion.conftest import WriteCorpus, short_rows
 from tests.tiny import HashModel, medical_texts, point_alias
@@ -34,7 +34,7 @@ def fail() -> None:
 
 def traces(client: QdrantClient) -> int:
     """Count the runs that have not ended."""
-    return sum(key.startswith(RUN_PREFIX) for key in Collection(client, "corpus").schema.metadata)
+    return sum(key.startswith(RUN.of("")) for key in Collection(client, "corpus").schema.metadata)
 
 
 def add_others(client: QdrantClient, model: HashModel) -> None:
@@ -103,7 +103,7 @@ def test_chunks_that_a_killed_run_left_behind_a_gap_are_deleted(
         if (payload := record.payload or {})["doc_id"] == "long" and payload["_care"]["chunk"] < 4
     ]
     collection.delete(first)
-    collection.update("as a killed run leaves it", metadata={f"{RUN_PREFIX}killed": {"shard": "1/1"}})
+    collection.update("as a killed run leaves it", metadata={RUN.of("killed"): {"shard": "1/1"}})
 
     rows[-1] = {"id": "long", "text": LONG[:40]}
     report = ingest(write_corpus(rows), HashModel(), qdrant, "corpus")

@@ -14,13 +14,13 @@ from llama_index.embeddings.care import CareEmbedding
 from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import QdrantClient
 
+from care_qdrant.contracts.metadata import SHARE
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.encoders.terms.weights import TermWeights
 from care_qdrant.errors import FingerprintMismatch, InputError
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.qdrant.connection import is_embedded, open_client
-from care_qdrant.qdrant.schema import SHARE_PREFIX
 from care_qdrant.types import Document
 from tests.llama.collections import DOCUMENTS, NAME, fill, node_id, query_of, vector
 from tests.tiny import HashModel, medical_texts
@@ -155,7 +155,7 @@ def test_what_the_dense_list_counts_is_measured_where_no_card_says_it(
 
     by_default = scores(None)
     [kept] = [
-        value for key, value in client.get_collection(NAME).config.metadata.items() if key.startswith(SHARE_PREFIX)
+        value for key, value in client.get_collection(NAME).config.metadata.items() if key.startswith(SHARE.of(""))
     ]
     assert by_default == pytest.approx(scores(float(kept["alpha"])))
     assert by_default != pytest.approx(scores(0.5))

@@ -12,11 +12,11 @@ from care_qdrant.bulk.encode import encode_unit
 from care_qdrant.bulk.job import Job, Manifest
 from care_qdrant.bulk.load import load
 from care_qdrant.bulk.units import plan
+from care_qdrant.contracts.metadata import RUN
 from care_qdrant.errors import InputError, QdrantError
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.qdrant.create import Storage
-from care_qdrant.qdrant.schema import RUN_PREFIX
 from care_qdrant.vectors.attach import attach_vector
 from care_qdrant.vectors.detach import detach_vector
 from care_qdrant.vectors.verify import verify_collection
@@ -101,11 +101,11 @@ def test_a_dry_run_makes_no_key(client: QdrantClient) -> None:
 
 def test_a_run_settles_what_was_begun_under_its_own_key_alone(client: QdrantClient) -> None:
     put(client, NORTH, "north")
-    begun = {f"{RUN_PREFIX}{key}": {"started": "now", "shard": "1/1", "shard_key": key} for key in ("north", "south")}
+    begun = {RUN.of(key): {"started": "now", "shard": "1/1", "shard_key": key} for key in ("north", "south")}
     Collection(client, "corpus").update("leaving traces", metadata=begun)
     put(client, [*NORTH, Document("n-new", "新的一篇")], "north")
-    left = [key for key in Collection(client, "corpus").schema.metadata if key.startswith(RUN_PREFIX)]
-    assert left == [f"{RUN_PREFIX}south"]
+    left = [key for key in Collection(client, "corpus").schema.metadata if key.startswith(RUN.of(""))]
+    assert left == [RUN.of("south")]
 
 
 def test_a_missing_key_and_a_superfluous_one_are_refused(client: QdrantClient) -> None:

@@ -8,10 +8,10 @@ from click.testing import CliRunner
 from qdrant_client import QdrantClient
 
 from care_qdrant.cli import search
+from care_qdrant.contracts.metadata import RUN
 from care_qdrant.errors import InputError
 from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.schema import RUN_PREFIX
 from care_qdrant.types import Chunk, Document
 from care_qdrant.vectors.attach_plan import plan_attach
 from tests.search.conftest import fill
@@ -66,7 +66,7 @@ def test_a_collection_of_an_unfinished_ingestion_says_so(tmp_path: Path, pair_fo
     """Half a corpus answers like a whole one."""
     client = QdrantClient(path=str(tmp_path / "qdrant"))
     fill(client, model := CareModel.load(pair_folder), [Chunk(Document("d1", TEXTS[0]), TEXTS[0])])
-    run = {f"{RUN_PREFIX}killed": {"shard": "1/1", "started": "2026-03-01T02:00:00Z"}}
+    run = {RUN.of("killed"): {"shard": "1/1", "started": "2026-03-01T02:00:00Z"}}
     [name] = Collection(client, "").names()
     Collection(client, name).update("as a killed run leaves it", metadata=run)
     assert "began at 2026-03-01T02:00:00Z and has not ended" in plan_attach(client, name, model).notices[-1]

@@ -8,10 +8,10 @@ import pytest
 from qdrant_client import QdrantClient
 from qdrant_client.http.exceptions import UnexpectedResponse
 
+from care_qdrant.contracts.metadata import GOOD_MATCH
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
-from care_qdrant.qdrant.schema import GOOD_MATCH_PREFIX
 from care_qdrant.search.good_match import (
     MIN_QUESTIONS,
     GoodMatch,
@@ -43,7 +43,7 @@ def measured(client: QdrantClient, mode: Any = "auto", **options: Any) -> GoodMa
 
 
 def forget(client: QdrantClient) -> None:
-    kept = [key for key in client.get_collection("c").config.metadata if key.startswith(GOOD_MATCH_PREFIX)]
+    kept = [key for key in client.get_collection("c").config.metadata if key.startswith(GOOD_MATCH.of(""))]
     assert kept
     client.update_collection("c", metadata=dict.fromkeys(kept))
 

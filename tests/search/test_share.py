@@ -8,9 +8,9 @@ import pytest
 from qdrant_client import QdrantClient
 from qdrant_client.http.exceptions import UnexpectedResponse
 
+from care_qdrant.contracts.metadata import SHARE
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
-from care_qdrant.qdrant.schema import SHARE_PREFIX
 from care_qdrant.search.good_match import fixed_questions, known_good_match, measure_good_match
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.search.share import balanced_alpha
@@ -113,7 +113,7 @@ def test_detach_takes_the_share_of_a_vector_away(client: QdrantClient) -> None:
     ingest(DOCUMENTS, HashModel(), client, "c", settings=SETTINGS)
     attach_vector(client, "c", model)
     assert Retriever(client, "c", model).resolved.alpha > 0.7
-    kept = [key for key in client.get_collection("c").config.metadata if key.startswith(SHARE_PREFIX)]
+    kept = [key for key in client.get_collection("c").config.metadata if key.startswith(SHARE.of(""))]
     assert len(kept) == 1
     detach_vector(client, "c", model.name)
     assert not client.get_collection("c").config.metadata.get(kept[0])

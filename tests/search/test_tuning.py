@@ -9,6 +9,7 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.contracts.contract import VectorContract
+from care_qdrant.contracts.metadata import QUANTIZATION
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
@@ -17,7 +18,6 @@ from care_qdrant.search.query import Query
 from care_qdrant.search.resolve import StoreConfig, resolve_vectors
 from care_qdrant.search.tuning import (
     MAX_LOSS,
-    METADATA_PREFIX,
     is_quantized,
     measure_rescoring,
     record_rescoring,
@@ -63,7 +63,7 @@ def test_ingestion_records_and_searches_use_it(qdrant: QdrantClient) -> None:
     report = verify_collection(qdrant, NAME, model)
     assert report.problems == []
     assert report.rescoring is not None and report.rescoring.overlap_at_10 >= 1 - MAX_LOSS
-    qdrant.update_collection(NAME, metadata={METADATA_PREFIX + "care": "theirs"})
+    qdrant.update_collection(NAME, metadata={QUANTIZATION.of("care"): "theirs"})
     assert recorded_rescoring(Collection(qdrant, NAME).schema, "care") is None
     [problem] = verify_collection(qdrant, NAME, model).problems
     assert re.match(
@@ -77,13 +77,13 @@ def test_attach_records_and_detach_removes_it(qdrant: QdrantClient) -> None:
     qdrant.upsert(NAME, points, wait=True)
     model = HashModel(name="care")
     attach_vector(qdrant, NAME, model)
-    assert METADATA_PREFIX + "care" not in Collection(qdrant, NAME).schema.metadata
+    assert QUANTIZATION.of("care") not in Collection(qdrant, NAME).schema.metadata
     attach_vector(qdrant, NAME, model, settings=AttachSettings(quantization="int8"))
     schema = Collection(qdrant, NAME).schema
     assert (is_quantized(schema, "care"), is_quantized(schema, "old")) == (True, False)
-    assert METADATA_PREFIX + "care" in schema.metadata
+    assert QUANTIZATION.of("care") in schema.metadata
     detach_vector(qdrant, NAME)
-    assert METADATA_PREFIX + "care" not in Collection(qdrant, NAME).schema.metadata
+    assert QUANTIZATION.of("care") not in Collection(qdrant, NAME).schema.metadata
 
 
 def test_a_folder_is_not_measured() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.contracts.metadata import portable
 from care_qdrant.errors import FingerprintMismatch, InputError, NotVerified, SchemaMismatch
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
@@ -34,7 +35,7 @@ def test_everything_comes_over(folder: QdrantClient, client: QdrantClient, schem
     here, there = (each.get_collection("docs").config for each in (folder, client))
     assert there.params.vectors == here.params.vectors
     assert there.params.sparse_vectors == here.params.sparse_vectors
-    assert Collection(client, "docs").schema.portable_metadata == here.metadata
+    assert portable(Collection(client, "docs").schema.metadata) == here.metadata
     if Collection(folder, "docs").schema.contracts:
         assert client.get_collection("docs").payload_schema["doc_id"].data_type is models.PayloadSchemaType.KEYWORD
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.contracts.metadata import LOAD, RUN
 from care_qdrant.errors import InputError, NotVerified, QdrantError
 from care_qdrant.ingestion import rows as reading
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.qdrant.retry import RetryPolicy
-from care_qdrant.qdrant.schema import LOAD_KEY, RUN_PREFIX
 from care_qdrant.types import Document
 from care_qdrant.versions.publish import PublishSettings, publish_collection, roll_back
 from tests.databases import REAL, behind, open_database, require_server
@@ -164,7 +164,7 @@ def test_a_source_that_is_not_there_is_said(qdrant: QdrantClient) -> None:
 
 def test_an_ingestion_that_was_interrupted_is_not_published(client: QdrantClient) -> None:
     fill(client, "docs", PAIR, 2)
-    client.update_collection("docs", metadata={LOAD_KEY: {"vector": "pair", "done": False}})
+    client.update_collection("docs", metadata={LOAD.name: {"vector": "pair", "done": False}})
     with pytest.raises(InputError, match="care ingest again"):
         publish_collection(client, "docs", "live")
 
@@ -183,7 +183,7 @@ def test_an_ingestion_that_has_not_ended_is_not_published(
     model = HashModel()
     with pytest.raises(ZeroDivisionError):
         ingest(documents(failing_at=90), model, qdrant, "docs")
-    qdrant.update_collection("docs", metadata={LOAD_KEY: None})
+    qdrant.update_collection("docs", metadata={LOAD.name: None})
     for dry_run in (False, True):
         with pytest.raises(InputError, match=r"began at 20.* run the same care ingest again"):
             publish_collection(qdrant, "docs", "live", PublishSettings(dry_run=dry_run))
@@ -198,7 +198,7 @@ def test_an_ingestion_that_begins_during_the_copy_stops_the_switch(qdrant: Qdran
 
     def begin(done: int, _total: int) -> None:
         if done == 20:
-            qdrant.update_collection("docs", metadata={f"{RUN_PREFIX}other": {"started": "2026", "shard": "1/1"}})
+            qdrant.update_collection("docs", metadata={RUN.of("other"): {"started": "2026", "shard": "1/1"}})
 
     with pytest.raises(InputError, match="has not ended"):
         publish_collection(qdrant, "docs", "live", on_progress=begin)

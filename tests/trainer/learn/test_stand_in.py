@@ -156,7 +156,7 @@ def test_the_model_that_made_the_collection_takes_its_place_back(tmp_path: Path)
 
     back = ingest(edited, model, client, "articles")
     assert (back.encoded, back.stand_ins, marked(client)) == (len(edited), 0, set())
-    assert "care-stand-in:" not in str(client.get_collection("articles").config.metadata)
+    assert "care_stand_in:" not in str(client.get_collection("articles").config.metadata)
     assert verify_collection(client, "articles", model, settings=quiet).problems == []
     now = vectors_of(client, model.name)
     vectors = model.encode_document([document.text for document in edited])
