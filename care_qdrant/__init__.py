@@ -72,7 +72,8 @@ if TYPE_CHECKING:
     from care_qdrant.vectors.attach_plan import AttachPlan, plan_attach
     from care_qdrant.vectors.detach import DetachReport, detach_vector
     from care_qdrant.vectors.status import CollectionDetail, inspect_collection
-    from care_qdrant.vectors.verify import VerifyReport, VerifySettings, verify_collection
+    from care_qdrant.vectors.verify import verify_collection
+    from care_qdrant.vectors.verify_report import VerifyReport, VerifySettings
     from care_qdrant.versions.promote import PromotionReport, promote_collection
     from care_qdrant.versions.publish import PublicationReport, PublishSettings, publish_collection, roll_back
 
@@ -81,7 +82,8 @@ _NAMES = {
     "vectors.detach": ("DetachReport", "detach_vector"),
     "vectors.attach_plan": ("AttachPlan", "plan_attach"),
     "vectors.status": ("CollectionDetail", "inspect_collection"),
-    "vectors.verify": ("VerifyReport", "VerifySettings", "verify_collection"),
+    "vectors.verify": ("verify_collection",),
+    "vectors.verify_report": ("VerifyReport", "VerifySettings"),
     "encoders.local.architecture": ("native_folder",),
     "model.card": ("CARD_FILE", "Card", "OnnxFiles"),
     "model.folder": ("verify_checkpoint", "write_checkpoint"),

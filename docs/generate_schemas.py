@@ -22,7 +22,7 @@ REPORTS = {
     "search": ("care_qdrant.types", "Hit"),
     "status": ("care_qdrant.vectors.status", "CollectionSummary"),
     "status-collection": ("care_qdrant.vectors.status", "CollectionDetail"),
-    "verify": ("care_qdrant.vectors.verify", "VerifyReport"),
+    "verify": ("care_qdrant.vectors.verify_report", "VerifyReport"),
 }
 """Reports by command. ``care status --json`` and ``care detach --json`` print an array of theirs; the hits of
 ``care search --json`` are an array under ``hits``."""

@@ -21,7 +21,8 @@ from care_qdrant.qdrant import slices
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import Chunk, Document, point_id
-from care_qdrant.vectors.verify import VerifySettings, verify_collection
+from care_qdrant.vectors.verify import verify_collection
+from care_qdrant.vectors.verify_report import VerifySettings
 from tests.reliability.processes import QdrantServer
 from tests.reliability.ready_model import SENTENCES, ReadyModel
 

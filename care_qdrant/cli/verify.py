@@ -11,7 +11,7 @@ from care_qdrant.console.text import echo
 from care_qdrant.errors import counted
 
 if TYPE_CHECKING:
-    from care_qdrant.vectors.verify import VerifyReport
+    from care_qdrant.vectors.verify_report import VerifyReport
 
 
 @click.command(

@@ -28,7 +28,8 @@ from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.types import Document, point_id
 from care_qdrant.vectors.attach import AttachSettings, attach_vector
 from care_qdrant.vectors.detach import detach_vector
-from care_qdrant.vectors.verify import VerifyReport, verify_collection
+from care_qdrant.vectors.verify import verify_collection
+from care_qdrant.vectors.verify_report import VerifyReport
 from care_qdrant.versions.publish import publish_collection, roll_back
 from tests.tiny import TEXTS, HashEncoder, HashModel, Killed, MortalModel
 
@@ -143,8 +144,8 @@ def count_facts(records: Sequence[models.Record], name: str, model: HashModel, r
         is_unhashed = digest is None and vector is not None
         is_stale = digest is not None and digest != expected_hash(model, text)
         facts.without_hash += is_unhashed
-        facts.without_vector += digest is None and (vector is None or is_attached)
-        facts.outdated += is_stale
+        facts.without_vector += vector is None or (digest is None and is_attached)
+        facts.outdated += is_stale and vector is not None
         is_sampled = vector is not None and not is_stale and not (is_unhashed and is_attached)
         is_right = vector is not None and is_vector_of(vector, model, text)
         facts.sampled += is_sampled

@@ -9,7 +9,8 @@ import pytest
 from care_qdrant import Document, IngestSettings, Retriever, ingest
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.vectors.attach import attach_vector
-from care_qdrant.vectors.verify import VerifySettings, verify_collection
+from care_qdrant.vectors.verify import verify_collection
+from care_qdrant.vectors.verify_report import VerifySettings
 from tests.reliability.processes import BINARY, QdrantServer
 from tests.reliability.sample_collection import distance, read_contents
 from tests.tiny import HashModel, medical_texts

@@ -23,7 +23,8 @@ from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import Document, point_id
 from care_qdrant.vectors.attach import AttachSettings, attach_vector
-from care_qdrant.vectors.verify import VerifyReport, VerifySettings, verify_collection
+from care_qdrant.vectors.verify import verify_collection
+from care_qdrant.vectors.verify_report import VerifyReport, VerifySettings
 from tests.standin import StandIn
 from tests.tiny import HashModel
 from tests.vectors.collections import NAME, contents, fill, point
@@ -98,7 +99,7 @@ def test_a_large_collection_is_counted_by_slices(
     is_sliced = server.count("POST", "/points/scroll") - before >= 8
     assert is_sliced == (readers > 1)
     assert (report.points, report.with_text, report.outdated, report.text_gone) == (41, 39, 2, 1)
-    assert (report.without_vector, report.covered) == (1, 38)
+    assert (report.without_vector, report.covered) == (2, 38)
     # The sample follows from the ids, so that slices draw what one reading draws.
     assert report == verify_collection(client, NAME, model, settings=settings)
 
@@ -142,9 +143,37 @@ def test_limits_that_say_nothing_are_refused(limits: dict[str, Any]) -> None:
 
 def test_vectors_that_are_gone(attached: QdrantClient) -> None:
     attached.delete_vectors(NAME, ["care"], [1, 3], wait=True)
-    report = _verify(attached, sample=40)
-    assert any("2 of 40 sampled points name a vector without having it" in problem for problem in report.problems)
-    assert any("38 points have the vector, and 40 say so" in problem for problem in report.problems)
+    (problem,) = _verify(attached, sample=0).problems
+    assert problem.startswith("2 points have no vector, 0 one of an earlier text")
+
+
+def test_a_vector_that_is_gone_is_not_made_up_for_by_another_one(attached: QdrantClient) -> None:
+    """As many points have the vector as say so, and they are not the same ones."""
+    attached.delete_vectors(NAME, ["care"], [1, 3], wait=True)
+    attached.delete_payload(NAME, ["_care"], [5, 7], wait=True)
+    report = _verify(attached, sample=0)
+    assert (report.without_vector, report.without_hash, report.outdated, report.covered) == (4, 2, 0, 38)
+    assert report.problems[0].startswith("2 points have no vector, 2 one that does not say of which text it was made")
+    attach_vector(attached, NAME, HashModel(name="care"))
+    assert _verify(attached).problems == []
+
+
+@pytest.mark.parametrize("count", [1, 40])
+@pytest.mark.parametrize("value", [0.0, math.nan])
+def test_a_vector_without_a_cosine_is_never_right(count: int, value: float) -> None:
+    """Nor by the widest limits, nor where its model is another one than that of the verification."""
+    with closing(QdrantClient(":memory:")) as client:
+        fill(client, "named", "plain")
+        attach_vector(client, NAME, HashModel(name="care"))
+        attach_vector(client, NAME, HashModel(name="other", salt="other"))
+        widest = {"least_cosine": -1.0, "least_known": 0.0}
+        assert _verify(client, **widest).problems == []
+        collection = client._client.collections[NAME]  # type: ignore[attr-defined]
+        for name in ("care", "other"):
+            collection.vectors[name][:count] = value
+        first, second = _verify(client, **widest).problems
+    assert "zero or holds NaN" in first
+    assert second == f"vector 'other': {first}"
 
 
 class TestEveryVector:

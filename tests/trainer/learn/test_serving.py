@@ -17,7 +17,8 @@ from care_qdrant.errors import FingerprintMismatch, ModelError
 from care_qdrant.model.care_model import CareModel
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.vectors.attach import attach_vector
-from care_qdrant.vectors.verify import VerifySettings, verify_collection
+from care_qdrant.vectors.verify import verify_collection
+from care_qdrant.vectors.verify_report import VerifySettings
 from tests.bench.conftest import CORPUS, QRELS, QUERIES, write_jsonl
 from tests.tiny import document_tower, medical_texts
 from tests.trainer.learn.collections import WordModel, write_langchain

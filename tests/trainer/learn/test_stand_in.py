@@ -25,7 +25,8 @@ from care_qdrant.qdrant.collection import Collection
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Document, Vectors
 from care_qdrant.vectors.status import inspect_collection
-from care_qdrant.vectors.verify import VerifySettings, verify_collection
+from care_qdrant.vectors.verify import verify_collection
+from care_qdrant.vectors.verify_report import VerifySettings
 from tests.tiny import document_tower, medical_texts
 from tests.trainer.learn.collections import WordModel, word_texts, write_langchain
 from tests.trainer.learn.conftest import TEXTS

@@ -1,0 +1,133 @@
+"""Counts what the payloads of a collection say of a vector, and draws the points whose vectors are checked."""
+
+import heapq
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+from qdrant_client import models
+
+from care_qdrant.contracts.layouts import Layout
+from care_qdrant.contracts.payload import stored_hash
+from care_qdrant.contracts.stand_in import stand_ins
+from care_qdrant.qdrant.collection import Collection, PointId
+from care_qdrant.qdrant.slices import Note, Slice, place_in_order, read_slices, slices_for_readers, stateless
+from care_qdrant.vectors.points import MOST_UNREADABLE, expected_hash, is_unreadable, other_text_field
+from care_qdrant.vectors.verify_report import VerifyReport
+
+_SEED = 20260413
+
+Sample = list[tuple[PointId, Mapping[str, Any]]]
+"""Points with their payloads."""
+_Drawn = tuple[bytes, PointId, Mapping[str, Any]]
+"""Point that may be of the sample, after its place in the random order of all points."""
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Numbers and samples of some points, by what their payloads say."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    """Numbers of points, by the field of the report."""
+    unreadable: list[PointId] = field(default_factory=list)
+    claims: list[_Drawn] = field(default_factory=list)
+    """Some of the points that say that their vector is of their text."""
+    silent: list[_Drawn] = field(default_factory=list)
+    """Some of the points that have the vector and do not say of which text it was made."""
+
+    def add(self, other: "_Counts", size: int) -> None:
+        """Add the counts of other points."""
+        self.counts.update(other.counts)
+        self.unreadable = [*self.unreadable, *other.unreadable][:MOST_UNREADABLE]
+        self.claims, self.silent = _first(self.claims + other.claims, size), _first(self.silent + other.silent, size)
+
+
+def _first(points: list[_Drawn], size: int) -> list[_Drawn]:
+    """Return the first points in the random order of all points."""
+    return heapq.nsmallest(size, points, key=itemgetter(0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Counting:
+    """The question that counting answers: which points have the vector, of which text."""
+
+    layout: Layout
+    vector_name: str
+    makers: Sequence[str]
+    """Strings that the hashes of the vector hold beside the text."""
+    learned: frozenset[str]
+    """Fingerprints of the learned encoders that stood in for the vector's model."""
+    is_attached: bool
+    size: int
+    """Number of points to draw."""
+
+    def read_slice(self, collection: Collection, slice_: Slice, note: Note) -> _Counts:
+        """Count what the payloads of one slice say."""
+        found = _Counts()
+        of_slice: list[models.Condition] = [] if slice_.where is None else [slice_.where]
+        has_vector = models.HasVectorCondition(has_vector=self.vector_name)
+        with_vector = models.Filter(must=[has_vector, *of_slice])
+        for where, is_there in (with_vector, True), (models.Filter(must_not=[has_vector], must=of_slice), False):
+            for page in collection.scroll(where=where):
+                found.add(self._count(page, is_there), self.size)
+                note(len(page))
+        return found
+
+    def _count(self, page: Sequence[models.Record], is_there: bool) -> _Counts:
+        layout, found = self.layout, _Counts()
+        counts = found.counts
+        for record in page:
+            payload = record.payload or {}
+            stored = stored_hash(payload, self.vector_name)
+            standing_in = self.learned.intersection(stand_ins(payload))
+            made_by = (*self.makers, *standing_in)
+            expected = [expected_hash(layout, payload, self.vector_name, each) for each in made_by]
+            counts["points"] += 1
+            if expected[0] is None:
+                if is_unreadable(layout, payload):
+                    found.unreadable.append(record.id)
+                counts["text_gone"] += stored is not None and is_there
+                counts["written_by_others"] += stored is None and is_there
+                counts["in_other_field"] += other_text_field(layout, payload) is not None
+                continue
+            counts["with_text"] += 1
+            # A hash says nothing where the vector is not there.
+            counts["without_vector"] += not is_there or (stored is None and self.is_attached)
+            if not is_there:
+                continue
+            counts["without_hash"] += stored is None
+            counts["outdated"] += stored is not None and stored not in expected
+            counts["stand_ins"] += bool(standing_in) and stored in expected
+            if stored is None or stored in expected[: len(self.makers)]:
+                drawn = found.silent if stored is None else found.claims
+                drawn.append((place_in_order(record.id, _SEED), record.id, payload))
+        return found
+
+
+def count_points(
+    collection: Collection, report: VerifyReport, layout: Layout, makers: Sequence[str], size: int
+) -> Sample:
+    """Fill in the counts of a report; return a sample of the points whose vector should be right.
+
+    Args:
+        collection: All its points are read.
+        report: Names the vector.
+        layout: Where the texts are.
+        makers: Strings that the hashes of the vector hold beside the text.
+        size: Largest number of points to draw.
+    """
+    learned = frozenset(collection.schema.stand_ins.get(report.vector_name, ()))
+    counting = _Counting(layout, report.vector_name, makers, learned, report.is_attached, size)
+    slices = slices_for_readers(collection)
+    total = _Counts()
+    for found in read_slices(collection, partial(stateless, counting.read_slice), slices):
+        total.add(found, size)
+    for name, number in total.counts.items():
+        setattr(report, name, number)
+    report.unreadable = total.unreadable
+    report.covered = collection.count_with_vector(report.vector_name)
+    drawn = total.claims if report.is_attached else total.claims + total.silent
+    return [(point_id, payload) for _, point_id, payload in drawn]

@@ -1,0 +1,72 @@
+"""The report of a verification, and the limits within which a vector counts as right."""
+
+from dataclasses import dataclass, field
+
+from care_qdrant.encoders.agreement import LEAST_HALF_PRECISION
+from care_qdrant.errors import InputError
+from care_qdrant.ingestion.settings import require_fraction
+from care_qdrant.qdrant.collection import PointId
+from care_qdrant.search.tuning import Rescoring
+
+
+@dataclass(frozen=True, slots=True)
+class VerifySettings:
+    """Limits within which a vector counts as right."""
+
+    sample: int = 64
+    """Number of points to encode again."""
+    least_cosine: float = LEAST_HALF_PRECISION
+    """Least cosine between a stored vector and the one that is made anew; other hardware rounds differently."""
+    least_known: float = 0.5
+    """Least fraction of sampled documents that their own opening has to find among the first ten."""
+
+    def __post_init__(self) -> None:
+        if self.sample < 0:
+            raise InputError(f"sample is {self.sample}; expected 0 points or more")
+        if not -1 <= self.least_cosine <= 1:
+            raise InputError(f"least_cosine is {self.least_cosine}; expected a cosine from -1 to 1")
+        require_fraction("least_known", self.least_known)
+
+
+@dataclass(slots=True)
+class VerifyReport:
+    """Findings of a verification."""
+
+    collection: str
+    vector_name: str
+    fingerprint: str
+    is_attached: bool = True
+    """Whether ``care attach`` made the vector; otherwise ingestion or LlamaIndex did."""
+    points: int = 0
+    with_text: int = 0
+    covered: int = 0
+    """Number of points that have the vector, counted by Qdrant."""
+    without_vector: int = 0
+    """Points that have a text and not the vector. Of a vector that ``care attach`` made, also `without_hash`: any
+    program may have written those; of others, they are sampled."""
+    without_hash: int = 0
+    """Points with a text and the vector, and without the hash of the text that it was made of."""
+    outdated: int = 0
+    """Points that have the vector, and whose text has changed since it was made."""
+    text_gone: int = 0
+    """Points whose text is gone, and whose vector is still there."""
+    stand_ins: int = 0
+    """Points whose vector a learned query encoder made in place of the vector's model."""
+    written_by_others: int = 0
+    """Points that have the vector without a text, and without the hash of one: another program wrote it."""
+    unreadable: list[PointId] = field(default_factory=list)
+    """Ids of the first points whose text holds half a surrogate pair, so that no encoder reads it."""
+    in_other_field: int = 0
+    """Points without a text in the field from which the vector is made that have one in another field."""
+    sampled: int = 0
+    """Points that were encoded again; 0 where another model than the given one made the vector."""
+    lowest_cosine: float | None = None
+    known_items: float | None = field(default=None, metadata={"unit": "fraction"})
+    """Fraction of the sample that was found by its own opening, from 0 to 1."""
+    rescoring: Rescoring | None = None
+    """Quality of searches of a quantised vector by the query encoder, with the recorded oversampling, or with the
+    least one that is enough."""
+    problems: list[str] = field(default_factory=list)
+    """Faults that were found; empty where all is right, also with `others`."""
+    others: "list[VerifyReport]" = field(default_factory=list)
+    """Reports of the other vectors that this package made; empty where one vector was asked for."""

@@ -1,0 +1,159 @@
+"""Makes the vectors of sampled points again, and searches for the points by the beginnings of their texts."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, compress, islice
+from typing import Any, Protocol, TypeGuard
+
+import numpy as np
+from qdrant_client import models
+
+from care_qdrant.contracts.contract import SparseContract, VectorContract
+from care_qdrant.contracts.layouts import Layout
+from care_qdrant.contracts.learned import stored_vector
+from care_qdrant.contracts.stand_in import stand_ins
+from care_qdrant.encoders import Encoder
+from care_qdrant.encoders.agreement import cosines
+from care_qdrant.encoders.terms import bm25
+from care_qdrant.errors import counted
+from care_qdrant.ingestion.settings import DocumentModel
+from care_qdrant.model.care_model import CareModel
+from care_qdrant.qdrant.collection import Collection, PointId
+from care_qdrant.qdrant.point_equality import vectors_of
+from care_qdrant.search.tuning import (
+    MAX_LOSS,
+    TOP_K,
+    describe_loss,
+    is_quantized,
+    measure_rescoring,
+    recorded_rescoring,
+)
+from care_qdrant.vectors.points import possible_texts, stored_text
+from care_qdrant.vectors.verify_counts import Sample
+from care_qdrant.vectors.verify_report import VerifyReport
+
+OPENING_CHARACTERS = 40
+"""Length of the beginning of a text that, as a query, has to find it."""
+
+
+class TwoSidedModel(DocumentModel, Protocol):
+    """The part of `CareModel` that verification uses."""
+
+    @property
+    def query_encoder(self) -> Encoder:
+        """The encoder of the queries that have to find known documents."""
+
+
+def is_learned(model: TwoSidedModel) -> TypeGuard[CareModel]:
+    """Return whether a model was learned from stored vectors and encodes queries only."""
+    return isinstance(model, CareModel) and not model.encodes_documents
+
+
+def check_sample(
+    collection: Collection,
+    report: VerifyReport,
+    model: TwoSidedModel | None,
+    contract: VectorContract | SparseContract,
+    layout: Layout,
+    sample: Sample,
+) -> None:
+    """Fill in what a report says of sampled points; without its model, a dense vector is only looked at."""
+    name = report.vector_name
+    records = collection.retrieve([point_id for point_id, _ in sample], payload=False, vectors=True)
+    stored = {point_id: vectors_of(record) for point_id, record in records.items()}
+    pairs = [(point_id, payload) for point_id, payload in sample if name in stored.get(point_id, {})]
+    if isinstance(contract, VectorContract):
+        unusable = [point_id for point_id, _ in pairs if stored_vector(stored[point_id], name) is None]
+        if unusable:
+            report.problems.append(
+                f"{counted(len(unusable), 'sampled point', 'have', of=len(pairs))} (such as {unusable[0]!r}) a vector "
+                "that is zero or holds NaN, which no search finds: delete it, and run the command that wrote it again"
+            )
+    if not pairs or (model is None and isinstance(contract, VectorContract)):
+        return
+    possible = [possible_texts(layout, payload) for _, payload in pairs]
+    encoder: Encoder | None = None
+    own = [True] * len(pairs)
+    if model is not None and is_learned(model):  # it can make no vectors but its own
+        own = [contract.fingerprint in stand_ins(payload) for _, payload in pairs]
+        encoder = model.standing_in().document_encoder if any(own) else None
+    elif model is not None:
+        encoder = model.document_encoder
+    report.sampled = sum(own)
+    if any(own):
+        again = [stored[point_id][name] for point_id, _ in compress(pairs, own)]
+        found = list(_cosines(encoder, contract, again, list(compress(possible, own))))
+        report.lowest_cosine = round(float(np.min(np.nan_to_num(found))), 6)  # NaN counts as a vector without length
+    openings = [stored_text(layout, payload)[:OPENING_CHARACTERS] for _, payload in pairs]
+    queries: list[Any] = (
+        list(map(bm25.query_vector, openings)) if model is None else model.query_encoder.encode(openings).tolist()
+    )
+    answers = _search(collection, name, queries)
+    known = [
+        _is_among(point_id, payload, hits, layout) for (point_id, payload), hits in zip(pairs, answers, strict=True)
+    ]
+    report.known_items = sum(known) / len(known)
+    if name in collection.schema.dense:
+        _check_quantization(collection, report, queries)
+
+
+def _cosines(
+    encoder: Encoder | None,
+    contract: VectorContract | SparseContract,
+    stored: Sequence[Any],
+    possible: Sequence[Sequence[str]],
+) -> Iterator[float]:
+    """Return the highest cosine of each stored vector with those of the texts that it may be of."""
+    if isinstance(contract, SparseContract):
+        for vector, texts in zip(stored, possible, strict=True):
+            yield max(_sparse_cosine(vector, contract.vector(text)) for text in texts)
+        return
+    assert encoder is not None
+    made = iter(encoder.encode(list(chain.from_iterable(possible))))
+    for vector, texts in zip(stored, possible, strict=True):
+        rows = np.stack(list(islice(made, len(texts))))
+        yield float(cosines(np.tile(np.asarray(vector, dtype=np.float32), (len(rows), 1)), rows).max())
+
+
+def _sparse_cosine(stored: Any, made: models.SparseVector) -> float:
+    """Return the cosine of two sparse vectors; two empty ones are equal."""
+    one = dict(zip(stored.indices, stored.values, strict=True))
+    other = dict(zip(made.indices, made.values, strict=True))
+    lengths = math.hypot(*one.values()) * math.hypot(*other.values())
+    return (
+        sum(value * other.get(index, 0.0) for index, value in one.items()) / lengths if lengths else float(one == other)
+    )
+
+
+def _check_quantization(collection: Collection, report: VerifyReport, queries: Sequence[Sequence[float]]) -> None:
+    schema, name = collection.schema, report.vector_name
+    if not is_quantized(schema, name) or not collection.limits.exact_count:  # a server that refuses exact searches
+        return
+    recorded = recorded_rescoring(schema, name)
+    report.rescoring = measured = measure_rescoring(
+        collection, name, queries, at_least=1.0 if recorded is None else recorded.oversampling
+    )
+    if measured.loses_too_much:
+        report.problems.append(describe_loss(name, measured))
+    elif recorded is None or recorded.oversampling < measured.oversampling:
+        known = "none is recorded" if recorded is None else f"{recorded.oversampling:g} is recorded"
+        report.problems.append(
+            f"searches of quantised vector {name!r} need oversampling {measured.oversampling:g} to lose at most "
+            f"{MAX_LOSS:.0%}, and {known}: run the command that wrote the vectors again, which measures and records it"
+        )
+
+
+def _is_among(
+    point_id: PointId, payload: Mapping[str, Any], hits: Sequence[models.ScoredPoint], layout: Layout
+) -> bool:
+    """Return whether a point, or another one with the same text, is among the hits."""
+    text = layout.of_point(payload).text(payload)
+    others = (hit.payload or {} for hit in hits)
+    return point_id in {hit.id for hit in hits} or any(layout.of_point(one).find_text(one) == text for one in others)
+
+
+def _search(collection: Collection, vector_name: str, vectors: Sequence[Any]) -> list[list[models.ScoredPoint]]:
+    limit = min(TOP_K, collection.limits.query or TOP_K)
+    using = vector_name or None
+    requests = [models.QueryRequest(query=each, using=using, limit=limit, with_payload=True) for each in vectors]
+    return collection.search("searching for the sample", requests)
