@@ -93,6 +93,7 @@ class HashModel:
         return self._encoder
 
     alpha = 0.5
+    term_weights_digest: str | None = "of TERM_WEIGHTS"
 
     def query_terms(self, text: str) -> models.SparseVector:
         return TERM_WEIGHTS.query_vector(text)

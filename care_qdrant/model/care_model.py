@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 from care_qdrant.encoders import Encoder, TextReader, TokenCounter
 from care_qdrant.encoders.engine import LOCAL, Engine
+from care_qdrant.encoders.references import REFERENCE_TEXTS
 from care_qdrant.encoders.side import Geometry, Side
 from care_qdrant.errors import FingerprintMismatch, IncompleteModel, InputError
 from care_qdrant.model.card import CARD_FILE, STORED, TERM_WEIGHTS, Card, read_card, verify_term_weights
-from care_qdrant.model.hub import BUILT_IN, fetch_document_side, find_folder
+from care_qdrant.model.hub import fetch_document_side, find_folder
+from care_qdrant.model.included import BUILT_IN, included
 from care_qdrant.model.sides import (
     DocumentFolder,
     ModelSide,
@@ -67,7 +69,7 @@ class CareModel:
         self.folder = None if folder is None else Path(folder)
         """The CARE folder; None for a model without a card."""
         self.light_documents = light_documents
-        """Whether the document encoder needs neither torch nor much memory, as that of the built-in model."""
+        """Whether every service encodes documents with it (`IncludedModel.light_documents`)."""
 
     @classmethod
     def load(
@@ -96,6 +98,7 @@ class CareModel:
         """
         if device is not None and "," in device and engine.kind in ("onnx", "server"):
             raise InputError(f"several devices ({device}) are for --engine torch, not {engine.kind}; leave one out")
+        inside = included(source)
         folder = find_folder(source, revision=revision)
         if (folder / CARD_FILE).is_file():
             card = read_card(folder)
@@ -113,7 +116,7 @@ class CareModel:
                 card=card,
                 term_weights=None if card.term_weights is None else folder / TERM_WEIGHTS,
                 folder=folder,
-                light_documents=source == BUILT_IN and document.kind == "onnx",
+                light_documents=inside is not None and inside.light_documents and document.kind == "onnx",
             )
         if (folder / "modules.json").is_file():
             whole = fetch_document_side(source, revision=revision)
@@ -138,6 +141,18 @@ class CareModel:
     def alpha(self) -> float | None:
         """Share of the dense score in a hybrid search that its card gives; None where each collection measures it."""
         return None if self.card is None else self.card.alpha
+
+    @property
+    def term_weights_digest(self) -> str | None:
+        """SHA-256 of the weights of the terms of queries, as the card lists it; None where there are none."""
+        entry = None if self.card is None else self.card.term_weights
+        return None if entry is None else entry.file.sha256
+
+    @property
+    def probe_texts(self) -> tuple[str, ...]:
+        """Short texts that the model reads: those of its card, else the reference texts of any model."""
+        files = None if self.card is None else self.card.onnx
+        return tuple(one.text for one in files.references) if files and files.references else REFERENCE_TEXTS
 
     @property
     def query_encoder(self) -> Encoder:

@@ -1,27 +1,28 @@
-"""Sources of a model: a folder, the model inside this package, or the Hugging Face hub."""
+"""Sources of a model: a folder, a model inside this package, or the Hugging Face hub."""
 
 from pathlib import Path
 
 from care_qdrant.errors import InputError, ModelError
-
-BUILT_IN = "built-in"
+from care_qdrant.model.included import BUILT_IN as BUILT_IN
+from care_qdrant.model.included import included
 
 
 def find_folder(source: str | Path, *, revision: str | None = None) -> Path:
     """Return the local folder of a model; from the hub, everything but the document encoder is downloaded.
 
     Args:
-        source: A folder, ``built-in``, or a hub name, ``organisation/model``.
+        source: A folder, an included model such as ``built-in``, or a hub name, ``organisation/model``.
         revision: Branch, tag or commit on the hub.
 
     Raises:
         InputError: A revision of a folder was asked for, which has none.
         ModelError: There is no such folder, or the hub does not give the model.
     """
-    if revision is not None and (source == BUILT_IN or Path(source).is_dir()):
+    inside = included(source)
+    if revision is not None and (inside or Path(source).is_dir()):
         raise InputError(f"{source}: is a folder, which has no revision {revision!r}; leave out --revision")
-    if source == BUILT_IN:
-        return Path(__file__).parents[1] / "builtin"
+    if inside:
+        return inside.folder
     folder = Path(source)
     if folder.is_dir():
         return folder
@@ -38,7 +39,7 @@ def find_folder(source: str | Path, *, revision: str | None = None) -> Path:
 
 def fetch_document_side(source: str | Path, *, revision: str | None = None) -> Path:
     """Return the folder with the document encoder in it, downloading it from the hub when that is where it is."""
-    if source == BUILT_IN or Path(source).is_dir():
+    if included(source) or Path(source).is_dir():
         return find_folder(source, revision=revision)
     return _download(str(source), revision, ignore=["document-adapter/*"])
 

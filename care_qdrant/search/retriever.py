@@ -1,12 +1,10 @@
 """Queries in, hits out: the online half. It reads the query encoder and never the document encoder."""
 
-import hashlib
 import logging
 import math
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Literal, get_args
 
 from qdrant_client import QdrantClient, models
@@ -39,9 +37,6 @@ BATCH_QUERIES = 64
 
 SEARCH_POLICY = RetryPolicy(attempts=3, base_seconds=0.2, cap_seconds=2.0)
 """Retries of a search: fewer than those of ingestion, since somebody waits for the answer."""
-
-_WEIGHED_QUESTION = "高血压患者头痛、发热三天了怎么办？需要吃什么药，可以做手术吗"
-"""Question of common terms: models with other weights of terms make another vector of it."""
 
 
 class Retriever:
@@ -177,16 +172,8 @@ class Retriever:
         resolved = self.resolved
         if resolved.sparse_vector_name is None:
             return "dense"
-        return f"{resolved.alpha:g} dense, terms {self._weighed}"
-
-    @cached_property
-    def _weighed(self) -> str:
-        """Digest of what the terms of a question count; rounded, since machines differ in last bits."""
-        terms = self._sparse_query(_WEIGHED_QUESTION)
-        if not isinstance(terms, models.SparseVector):
-            return "by the server"
-        values = zip(terms.indices, terms.values, strict=True)
-        return hashlib.sha256(repr([(term, f"{value:.4g}") for term, value in values]).encode()).hexdigest()[:16]
+        weights = None if self._model is None else self._model.term_weights_digest
+        return f"{resolved.alpha:g} dense, terms {'counted' if weights is None else weights[:16]}"
 
     def fused_by(self, fusion: Fusion, alpha: float | None) -> "Retriever":
         """Return a retriever that fuses in another way; the two share the collection and its checks."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from care_qdrant.encoders.agreement import LEAST_BATCHED, cosines
-from care_qdrant.encoders.references import REFERENCE_TEXTS, check_references
+from care_qdrant.encoders.references import check_references
 from care_qdrant.errors import AlteredModel, InputError
 from care_qdrant.model.care_model import CareModel
 from care_qdrant.serve.admission import DocumentSide, QuerySide, Side
@@ -26,8 +26,6 @@ BM25_SUFFIX = "/bm25"
 _INVISIBLE = ("Cc", "Cf", "Zl", "Zp", "Zs")
 """Categories of Unicode: control characters, zero-width and other format characters, separators."""
 _FINGERPRINT = re.compile(r"[0-9a-f]{4,64}")
-BESIDE = ("高血压", "患者，男，68 岁，反复胸闷、气促三年，加重一周，夜间不能平卧，双下肢水肿。" * 4)
-"""A short and a long text: what a batch pads, and what an int8 encoder scales, depend on its longest and largest."""
 
 
 class ServedModel:
@@ -165,9 +163,10 @@ async def check_answers(served: ServedModel, side: Side) -> None:
     card = served.model.card
     files = None if card is None else card.onnx if side == "query" else card.document_onnx
     references = files.references if files is not None else ()
-    texts = [reference.text for reference in references] or list(REFERENCE_TEXTS)
+    texts = [reference.text for reference in references] or list(served.model.probe_texts)
     alone = np.concatenate([await served.encode([text], side) for text in texts])
-    batch = (await served.encode([*texts, *BESIDE], side))[: len(texts)]
+    # What a batch pads, and what an int8 encoder scales, depend on its longest and largest text.
+    batch = (await served.encode([*texts, " ".join(texts * 4)], side))[: len(texts)]
     where = Path(f"{served.name}@{served.fingerprint[:12]}/{side}")
     if files is not None:
         least = min(files.least_cosine(file) for file in (files.fp32, files.int8) if file is not None)

@@ -120,7 +120,7 @@ class _Supervisor:
         for model in models:
             # A torch encoder starts threads, which a fork would lose: each worker loads its own.
             if model.card is not None and model.card.onnx is not None:
-                model.encode_query(["高血压"])
+                model.encode_query(model.probe_texts)
         return models
 
     def _reload(self) -> None:

@@ -31,7 +31,7 @@ from care_trainer.data.report import leaks
 from care_trainer.disk import write_json
 from care_trainer.evaluation import read_retrieval
 from care_trainer.learn.labelled import Estimate, estimate
-from care_trainer.learn.start import is_chinese
+from care_trainer.learn.start import built_in_reads
 from care_trainer.training.context import Report
 
 CONFIG, DATA, HELD_OUT, RESULT = "start.toml", "data", "held-out", "result.json"
@@ -163,7 +163,7 @@ def prepare(
             f"question or a document with each other; expected at least {min(wanted, FEWEST_HELD_OUT)}: give more pairs"
         )
     trained = {plain_text(text) for pair in train for text in (pair.query, pair.positive, *pair.negatives)}
-    chosen = base or (BUILT_IN if is_chinese([pair.query for pair in read]) else SCRATCH)
+    chosen = base or (BUILT_IN if built_in_reads([pair.query for pair in read]) else SCRATCH)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     # The configuration comes first: it is the sign that this command wrote what lies beside it.
     config, content = folder / CONFIG, _config(pairs, folder, chosen, len(train), device)

@@ -9,7 +9,7 @@ import pytest
 from care_trainer.learn import table
 from care_trainer.learn.learn import learn
 from care_trainer.learn.settings import LearnSettings
-from care_trainer.learn.start import is_chinese, mapped_start, token_vectors
+from care_trainer.learn.start import built_in_reads, mapped_start, token_vectors
 from care_trainer.models.tokens import tokenize, train_collection_tokenizer
 from qdrant_client import QdrantClient
 
@@ -28,7 +28,7 @@ ENGLISH = ["Patients with diabetes should monitor their blood glucose.", "Hypert
     [(CHINESE, True), (ENGLISH, False), (["Сахарный диабет требует лечения."], False), (["。。。", "…"], False)],
 )
 def test_the_built_in_pair_is_asked_where_it_knows_the_language(texts: Sequence[str], is_known: bool) -> None:
-    assert is_chinese(texts) == is_known
+    assert built_in_reads(texts) == is_known
 
 
 def test_the_mapped_start_knows_what_the_built_in_pair_knows() -> None:

@@ -19,7 +19,7 @@ from care_qdrant.errors import InputError, counted, needs_extra
 @click.option(
     "--base",
     help="Model to go on from: a CARE folder, a sentence-transformers model, 'built-in'; 'scratch' for random weights. "
-    " [default: 'built-in' where the questions are Chinese, else 'scratch']",
+    " [default: 'built-in' where it reads the questions, else 'scratch']",
 )
 @json_option
 def start(pairs: Path, output: Path | None, base: str | None, as_json: bool) -> None:

@@ -2,11 +2,10 @@
 
 The built-in model has read questions as well as texts, so its vectors relate words that a collection has with words
 that only its users have. They lead into the space of the stored vectors by a linear map, which ridge regression of the
-vectors on the texts gives in closed form. They are the start where the texts are Chinese.
+vectors on the texts gives in closed form. They are the start where the built-in model reads the texts.
 """
 
 import json
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from care_qdrant.encoders import Encoder
+from care_qdrant.encoders.unread import UnreadWords
 from care_qdrant.errors import EncodingError
 from care_qdrant.model.hub import BUILT_IN, find_folder
 from care_qdrant.types import Vectors
@@ -21,21 +21,24 @@ from care_trainer.learn import table as tables
 from care_trainer.models.tokens import TokenLists, rarity
 
 _SAMPLE = 1_000
+_MAX_TOKENS = 64
+"""Tokens of a text that tell its language."""
 _BATCH = 64
-_HAN = re.compile("[\u4e00-\u9fff]")
-_MIN_HAN = 0.5
-"""Fraction of the letters and digits that are Chinese characters, from which texts count as Chinese."""
+_MIN_READ = 0.5
+"""Fraction of the texts from which the built-in model counts as one of their language."""
 _LENGTH = 0.5
 """Mean length of the token vectors that training starts from; longer ones are harder to move."""
 _PENALTY = 30.0
 """Penalty of the ridge regression: it weighs as much as so many texts."""
 
 
-def is_chinese(texts: Sequence[str]) -> bool:
-    """Return whether most letters of the first texts are Chinese characters."""
-    sample = texts[:_SAMPLE]
-    letters = sum(character.isalnum() for text in sample for character in text)
-    return letters > 0 and sum(len(_HAN.findall(text)) for text in sample) >= _MIN_HAN * letters
+def built_in_reads(texts: Sequence[str]) -> bool:
+    """Return whether the tokenizer of the built-in query encoder reads most of the first texts."""
+    sample = [text for text in texts[:_SAMPLE] if any(map(str.isalnum, text))]
+    tokenizer = built_in_tokenizer(_MAX_TOKENS)
+    unread = UnreadWords(tokenizer)
+    read = sum(not unread(text, tokenizer.encode(text)) for text in sample)
+    return bool(sample) and read >= _MIN_READ * len(sample)
 
 
 def built_in_tokenizer(max_tokens: int) -> Tokenizer:

@@ -21,7 +21,7 @@ from care_trainer.learn.outcome import Student, Training
 from care_trainer.learn.queries import Questions
 from care_trainer.learn.settings import LearnSettings
 from care_trainer.learn.split import Split
-from care_trainer.learn.start import built_in_tokenizer, is_chinese, mapped_start, token_vectors
+from care_trainer.learn.start import built_in_reads, built_in_tokenizer, mapped_start, token_vectors
 from care_trainer.learn.weak import rare_share
 from care_trainer.models.tokens import Parts, TokenLists, tokenize, train_collection_tokenizer
 
@@ -53,13 +53,13 @@ def train(
 ) -> Trained:
     """Train a table of token vectors, measure it on the held-out documents, and train it again with all of them.
 
-    Where the texts are Chinese, a table of the built-in model's tokens is trained as well. It is kept unless the
+    Where the built-in model reads the texts, a table of its tokens is trained as well. It is kept unless the
     collection's own tokens are clearly better on the held-out documents: the built-in model has read questions, so it
     has whole tokens for words that only they have.
     """
     state.mkdir(parents=True, exist_ok=True)
     settings = replace(settings, temperature=settings.temperature * tables.spread(split.candidates))
-    is_known = earlier is None and is_chinese(split.texts)
+    is_known = earlier is None and built_in_reads(split.texts)
     again = len(split.texts) - len(split.train) > _NEGLIGIBLE * len(split.texts)
     run = Trainings(split, log, settings, where, earlier, is_known, state, on_step, fits_left=1 + is_known + again)
     best = run.fit(_own_tokens(split, settings, earlier, state))
