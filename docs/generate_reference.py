@@ -66,11 +66,17 @@ def _entry(name: str, value: Any) -> Iterator[str]:
         yield f"```python\n{_signature(name.rpartition('.')[2], value)}\n```\n"
     yield _markdown(inspect.getdoc(value) or "") + "\n"
     if inspect.isclass(value) and not issubclass(value, errors.CareError):
-        for method, function in sorted(vars(value).items()):
+        for method, function in sorted(_members(value).items()):
             function = getattr(function, "__func__", function)
             if method.startswith("_") or not inspect.isfunction(function) or not function.__doc__:
                 continue
             yield f"**`{_signature(method, function, own=True)}`**\n\n{_markdown(inspect.getdoc(function) or '')}\n"
+
+
+def _members(value: type) -> dict[str, Any]:
+    """Return what a class defines, and those of its bases that are parts of it: their names end with its own."""
+    parts = [each for each in reversed(value.__mro__) if each.__name__.endswith(value.__name__)]
+    return {name: member for part in parts for name, member in vars(part).items()}
 
 
 def _shown(value: Any) -> str:

@@ -73,7 +73,8 @@ def _signatures() -> Iterator[tuple[str, str]]:
     """Names of the public functions, classes and methods, with the type of each parameter."""
     for name in care_qdrant.__all__:
         public = getattr(care_qdrant, name)
-        methods = [name for name in vars(public) if not name.startswith("_")] if inspect.isclass(public) else []
+        is_open = inspect.isclass(public) and not issubclass(public, Exception)
+        methods = [name for name in dir(public) if not name.startswith("_")] if is_open else []
         for called in [public, *(getattr(public, method) for method in methods)]:
             if inspect.isroutine(called) or (inspect.isclass(called) and not issubclass(called, Exception)):
                 for parameter in inspect.signature(called).parameters.values():

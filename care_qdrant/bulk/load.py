@@ -31,8 +31,9 @@ from care_qdrant.ingestion.ingest import ingest_encoded
 from care_qdrant.ingestion.rows import CutDocument
 from care_qdrant.ingestion.settings import IngestReport, IngestSettings, Shard
 from care_qdrant.progress import Progress
-from care_qdrant.qdrant.collection import Collection, PointId
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import Index, PointVectors, Storage, finish_load
+from care_qdrant.qdrant.readable import PointId
 from care_qdrant.search.tuning import find_nearest, overlap_of, record_rescoring
 from care_qdrant.types import Chunk, Vectors
 from care_qdrant.vectors.attach import AttachReport, AttachSettings, attach_encoded, end_attach

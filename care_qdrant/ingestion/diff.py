@@ -10,8 +10,9 @@ from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.contracts.payload import chunk_payload, content_hash, payload_hash, stored_hash
 from care_qdrant.contracts.stand_in import stand_ins
 from care_qdrant.ingestion.pipeline import Task, Window
-from care_qdrant.qdrant.collection import Collection, PointId
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME, PointVectors
+from care_qdrant.qdrant.readable import PointId
 from care_qdrant.types import CARE_KEY, Chunk, Vectors, embedded_text, point_id
 
 

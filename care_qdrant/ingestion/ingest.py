@@ -43,7 +43,7 @@ from care_qdrant.ingestion.seen import Seen, Stale, count_stale, delete_stale
 from care_qdrant.ingestion.settings import DocumentModel, IngestReport, IngestSettings, name_of_vector
 from care_qdrant.model.care_model import CareModel
 from care_qdrant.progress import Progress
-from care_qdrant.qdrant.collection import Collection, PointId
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import (
     SPARSE_VECTOR_NAME,
     PointVectors,
@@ -55,6 +55,7 @@ from care_qdrant.qdrant.create import (
     join_shard_key,
 )
 from care_qdrant.qdrant.public import accepts_client
+from care_qdrant.qdrant.readable import PointId
 from care_qdrant.search.tuning import record_rescoring
 from care_qdrant.types import Document
 

@@ -13,7 +13,8 @@ from hashlib import blake2b
 from typing import Literal, Self
 
 from care_qdrant.contracts.payload import canonical_json
-from care_qdrant.qdrant.collection import Collection, PointId
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.readable import PointId
 from care_qdrant.types import CARE_KEY, Document, point_id
 
 Verdict = Literal["new", "same", "other"]

@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 from qdrant_client import models
 
 from care_qdrant.errors import QdrantError
-from care_qdrant.qdrant.collection import Collection, PointId
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import OpenClient, opener_of
+from care_qdrant.qdrant.readable import PointId
 from care_qdrant.qdrant.retry import RetryPolicy
 
 MOST_SLICES = 16

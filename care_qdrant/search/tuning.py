@@ -17,9 +17,10 @@ from qdrant_client import models
 from care_qdrant.contracts.metadata import QUANTIZATION
 from care_qdrant.errors import Rejected, Unreachable
 from care_qdrant.qdrant.calls import in_pages
-from care_qdrant.qdrant.collection import Collection, PointId
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.measurements import Measurement
 from care_qdrant.qdrant.point_equality import vectors_of
+from care_qdrant.qdrant.readable import PointId
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.qdrant.schema import CollectionSchema
 

@@ -28,10 +28,11 @@ from care_qdrant.ingestion.pipeline import (
 )
 from care_qdrant.ingestion.settings import DocumentModel, name_of_vector, require_fraction
 from care_qdrant.progress import OnProgress
-from care_qdrant.qdrant.collection import Collection, PointId
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import storage_settings
 from care_qdrant.qdrant.public import accepts_client
 from care_qdrant.qdrant.quantization import Quantization
+from care_qdrant.qdrant.readable import PointId
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.qdrant.schema import CollectionSchema, now_noted
 from care_qdrant.search.tuning import record_rescoring

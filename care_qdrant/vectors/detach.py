@@ -7,9 +7,10 @@ from qdrant_client import models
 from care_qdrant.contracts.metadata import of_vector
 from care_qdrant.contracts.payload import stored_hash
 from care_qdrant.errors import InputError, counted
-from care_qdrant.qdrant.collection import Collection, PointId
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import tune_embedded
 from care_qdrant.qdrant.public import accepts_client
+from care_qdrant.qdrant.readable import PointId
 from care_qdrant.qdrant.schema import CollectionSchema
 from care_qdrant.types import CARE_KEY
 from care_qdrant.vectors.points import is_key_of_others

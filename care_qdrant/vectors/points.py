@@ -12,7 +12,8 @@ from care_qdrant.contracts.stand_in import STAND_INS
 from care_qdrant.encoders import TokenCounter
 from care_qdrant.errors import InputError, counted
 from care_qdrant.ingestion.pipeline import WINDOW_TEXTS, Task, Window
-from care_qdrant.qdrant.collection import Collection, PointId
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.readable import PointId
 from care_qdrant.types import CARE_KEY, embedded_text, half_character
 
 MOST_UNREADABLE = 100

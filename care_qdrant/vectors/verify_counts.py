@@ -13,7 +13,8 @@ from qdrant_client import models
 from care_qdrant.contracts.layouts import Layout
 from care_qdrant.contracts.payload import stored_hash
 from care_qdrant.contracts.stand_in import stand_ins
-from care_qdrant.qdrant.collection import Collection, PointId
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.readable import PointId
 from care_qdrant.qdrant.slices import Note, Slice, place_in_order, read_slices, slices_for_readers, stateless
 from care_qdrant.vectors.points import MOST_UNREADABLE, expected_hash, is_unreadable, other_text_field
 from care_qdrant.vectors.verify_report import VerifyReport

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from care_qdrant.encoders.agreement import LEAST_HALF_PRECISION
 from care_qdrant.errors import InputError
 from care_qdrant.ingestion.settings import require_fraction
-from care_qdrant.qdrant.collection import PointId
+from care_qdrant.qdrant.readable import PointId
 from care_qdrant.search.tuning import Rescoring
 
 

@@ -18,8 +18,9 @@ from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import counted
 from care_qdrant.ingestion.settings import DocumentModel
 from care_qdrant.model.care_model import CareModel
-from care_qdrant.qdrant.collection import Collection, PointId
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.point_equality import vectors_of
+from care_qdrant.qdrant.readable import PointId
 from care_qdrant.search.tuning import (
     MAX_LOSS,
     TOP_K,

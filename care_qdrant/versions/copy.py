@@ -18,10 +18,11 @@ from care_qdrant.errors import InputError, NotVerified, counted
 from care_qdrant.ingestion.reservoir import Reservoir
 from care_qdrant.progress import OnProgress
 from care_qdrant.qdrant.calls import in_pages
-from care_qdrant.qdrant.collection import Collection, PointId
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import tune_embedded
 from care_qdrant.qdrant.create import create_like, indexes_of
 from care_qdrant.qdrant.point_equality import ROUNDING, Measure, measures, same_point, vectors_of
+from care_qdrant.qdrant.readable import PointId
 from care_qdrant.qdrant.schema import CollectionSchema, now_noted
 from care_qdrant.qdrant.sender import JSON_BYTES_PER_NUMBER, MAX_BYTES, Sender, Write
 from care_qdrant.search.tuning import TOP_K

@@ -20,8 +20,9 @@ from care_qdrant.bulk.points import plan_points
 from care_qdrant.bulk.units import copied_rows
 from care_qdrant.cli import care
 from care_qdrant.errors import ContractError, InputError
-from care_qdrant.qdrant.collection import SLICES_SINCE, Collection
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
+from care_qdrant.qdrant.readable import SLICES_SINCE
 from care_qdrant.types import Document
 from care_qdrant.vectors.attach import attach_vector
 from care_qdrant.vectors.verify import verify_collection

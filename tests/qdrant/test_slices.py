@@ -8,8 +8,9 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import InputError
-from care_qdrant.qdrant.collection import SLICES_SINCE, Collection, PointId
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
+from care_qdrant.qdrant.readable import SLICES_SINCE, PointId
 from care_qdrant.qdrant.slices import Note, Slice, read_slices, slices_of, stateless
 from tests.databases import require_server
 from tests.standin import StandIn

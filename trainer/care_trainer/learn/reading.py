@@ -16,7 +16,8 @@ from care_qdrant.contracts.learned import stored_vector
 from care_qdrant.contracts.stand_in import stand_ins
 from care_qdrant.errors import InputError, SchemaMismatch, TooFewDocuments, counted
 from care_qdrant.qdrant.calls import in_pages
-from care_qdrant.qdrant.collection import Collection, PointId
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.readable import PointId
 from care_qdrant.qdrant.schema import CollectionSchema
 from care_qdrant.qdrant.slices import Note, Slice, place_in_order, read_slices, slices_for_readers, stateless
 from care_qdrant.types import Vectors

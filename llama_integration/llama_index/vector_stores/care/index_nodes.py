@@ -6,7 +6,8 @@ from llama_index.core.schema import BaseNode
 from llama_index.vector_stores.care.points import IS_LISTED, as_point_id, is_listed, is_listed_point
 from qdrant_client import models
 
-from care_qdrant.qdrant.collection import Collection, PointId
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.readable import PointId
 
 
 class IndexNodes:

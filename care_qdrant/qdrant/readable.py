@@ -1,0 +1,191 @@
+"""`ReadableCollection`: the points of a collection, read, counted, drawn and searched."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import chain
+
+from qdrant_client import models
+
+from care_qdrant.contracts.stand_in import made_by
+from care_qdrant.errors import InputError, Rejected, counted
+from care_qdrant.qdrant.calls import in_requests, seconds_left
+from care_qdrant.qdrant.described import DescribedCollection
+from care_qdrant.qdrant.embedded_search import search_arrays
+from care_qdrant.qdrant.retry import RequestTooLarge
+
+PointId = models.ExtendedPointId
+SLICES_SINCE = (1, 19)
+Payloads = bool | list[str]
+"""Payload keys that are read with a point: all, none, or those named."""
+
+
+class ReadableCollection(DescribedCollection):
+    """A collection whose points are read."""
+
+    def scroll(
+        self,
+        what: str = "reading points",
+        *,
+        where: models.Filter | None = None,
+        limit: int | None = None,
+        payload: Payloads = True,
+        vectors: bool | list[str] = False,
+        as_seen: bool = False,
+    ) -> Iterator[list[models.Record]]:
+        """Read points in the order of their ids, in pages of at most ``limits.page`` points.
+
+        Without ``where`` and ``limit`` it reads all; ``what`` is for messages. With ``as_seen`` it does not wait for
+        points that the server hides (`wait_for_hidden_points`).
+        """
+        if limit is None and not as_seen:
+            self._wait_for_hidden_points()
+        offset, size, left = None, self.limits.page, limit
+        while left is None or left > 0:
+            try:
+                page, offset = self.call(
+                    what,
+                    lambda: self.client.scroll(
+                        self.name,
+                        scroll_filter=where,
+                        limit=size if left is None else min(size, left),  # noqa: B023  # called at once
+                        offset=offset,  # noqa: B023
+                        with_payload=payload,
+                        with_vectors=vectors,
+                        shard_key_selector=self.shard_key,
+                    ),
+                )
+            except RequestTooLarge:
+                if size == 1:
+                    raise
+                size //= 2
+                continue
+            yield page
+            left = None if left is None else left - len(page)
+            if offset is None:
+                return
+
+    def slices(self, total: int) -> list[models.Filter | None]:
+        """Return filters that pass disjoint parts of the points, together all of them, of about the same size.
+
+        A point's part follows from its id alone, so that it is the same at any time. A server before 1.19 and the
+        embedded database know no slices: there is one part, of all points.
+        """
+        if total == 1 or self.is_embedded or not self.is_since(SLICES_SINCE):
+            return [None]
+        slices = (models.Slice(total=total, index=index) for index in range(total))
+        return [models.Filter(must=[models.SliceCondition(slice=each)]) for each in slices]
+
+    def ids(self, where: models.Filter | None = None) -> Iterator[list[PointId]]:
+        """Return the ids of the points that pass a filter, many at a time.
+
+        The embedded database returns all at once: it holds them in memory anyway, and sorts them anew for every page.
+        """
+        if not self.is_embedded:
+            yield from (
+                [record.id for record in page] for page in self.scroll("reading ids", where=where, payload=False)
+            )
+            return
+        limit = max(1, self.count())
+        records, _ = self.call("reading ids", lambda: self.client.scroll(self.name, where, limit, with_payload=False))
+        yield [record.id for record in records]
+
+    def sample(self, points: int) -> list[models.Record]:
+        """Return points with their payloads, drawn with equal probability; fewer where so many are too large."""
+        limit, key = min(points, self.limits.page), self.shard_key
+        at_random = models.SampleQuery(sample=models.Sample.RANDOM)
+        try:
+            drawn = self.call(
+                "drawing a sample",
+                lambda: self.client.query_points(self.name, at_random, limit=limit, shard_key_selector=key),
+            )
+        except RequestTooLarge:
+            if limit == 1:
+                raise
+            return self.sample(limit // 2)
+        return [models.Record(id=point.id, payload=point.payload) for point in drawn.points]
+
+    def retrieve(
+        self, ids: Sequence[PointId], what: str = "", *, payload: Payloads = True, vectors: bool | list[str] = False
+    ) -> dict[PointId, models.Record]:
+        """Return points by id, in requests of at most ``limits.page``; one that is not there is left out."""
+
+        def read(page: Sequence[PointId]) -> list[models.Record]:
+            retrieve = partial(self.client.retrieve, with_payload=payload, with_vectors=vectors)
+            key = self.shard_key
+            return self.call(
+                what or f"reading {counted(len(page), 'point')}",
+                lambda: retrieve(self.name, list(page), shard_key_selector=key),
+            )
+
+        records = chain.from_iterable(in_requests(ids, self.limits.page, read))
+        return {record.id: record for record in records}
+
+    def count(self, where: models.Filter | None = None, *, as_seen: bool = False) -> int:
+        """Return the exact number of points that pass a filter; with ``as_seen`` those that the server shows now."""
+        if not self.limits.exact_count:
+            pages = self.scroll("counting", where=where, payload=False, as_seen=as_seen)
+            return sum(len(page) for page in pages)
+        if not as_seen:
+            self._wait_for_hidden_points()
+        key = self.shard_key
+        return self.call("counting", lambda: self.client.count(self.name, where, True, key)).count
+
+    def count_with_vector(self, vector_name: str) -> int:
+        """Return the exact number of points that have a vector of this name."""
+        return self.count(models.Filter(must=[models.HasVectorCondition(has_vector=vector_name)]))
+
+    def count_stand_ins(self, vector_name: str) -> int | None:
+        """Return the exact number of points whose vector a learned encoder made; None where strict mode forbids it."""
+        encoders, strict = self.schema.stand_ins.get(vector_name), self.schema.strict_mode
+        if not encoders:
+            return 0
+        if strict is not None and strict.unindexed_filtering_retrieve is False:
+            return None
+        return self.count(made_by(encoders))
+
+    def search(self, what: str, requests: Sequence[models.QueryRequest]) -> list[list[models.ScoredPoint]]:
+        """Return the points that each request finds, best first.
+
+        Raises:
+            Rejected: Also where the server finds even one request too large.
+        """
+        if not requests:
+            return []
+        if self.shard_key is not None:
+            requests = [request.model_copy(update={"shard_key": self.shard_key}) for request in requests]
+        try:
+            answers = in_requests(requests, len(requests), lambda some: self.call(what, lambda: self._query(some)))
+            return [points for some in answers for points in some]
+        except RequestTooLarge as error:
+            raise Rejected(f"{what}: the server finds even one query too large ({error})") from error
+
+    def _query(self, requests: Sequence[models.QueryRequest]) -> list[list[models.ScoredPoint]]:
+        """Ask Qdrant, or the arrays beside an embedded database for what they answer."""
+        if self.is_embedded:
+            return [self._query_embedded(request) for request in requests]
+        return [answer.points for answer in self.client.query_batch_points(self.name, requests, timeout=seconds_left())]
+
+    def _query_embedded(self, request: models.QueryRequest) -> list[models.ScoredPoint]:
+        if request.shard_key is not None:
+            raise InputError(
+                f"a search in collection {self.name!r} names shard key {request.shard_key!r}, and the embedded "
+                "database has no shards: leave it out, or search on a server"
+            )
+        points = search_arrays(self.client, self.name, request)
+        if points is not None:
+            return points
+        # A batch would copy the vector first, a tenth of a millisecond.
+        return self.client.query_points(
+            self.name,
+            query=request.query,
+            using=request.using,
+            prefetch=request.prefetch,
+            query_filter=request.filter,
+            search_params=request.params,
+            score_threshold=request.score_threshold,
+            limit=10 if request.limit is None else request.limit,
+            offset=request.offset,
+            lookup_from=request.lookup_from,
+            with_payload=request.with_payload or False,
+            with_vectors=request.with_vector or False,
+        ).points
