@@ -15,12 +15,12 @@ from care_qdrant.contracts.layouts import Layout
 from care_qdrant.encoders import TokenCounter
 from care_qdrant.errors import InputError
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.types import Document, half_character
+from care_qdrant.types import half_character
 from care_qdrant.vectors.points import stored_text
 from care_qdrant.vectors.preflight import examine
 
 SAMPLED = 1_024
-"""Points whose texts stand for those of all, in a forecast."""
+"""Points whose texts stand for those of all, where tokens are estimated."""
 
 
 def plan_points(
@@ -49,7 +49,7 @@ def plan_points(
     draft = replace(draft, collection=target.name, text_field=layout.text_field, overflow="truncate")
     if former is not None:
         require_same(former, draft, job.url, sparse=False)
-    _, sample = _sample(target, layout)
+    sample = _sample(target, layout)
     share = sum(counter.count_tokens(sample)) / max(1, sum(map(len, sample)))
     plan = Plan(job.url, draft, layout, share)
     new = list_slices(plan, target, preflight.points, on_progress)
@@ -65,17 +65,8 @@ def plan_points(
     return manifest
 
 
-def sampled_texts(target: Collection, draft: Manifest, text_field: str | None) -> tuple[int, list[Document]]:
-    """Return about how many points lack the model's vector, and the texts of some points."""
-    layout = examine(target, draft.vector_name, draft.contract, text_field).require_layout()
-    points, texts = _sample(target, layout)
-    has_vector = draft.vector_name in target.schema.dense
-    lacking = target.count() - (target.count_with_vector(draft.vector_name) if has_vector else 0)
-    return lacking * len(texts) // points, [Document(str(n), text, line=n) for n, text in enumerate(texts, 1)]
-
-
-def _sample(target: Collection, layout: Layout) -> tuple[int, list[str]]:
-    """Return how many points were drawn, and the texts of those that have one which can be encoded."""
+def _sample(target: Collection, layout: Layout) -> list[str]:
+    """Return the texts of some points, of those that have one which can be encoded."""
     payloads = [record.payload or {} for record in target.sample(SAMPLED)]
     texts = (stored_text(layout, payload) for payload in payloads if layout.of_point(payload).find_text(payload))
-    return len(payloads), [text for text in texts if not half_character(text)]
+    return [text for text in texts if not half_character(text)]

@@ -150,12 +150,6 @@ def _typed(corpus: Sequence[str], draft: Manifest, former: Manifest | None) -> F
     return typed_fields(local, draft.fields, draft.encoding) if local else draft.fields
 
 
-def corpus_documents(corpus: Sequence[str], manifest: Manifest) -> Iterator[Document]:
-    """Return the documents of a corpus, without a look at what repeats what."""
-    for file in corpus_files(corpus):
-        yield from (row for row in rows_of(file, manifest) if isinstance(row, Document))
-
-
 def unit_rows(job: Job, manifest: Manifest, unit: Unit) -> Iterator[Row]:
     """Return the rows of a unit, without those that earlier rows repeat."""
     digest = hashlib.sha256()

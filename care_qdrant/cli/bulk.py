@@ -12,7 +12,6 @@ from care_qdrant.console.groups import CONTEXT, GroupedCommand, Program
 from care_qdrant.console.options import (
     BATCHES,
     PATIENCE,
-    FiniteRange,
     LoadModel,
     Target,
     batch_tokens,
@@ -28,11 +27,8 @@ from care_qdrant.console.reports import show_report
 from care_qdrant.console.text import echo
 
 if TYPE_CHECKING:
-    from care_qdrant.bulk.forecast import Forecast, ForecastSettings
-    from care_qdrant.bulk.job import Job, Manifest
+    from care_qdrant.bulk.job import Job
     from care_qdrant.encoders.engine import Engine
-    from care_qdrant.model.care_model import CareModel
-    from care_qdrant.qdrant.collection import Collection
 
 FAILED_UNITS_EXIT_CODE = 8
 
@@ -74,10 +70,9 @@ def _open(url: str) -> "Job":
     context_settings=CONTEXT,
     environment=PATIENCE,
     groups={
-        "Options": ["collection", "model", "path", "url", "sparse", "dry_run", "as_json"],
+        "Options": ["collection", "model", "path", "url", "sparse", "as_json"],
         "Corpus": ["id_field", "text_field", "title_field", "types", "encoding", "overflow"],
         "Job": ["vector_name", "float16", "unit_rows", "workers"],
-        "Forecast": ["documents", "tokens_per_second"],
     },
 )
 @click.argument("corpus", nargs=-1)
@@ -103,17 +98,6 @@ def _open(url: str) -> "Job":
     help="Processes that read the points of --collection, on Qdrant 1.19 or newer.  [default: one a core, at most 4]",
 )
 @target_options
-@click.option("--dry-run", is_flag=True, help="Write nothing; report tokens, hours, bytes, memory and nodes.")
-@click.option(
-    "--documents",
-    type=click.IntRange(1),
-    help="With --dry-run: number of documents to extrapolate to.  [default: those of CORPUS]",
-)
-@click.option(
-    "--tokens-per-second",
-    type=FiniteRange(0, min_open=True),
-    help="With --dry-run: speed of a worker.  [default: measured on this machine]",
-)
 @json_option
 def plan(
     corpus: tuple[str, ...],
@@ -129,7 +113,6 @@ def plan(
     collection: str | None,
     workers: int | None,
     target: Target,
-    dry_run: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -143,7 +126,6 @@ def plan(
     \b
     Example:
       care bulk plan corpus/ /mnt/job
-      care bulk plan corpus/ /mnt/job --dry-run --documents 100000000
       care bulk plan /mnt/job --collection articles --url http://localhost:6333
       care bulk plan 's3://bucket/texts/*.jsonl' s3://bucket/job \\
         --model ./pair --float16
@@ -160,7 +142,6 @@ def plan(
     elif workers is not None:
         raise click.UsageError("--workers is for --collection: a corpus is read by one process")
     opened = _open(job)
-    from care_qdrant.bulk.forecast import ForecastSettings
     from care_qdrant.bulk.job import Manifest
     from care_qdrant.bulk.points import plan_points
     from care_qdrant.bulk.units import PlanReport
@@ -192,10 +173,6 @@ def plan(
             place = Collection(client, collection, retries(), readers=workers or readers()).resolve()
             if workers is not None and workers > 1 and len(place.slices(2)) < 2:
                 echo(f"note: --workers {workers}: {_READ_BY_ONE}", err=True)
-        if dry_run:
-            settings = settings_of(ForecastSettings, options)
-            show_report(_forecast(corpus, place, text_field, draft, model, settings), as_json=as_json)
-            return
         show = stack.enter_context(points_bar("rows", "read"))
         on_progress: Callable[[int], None] = lambda done: show(done, 0)  # noqa: E731  # two callers
         if place is None:
@@ -210,32 +187,6 @@ def plan(
                 on_progress=on_progress,
             )
     show_report(PlanReport.of(manifest, opened), as_json=as_json)
-
-
-def _forecast(
-    corpus: tuple[str, ...],
-    collection: "Collection | None",
-    text_field: str,
-    draft: "Manifest",
-    model: "CareModel",
-    settings: "ForecastSettings",
-) -> "Forecast":
-    from dataclasses import replace
-
-    from care_qdrant.bulk.forecast import SAMPLE_DOCUMENTS, forecast
-    from care_qdrant.bulk.points import sampled_texts
-    from care_qdrant.bulk.units import corpus_documents
-    from care_qdrant.ingestion.reservoir import Reservoir
-    from care_qdrant.types import Document
-
-    if collection is None:
-        drawn = Reservoir[Document](SAMPLE_DOCUMENTS, seed=0)
-        drawn.draw(corpus_documents(corpus, draft))
-        count, sample = drawn.seen, drawn.drawn
-    else:
-        count, sample = sampled_texts(collection, draft, _given("text_field", text_field))
-        draft = replace(draft, collection=collection.name, overflow="truncate")
-    return forecast(count, sample, draft, model.document_tokenizer, lambda: model.document_encoder, settings)
 
 
 def _given(option: str, value: str) -> str | None:
