@@ -202,7 +202,7 @@ def read_hit(
         score=score,
         text=layout.find_text(payload) or "",
         title=layout.title(payload),
-        chunk=int(payload[CARE_KEY]["chunk"]) if is_ours else 0,
+        chunk=payload[CARE_KEY]["chunk"] if is_ours else 0,
         metadata=layout.metadata(payload),
         payload=payload,
         vector=vector,
@@ -258,7 +258,7 @@ def _layout_of(payload: Payload, text_field: str | None) -> Layout | None:
 def _is_ours(payload: Payload) -> bool:
     """Return whether ingestion wrote a point."""
     care = payload.get(CARE_KEY)
-    return isinstance(care, Mapping) and "chunk" in care
+    return isinstance(care, Mapping) and isinstance(care.get("chunk"), int)
 
 
 def _candidates(payload: Payload) -> Iterator[Layout]:

@@ -125,7 +125,9 @@ class Write:
     def _as_compared(self, point: models.PointStruct, names: Sequence[str]) -> models.Filter:
         """Match a point that is as it was when it was compared: its text, and the hashes of vectors that stay."""
         written = point.vector if isinstance(point.vector, dict) else {}
-        hashes = ((point.payload or {}).get(CARE_KEY) or {}).get("vectors") or {}
+        # The payload of an attach is the hashes alone, and the vector of each is written.
+        care = (point.payload or {}).get(CARE_KEY) if self.kind == "update" else None
+        hashes = care["vectors"] if care else {}
         kept = [_has_hash(name, hashes[name]) for name in names if name not in written and name in hashes]
         return models.Filter(must=[models.HasIdCondition(has_id=[point.id]), *kept, *self.unchanged.get(point.id, ())])
 

@@ -16,7 +16,7 @@ from qdrant_client import models
 from care_qdrant.contracts.contract import SparseContract, VectorContract, contract_metadata
 from care_qdrant.contracts.layouts import Layout
 from care_qdrant.contracts.metadata import ATTACH
-from care_qdrant.errors import InputError, counted
+from care_qdrant.errors import FingerprintMismatch, InputError, counted
 from care_qdrant.ingestion.diff import remove_orphaned_hashes
 from care_qdrant.ingestion.pipeline import (
     Maker,
@@ -125,7 +125,7 @@ def attach_vector(
     Raises:
         InputError: There is no such collection, no text in its payloads, or a key of ours is used by others in them;
             another text field than the recorded one; or too many vectors would be removed.
-        ContractError: Another model made the vectors of this name.
+        ContractError: Another model made the vectors of this name, or makes them since this run began.
         QdrantError: Qdrant refused or could not be reached; what was written stays, and another run goes on from there.
         EncodingError: The encoder returned no usable vector.
         MissingExtra: Documents cannot be encoded in this installation; nothing was written.
@@ -327,6 +327,7 @@ class _Run:
 
         def begin(window: PointWindow) -> None:
             nonlocal read, has_begun
+            self._require_own_vector()
             if window.encode and not has_begun:
                 has_begun = True
                 collection.update("noting the attach", metadata=_note(name, {}))
@@ -356,6 +357,7 @@ class _Run:
             stop=self.stop,
         )
         worker.run(windows, collection, begin, on_batch)
+        self._require_own_vector()
         if not self.stop.is_set():
             if not self.is_part:
                 end_attach(collection, name)
@@ -366,6 +368,18 @@ class _Run:
         report.seconds, report.points_per_second = round(seconds, 3), round(report.encoded / seconds, 1)
         report.encoder_idle_fraction = round(worker.meter.idle_fraction, 4)
         return report
+
+    def _require_own_vector(self) -> None:
+        """Refuse to go on where somebody has detached the vector meanwhile, and attached that of another model."""
+        schema, name = self.collection.refresh(), self.reader.vector_name
+        made = schema.contracts.get(name)
+        if isinstance(made, VectorContract | SparseContract) and made.constants == self.reader.constants:
+            return
+        now = "it was detached" if made is None else f"another model ({made.fingerprint[:12]}) makes it now"
+        raise FingerprintMismatch(
+            f"vector {name!r} of collection {self.collection.name!r} is not that of this run any more: {now}. Of the "
+            "vectors that this run wrote, some may be there; an attach of the model that makes it now replaces them"
+        )
 
     def _remove(self, text_gone: Sequence[tuple[Collection, Sequence[PointId]]]) -> int:
         """Remove the vector, and then its hash, from points whose text is gone; return their number."""

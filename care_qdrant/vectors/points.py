@@ -21,7 +21,8 @@ MOST_UNREADABLE = 100
 NOTICEABLE_FRACTION = 0.05
 """Fraction of points with their text in another field from which on it is reported."""
 
-_OUR_ENTRIES = frozenset({"chunk", "chunks", "payload", "vectors", STAND_INS})
+_OUR_ENTRIES = {"chunk": int, "chunks": int, "payload": str, "vectors": Mapping, STAND_INS: list}
+"""Entries that ingestion and attach write under `CARE_KEY`, with their types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +196,8 @@ def is_key_of_others(payload: Mapping[str, Any]) -> bool:
     if CARE_KEY not in payload:
         return False
     care = payload[CARE_KEY]
-    return not (
-        isinstance(care, Mapping) and care.keys() <= _OUR_ENTRIES and isinstance(care.get("vectors", {}), Mapping)
+    return not isinstance(care, Mapping) or not all(
+        isinstance(value, _OUR_ENTRIES.get(key, ())) for key, value in care.items()
     )
 
 

@@ -122,6 +122,8 @@ def require_vector_name(name: str) -> None:
         raise InputError(
             f"vector name {name!r} holds {bad[0]!r}, which Qdrant takes in no name; give another one with --vector-name"
         )
+    if name in (".", ".."):
+        raise InputError(f"vector name {name!r} is one of a folder, which Qdrant does not take; give another one")
 
 
 def _require_language(

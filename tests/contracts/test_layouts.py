@@ -4,12 +4,16 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from qdrant_client import models
 
-from care_qdrant.contracts.layouts import guess_layout, read_hit
-from care_qdrant.contracts.payload import chunk_payload
+from care_qdrant.contracts.layouts import DOCUMENT_PATHS, TEXT_NAMES, guess_layout, names_its_document, read_hit
+from care_qdrant.contracts.payload import chunk_payload, stored_hash
+from care_qdrant.contracts.stand_in import stand_ins
 from care_qdrant.errors import InputError
 from care_qdrant.types import Chunk, Document
+from care_qdrant.vectors.points import is_key_of_others
 
 TEXT = "耳鸣可由噪声引起。"
 OURS = chunk_payload(Chunk(Document("d1", TEXT, title="耳鸣", metadata={"dept": "耳鼻喉"}), TEXT), {"care": "0" * 32})
@@ -185,3 +189,41 @@ def test_of_equally_many_texts_the_order_does_not_decide() -> None:
     for turn in range(len(payloads)):
         assert guess_layout(payloads[turn:] + payloads[:turn]).tool == "care"
     assert {guess_layout(pair).text_field for pair in ([PLAIN, NESTED], [NESTED, PLAIN])} == {"article.body"}
+
+
+KEYS = [
+    *TEXT_NAMES,
+    *DOCUMENT_PATHS,
+    "_care",
+    "_node_content",
+    "metadata",
+    "meta",
+    "title",
+    "chunk",
+    "chunks",
+    "vectors",
+]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from([*KEYS, "a.b", ""]), inner, max_size=3),
+    max_leaves=8,
+)
+"""Values of any type, under names that tools of ours and of others give a meaning."""
+
+
+@given(payload=st.dictionaries(st.sampled_from(KEYS), JSON, max_size=4), care=JSON)
+@settings(max_examples=300)
+def test_no_payload_stops_a_reader(payload: dict[str, Any], care: object) -> None:
+    """Anybody may write a point, and one that no reader understands must not end the search that finds it."""
+    for each in (payload, payload | {"_care": care}, payload | {"_care": {"chunk": care, "vectors": care}}):
+        hit = read_hit(models.Record(id=1, payload=each))
+        assert isinstance(hit.text, str) and isinstance(hit.document_id, str) and isinstance(hit.chunk, int)
+        assert stored_hash(each, "v") is None or isinstance(stored_hash(each, "v"), str)
+        stand_ins(each), is_key_of_others(each), names_its_document(each)
+
+
+def test_an_entry_of_another_program_under_our_key_is_not_ours() -> None:
+    assert not is_key_of_others(OURS)
+    for care in ({"chunk": "first"}, {"chunk": [1]}, {"payload": 7}, {"vectors": []}, {"stand_ins": "x"}, None, "x"):
+        assert is_key_of_others({"text": TEXT, "_care": care})
+        assert read_hit(models.Record(id=1, payload={"text": TEXT, "_care": care})).chunk == 0
