@@ -1,16 +1,11 @@
-"""Traces as an OTLP receiver and a collector get them, and what Qdrant hears of them."""
+"""Traces as an OTLP receiver gets them, and the headers that Qdrant gets."""
 
 import gzip
-import subprocess
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from qdrant_client import QdrantClient
@@ -18,7 +13,6 @@ from qdrant_client import QdrantClient
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.serve import tracing
 from care_qdrant.types import Document
-from tests.reliability.processes import free_port
 from tests.serve.conftest import aligned, asked
 from tests.standin import StandIn
 from tests.standin.test_standin import connect as connect_qdrant
@@ -101,50 +95,6 @@ async def test_a_search_is_a_trace_of_queue_encoder_and_search(
     assert spans["queue"].end_time_unix_nano == spans["encode"].start_time_unix_nano
     assert spans["encode"].end_time_unix_nano <= spans["search"].start_time_unix_nano
     assert not any(TEXTS[1] in str(span) for span in receiver.spans)
-
-
-@pytest.fixture
-def collector(receiver: Receiver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a released collector (rotel) between the services of this test and the receiver."""
-    agent = Path(pytest.importorskip("rotel").__file__).parent / "rotel-agent"
-    ports = {"--otlp-grpc-endpoint": free_port(), "--otlp-http-endpoint": free_port()}
-    options = {name: f"127.0.0.1:{port}" for name, port in ports.items()} | {
-        "--exporter": "otlp",
-        "--otlp-exporter-endpoint": f"http://127.0.0.1:{receiver.server_port}",
-        "--otlp-exporter-protocol": "http",
-        "--pid-file": str(tmp_path / "pid"),
-        "--log-file": str(tmp_path / "log"),
-    }
-    address = f"http://{options['--otlp-http-endpoint']}"
-    process = subprocess.Popen([agent, "start", *(word for pair in options.items() for word in pair)])
-    until = time.monotonic() + 30
-    while True:
-        with suppress(httpx.ConnectError):
-            httpx.get(address)
-            break
-        assert time.monotonic() < until and process.poll() is None
-        time.sleep(0.05)
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
-    yield process
-    process.terminate()
-    process.wait(20)
-
-
-async def test_a_collector_takes_the_trace_and_passes_it_on(
-    make_service, connect, receiver: Receiver, collector: subprocess.Popen[bytes]
-) -> None:
-    service = make_service(aligned())
-    answer = await connect(service).post("/embed", json={"inputs": TEXTS[1]}, headers={"traceparent": SAMPLED})
-    assert answer.status_code == 200
-    service.close()
-    collector.terminate()  # it sends what it has before it ends
-    collector.wait(20)
-    assert receiver.resources["service.name"] == "care-serve"
-    spans = {span.name: span for span in receiver.spans}
-    assert set(spans) == {"POST /embed", "queue", "encode"}
-    root = spans["POST /embed"]
-    assert (root.trace_id.hex(), root.parent_span_id.hex()) == (TRACE, PARENT)
-    assert {spans["queue"].parent_span_id, spans["encode"].parent_span_id} == {root.span_id}
 
 
 async def test_documents_and_refusals_are_traced(make_service, connect, receiver: Receiver) -> None:
