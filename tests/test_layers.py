@@ -1,6 +1,7 @@
 """Rules for imports and for calls to the database, read off the source."""
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from qdrant_client import QdrantClient
 
 ROOT = Path(__file__).parents[1]
+TOPS = ("trainer/care_trainer", "llama_integration/llama_index", "benchmarks/care_benchmarks", "benchmarks/care_data")
 CALLS = {name for name in vars(QdrantClient) if not name.startswith("_")} - {"close", "init_options", "info"}
 DOOR = ROOT / "care_qdrant" / "qdrant"
 SHIPPED = [
@@ -76,8 +78,18 @@ def test_contracts_call_nothing(path: Path) -> None:
     assert imported <= PURE | {"qdrant_client.models"}
 
 
+def test_one_module_imports_the_http_client() -> None:
+    importing = {
+        str(path.relative_to(ROOT))
+        for folder in (*TOPS, "care_qdrant")
+        for path in (ROOT / folder).rglob("*.py")
+        if re.search(r"^\s*(import|from) httpx", path.read_text("utf-8"), re.MULTILINE)
+    }
+    assert importing == {"care_qdrant/http_client.py"}
+
+
 LAYERS: tuple[set[str], ...] = (
-    {"types", "errors", "version", "progress", "measures", "forking", "destinations", "patience"},
+    {"types", "errors", "version", "http_client", "progress", "measures", "forking", "destinations", "patience"},
     {"encoders"},
     {"contracts"},
     {"corpus", "qdrant"},

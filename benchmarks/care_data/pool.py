@@ -8,7 +8,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import httpx
 import numpy as np
 from care_benchmarks.lexical import Bm25Matrix
 from care_benchmarks.measures import Qrels, Run, per_query
@@ -23,6 +22,7 @@ from care_qdrant import Retriever as Search
 from care_qdrant.encoders.remote.wire import embed, embeddings_client
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import counted
+from care_qdrant.http_client import HTTPError
 
 logger = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ def _embedded(retriever: Retriever, queries: Sequence[str]) -> Vectors:
     try:
         with embeddings_client(str(retriever.url), key, EMBEDDING_SECONDS) as client:
             return embed(client, retriever.model, queries)
-    except (httpx.HTTPError, EncodingError) as error:
+    except (HTTPError, EncodingError) as error:
         raise InputError(f"retriever {retriever.name} at {retriever.url}: no vectors ({error})") from error
 
 

@@ -11,16 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import httpx
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from care_data.config import Judge, secret
 from care_data.files import Rows, digest
 from care_qdrant import CareError, InputError, __version__
+from care_qdrant.http_client import Client, ConnectError, Limits, Response, TransportError
 
 T = TypeVar("T")
 _BUSY = {408, 409, 425, 429, 500, 502, 503, 504, 529}
@@ -133,8 +134,8 @@ class Caller:
         self.judge, self._ledger, self._replay, self._again = judge, ledger, replay, again
         key = None if replay else secret(judge.key_env, f"judge {judge.name}")
         headers = {"User-Agent": f"care-data/{__version__}"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        limits = httpx.Limits(max_connections=judge.concurrency)
-        self._client = httpx.Client(timeout=judge.timeout_seconds, headers=headers, limits=limits)
+        limits = Limits(max_connections=judge.concurrency)
+        self._client = Client(timeout=judge.timeout_seconds, headers=headers, limits=limits)
         self._lock, self._next = threading.Lock(), 0.0
         self.down: JudgeUnreachable | None = None  # why it is not asked any more
         self.pool = ThreadPoolExecutor(judge.concurrency)
@@ -221,10 +222,10 @@ class Caller:
             # Endpoints that know the header answer a repeated call from what was paid already.
             headers = {"Idempotency-Key": key}
             answer = self._read(self._client.post(self._url, json=self._body(prompt), headers=headers))
-        except httpx.ConnectError as error:
+        except ConnectError as error:
             self._ledger.withdraw(key)
             raise _Busy(f"cannot be reached ({error})") from error
-        except httpx.TransportError as error:
+        except TransportError as error:
             raise _Busy(f"did not answer ({type(error).__name__})", paid=True) from error
         except (_Busy, JudgeUnreachable) as error:
             if not getattr(error, "paid", False):
@@ -233,12 +234,12 @@ class Caller:
         self._ledger.store(key, answer)
         return answer
 
-    def _read(self, response: httpx.Response) -> Answer:
+    def _read(self, response: Response) -> Answer:
         if response.status_code in _BUSY:
             after = response.headers.get("Retry-After", "")
             wait = float(after) if after.replace(".", "", 1).isdigit() else None
             raise _Busy(f"answered {response.status_code}", wait)
-        if response.status_code != httpx.codes.OK:
+        if response.status_code != HTTPStatus.OK:
             raise JudgeUnreachable(
                 f"judge {self.judge.name} at {self.judge.url}: answered {response.status_code}: "
                 f"{response.text[:200]!r}; check url, model and key_env"

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
-import httpx
 from google.protobuf.message import Error as MessageError  # type: ignore[import-untyped]
 from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
@@ -157,7 +156,7 @@ def _is_transient(error: Exception) -> bool:
     if isinstance(error, grpc.RpcError):
         is_behind = _grpc_code(error) is grpc.StatusCode.NOT_FOUND and _is_behind(_describe(error))
         return _grpc_code(error) in TRANSIENT_GRPC or is_behind
-    return isinstance(error, ResponseHandlingException | httpx.TransportError | NotCompleted)
+    return isinstance(error, ResponseHandlingException | NotCompleted)
 
 
 def _is_behind(answer: str) -> bool:

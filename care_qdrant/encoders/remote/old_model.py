@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-import httpx
 import numpy as np
 
 from care_qdrant.encoders.remote.wire import embed, embeddings_client
 from care_qdrant.encoders.usable import require_torch
 from care_qdrant.errors import EncodingError, InputError, redact
 from care_qdrant.forking import ForkLock
+from care_qdrant.http_client import HTTPError
 from care_qdrant.types import Vectors
 
 TIMEOUT_SECONDS = 10.0
@@ -40,7 +40,7 @@ class ServiceModel:
         """Ask the service; raises `EncodingError` where it does not answer with vectors."""
         try:
             return embed(self._client, self._model, texts)
-        except httpx.HTTPError as error:
+        except HTTPError as error:
             raise EncodingError(redact(f"{self._client.base_url}: {type(error).__name__}: {error}")) from error
 
     encode_document = encode_query

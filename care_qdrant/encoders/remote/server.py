@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
-import httpx
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
@@ -33,6 +32,7 @@ from care_qdrant.encoders.remote.wire import PERHAPS_TOO_MUCH, embeddings_client
 from care_qdrant.encoders.side import Geometry, Side
 from care_qdrant.encoders.usable import require_texts
 from care_qdrant.errors import EncodingError, ModelError, Unreachable, counted, redact
+from care_qdrant.http_client import Client, Response, TransportError
 from care_qdrant.patience import START_PATIENCE_SECONDS
 from care_qdrant.types import Vectors
 
@@ -238,7 +238,7 @@ class ServerEncoder:
         )
         return False
 
-    def _vectors(self, answer: httpx.Response, count: int, name: str) -> Vectors:
+    def _vectors(self, answer: Response, count: int, name: str) -> Vectors:
         """Return the unit vectors of an answer, (count, dim), or raise where there are none."""
         raw = read_vectors(answer, count)
         if raw.shape[1] < self.dim:
@@ -253,7 +253,7 @@ class ServerEncoder:
 class _Endpoint:
     """One server: what it is doing, and how much it takes."""
 
-    client: httpx.Client
+    client: Client
     running: int = 0
     limit: float = 1.0
     """Requests at a time."""
@@ -274,7 +274,7 @@ class _Endpoint:
 class _Endpoints:
     """Chooses a server for each request; additive increase and multiplicative decrease of requests at a time."""
 
-    def __init__(self, clients: Sequence[httpx.Client], patience_seconds: float) -> None:
+    def __init__(self, clients: Sequence[Client], patience_seconds: float) -> None:
         self.all = [_Endpoint(client) for client in clients]
         self._patience_seconds = patience_seconds
         self._start_seconds, self._has_answered = min(START_PATIENCE_SECONDS, patience_seconds), False
@@ -282,7 +282,7 @@ class _Endpoints:
         self._failing_since: float | None = None
         self._problem = ""
 
-    def post(self, body: dict[str, Any], texts: int, tokens: int) -> tuple[_Endpoint, httpx.Response]:
+    def post(self, body: dict[str, Any], texts: int, tokens: int) -> tuple[_Endpoint, Response]:
         """Send a request until a server answers it, and return that server and its answer."""
         internal_errors = 0
         while True:
@@ -292,7 +292,7 @@ class _Endpoints:
                 answer = endpoint.client.post("embeddings", json=body)
                 problem = f"{answer.status_code}" if answer.status_code in _PASSING_STATUS else ""
                 least_delay = _seconds(answer.headers.get("Retry-After", "0"))
-            except httpx.TransportError as error:
+            except TransportError as error:
                 problem = f"{type(error).__name__}: {error}"
             finally:
                 with self._condition:
@@ -374,7 +374,7 @@ class _Endpoints:
         logger.warning("%s: attempt %d failed (%s)", endpoint.name, endpoint.failures, problem)
 
 
-def _close(clients: Sequence[httpx.Client]) -> None:
+def _close(clients: Sequence[Client]) -> None:
     for client in clients:
         client.close()
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
-import httpx
 import numpy as np
 
 from care_qdrant.errors import EncodingError, counted, redact, remember_secret
+from care_qdrant.http_client import Client, Response
 from care_qdrant.types import Vectors
 
 PERHAPS_TOO_MUCH = frozenset(
@@ -30,11 +30,11 @@ MOST_TEXTS = 64
 """Texts of the first request of `embed`."""
 
 
-def embeddings_client(url: str, api_key: str | None, timeout_seconds: float) -> httpx.Client:
+def embeddings_client(url: str, api_key: str | None, timeout_seconds: float) -> Client:
     """Return a client of a server; its API key is hidden from now on in all that is printed."""
     remember_secret(api_key)
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    return httpx.Client(base_url=url, headers=headers, timeout=timeout_seconds)
+    return Client(base_url=url, headers=headers, timeout=timeout_seconds)
 
 
 def request_body(model: str, inputs: Sequence[Any]) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def request_body(model: str, inputs: Sequence[Any]) -> dict[str, Any]:
     return {"model": model, "input": list(inputs)}
 
 
-def read_vectors(answer: httpx.Response, count: int) -> Vectors:
+def read_vectors(answer: Response, count: int) -> Vectors:
     """Return the vectors of an answer in the order of the inputs, (count, width) float32.
 
     Rows may come in any order, or all without an index or with the same one, in the order of the texts; a vector may be
@@ -70,12 +70,12 @@ def read_vectors(answer: httpx.Response, count: int) -> Vectors:
     return vectors
 
 
-def embed(client: httpx.Client, model: str, texts: Sequence[str]) -> Vectors:
+def embed(client: Client, model: str, texts: Sequence[str]) -> Vectors:
     """Return the vectors of texts, in requests as large as the server takes: (texts, width) float32.
 
     Raises:
         EncodingError: The server refuses a single text, or gives no vectors.
-        httpx.HTTPError: It does not answer.
+        HTTPError: It does not answer.
     """
     found: list[Vectors] = []
     at, most = 0, MOST_TEXTS
