@@ -87,7 +87,9 @@ def _imported_names() -> Iterator[tuple[str, str]]:
         for file in (ROOT / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
                 is_core = isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "care_qdrant"
-                if is_core and not node.module.startswith(("care_qdrant.console", "care_qdrant.encoders.terms.bm25")):
+                if is_core and not node.module.startswith(
+                    ("care_qdrant.console", "care_qdrant.encoders.terms.bm25", "care_qdrant.http")
+                ):
                     yield from ((alias.name, str(file.relative_to(ROOT))) for alias in node.names)
 
 
