@@ -16,11 +16,12 @@ from llama_index.postprocessor import care as postprocessor
 from llama_index.vector_stores import care as vector_stores
 
 import care_qdrant
-from care_qdrant import CareModel, Chunk, Document, errors
+from care_qdrant import CareModel, Document, errors
 from care_qdrant.contracts import metadata, payload
 from care_qdrant.serve.app import Service
 from care_qdrant.serve.metrics import Metrics
 from care_qdrant.serve.settings import ServeSettings
+from care_qdrant.types import Chunk
 
 TARGET = Path(__file__).parent / "reference"
 TOPICS = {
@@ -48,8 +49,14 @@ def python_api() -> Iterator[str]:
                 rest.remove(name)
                 yield from _entry(name, getattr(care_qdrant, name))
     yield "## Errors\n\nThe tree of errors is in [exit codes](exit-codes.md).\n"
-    for name in sorted(rest, key=str.lower):
-        yield from _entry(name, getattr(care_qdrant, name))
+    yield "Import these from `care_qdrant.errors`; `CareError` is in `care_qdrant` as well.\n"
+    kinds = {
+        name: kind
+        for name, kind in vars(errors).items()
+        if inspect.isclass(kind) and issubclass(kind, errors.CareError)
+    }
+    for name in sorted(kinds, key=str.lower):
+        yield from _entry(name, kinds[name])
     yield "## LlamaIndex\n"
     for package in (embeddings, vector_stores, postprocessor):
         for name in package.__all__:

@@ -12,8 +12,9 @@ import click
 import pytest
 from qdrant_client import QdrantClient, models
 
-from care_qdrant import CareModel, find_folder, open_client
+from care_qdrant import CareModel, open_client
 from care_qdrant.cli import care
+from care_qdrant.model.hub import find_folder
 from tests import pages
 from tests.forks import FORKS
 from tests.standin import StandIn

@@ -11,6 +11,7 @@ from qdrant_client import QdrantClient
 
 ROOT = Path(__file__).parents[1]
 TOPS = ("trainer/care_trainer", "llama_integration/llama_index", "benchmarks/care_benchmarks", "benchmarks/care_data")
+PUBLIC_MODULES = {"care_qdrant.errors", "care_qdrant.encoders.terms.bm25", "care_qdrant.encoders.terms.sparse"}
 CALLS = {name for name in vars(QdrantClient) if not name.startswith("_")} - {"close", "init_options", "info"}
 DOOR = ROOT / "care_qdrant" / "qdrant"
 SHIPPED = [
@@ -76,6 +77,43 @@ def test_contracts_call_nothing(path: Path) -> None:
         elif isinstance(node, ast.ImportFrom):
             imported.add((node.module or "").split(".")[0])
     assert imported <= PURE | {"qdrant_client.models"}
+
+
+def test_the_packages_above_the_core_import_what_the_page_lists() -> None:
+    """A module that is listed and not imported is no longer part of the contract."""
+    page = (ROOT / "docs/explanation/architecture.md").read_text(encoding="utf-8")
+    part = page.partition("## What the packages above the core import")[2].partition("\n## ")[0]
+    listed = {
+        name for line in re.findall(r"^\| .+ \| (.+) \|$", part, re.MULTILINE) for name in re.findall(r"`(.+?)`", line)
+    }
+    imported = {
+        name.removeprefix("care_qdrant.")
+        for top in TOPS
+        for path in (ROOT / top).rglob("*.py")
+        for name in _core_modules(ast.parse(path.read_text("utf-8")))
+    }
+    assert {"console" if name.startswith("console.") else name for name in imported} == listed
+
+
+def test_examples_import_public_names() -> None:
+    imported = {
+        name for path in (ROOT / "examples").rglob("*.py") for name in _core_modules(ast.parse(path.read_text("utf-8")))
+    }
+    assert imported == set()
+
+
+def _core_modules(tree: ast.AST) -> Iterator[str]:
+    """Yield the modules of the core that a file imports from, those of the public API apart."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("care_qdrant."):
+            assert node.module is not None
+            modules = [f"{node.module}.{alias.name}" for alias in node.names]
+            is_package = (ROOT / node.module.replace(".", "/")).is_dir()
+            for module in modules if is_package else [node.module]:
+                is_module = (ROOT / f"{module.replace('.', '/')}.py").exists()
+                name = module if is_module else node.module
+                if name not in PUBLIC_MODULES:
+                    yield name
 
 
 def test_one_module_imports_the_http_client() -> None:

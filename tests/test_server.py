@@ -11,7 +11,8 @@ from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQu
 from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import QdrantClient, models
 
-from care_qdrant import Document, Retriever, ingest, native_bm25
+from care_qdrant import Document, Retriever, ingest
+from care_qdrant.encoders.terms.sparse import native_bm25
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.vectors.attach import attach_vector

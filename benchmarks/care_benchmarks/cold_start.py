@@ -13,7 +13,7 @@ from pathlib import Path
 
 def main() -> None:
     """Load a model, encode one query and print the cost."""
-    from care_qdrant.model.care_model import CareModel
+    from care_qdrant import CareModel
 
     model, precision, query, started = sys.argv[1:]
     CareModel.load(model, precision=precision).encode_query([query])  # type: ignore[arg-type]  # checked by load

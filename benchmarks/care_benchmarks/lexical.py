@@ -8,7 +8,7 @@ import numpy.typing as npt
 from qdrant_client import QdrantClient, models
 from scipy import sparse
 
-from care_qdrant.qdrant.collection import Collection
+from care_qdrant import Collection
 
 Scores = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]

@@ -22,15 +22,11 @@ from qdrant_client import QdrantClient, models
 
 from care_benchmarks.results import Indexing
 from care_benchmarks.systems import EvaluatedSystem
+from care_qdrant import CareModel, Document, IngestSettings, Progress, Retriever, ingest
 from care_qdrant.encoders.terms.bm25 import ANALYSER
 from care_qdrant.errors import InputError, counted
-from care_qdrant.ingestion.ingest import ingest
-from care_qdrant.ingestion.settings import IngestSettings
-from care_qdrant.model.care_model import CareModel
-from care_qdrant.progress import Progress
 from care_qdrant.qdrant.connection import is_embedded
-from care_qdrant.search.retriever import Retriever
-from care_qdrant.types import Document, Vectors, point_id
+from care_qdrant.types import Vectors, point_id
 
 logger = logging.getLogger(__name__)
 

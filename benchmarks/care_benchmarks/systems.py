@@ -6,13 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from care_qdrant.encoders.engine import Engine
+from care_qdrant import CareModel, Engine, Mode, Precision
 from care_qdrant.encoders.terms.bm25 import ANALYSER
 from care_qdrant.errors import InputError
 from care_qdrant.model.card import CARD_FILE
-from care_qdrant.model.care_model import CareModel, Precision
 from care_qdrant.model.hub import fetch_document_side
-from care_qdrant.search.retriever import Mode
 
 Control = Literal["bm25", "hybrid", "document", "query"]
 

@@ -21,10 +21,8 @@ from pathlib import Path
 from care_benchmarks.measures import Qrels
 from care_benchmarks.places import Places
 from care_benchmarks.rows import read_jsonl, read_tsv
-from care_qdrant.corpus.files import Corpus
-from care_qdrant.corpus.rows import Fields, Reject
+from care_qdrant import Corpus, Document, Fields, Reject
 from care_qdrant.errors import InputError
-from care_qdrant.types import Document
 
 _QUERY_KEYS = ("query_id", "query-id", "qid")
 _DOCUMENT_KEYS = ("document_id", "corpus-id", "pid")

@@ -17,8 +17,7 @@ from care_data.pool import CORPUS, POOL, QUERIES, collection_changes
 from care_data.prompts import render
 from care_data.source import shown
 from care_data.sts import PAIRS, drawn
-from care_qdrant import InputError
-from care_qdrant.errors import counted
+from care_qdrant.errors import InputError, counted
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import click
 from typing_extensions import override
 
-from care_qdrant import needs_extra
 from care_qdrant.console import run as run_program
 from care_qdrant.console.groups import CONTEXT, Command, Program
 from care_qdrant.console.logs import log_options
@@ -15,13 +14,13 @@ from care_qdrant.console.options import Target, json_option, model_options, targ
 from care_qdrant.console.outputs import require_free
 from care_qdrant.console.reports import show_report
 from care_qdrant.console.text import echo
-from care_qdrant.errors import counted
+from care_qdrant.errors import counted, needs_extra
 
 if TYPE_CHECKING:
     from care_trainer.config import Side
 
     from care_data.config import Config
-    from care_qdrant.model.care_model import CareModel
+    from care_qdrant import CareModel
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 output_option = click.option("--output", type=_FILE, required=True, help="File to write.")

@@ -14,7 +14,7 @@ from care_trainer.config.stages import STRICT, Count, CountOrZero, Name, Positiv
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from care_qdrant import InputError, remember_secret
+from care_qdrant.errors import InputError, remember_secret
 
 Language = Literal["zh", "en"]
 Rule = Literal["unanimous", "majority", "weighted"]

@@ -19,12 +19,12 @@ from care_trainer.data.read import file_hash, read_rows, text_key
 from qdrant_client import models
 
 from care_data.files import line, write_json
+from care_qdrant import Collection
 from care_qdrant.errors import InputError
-from care_qdrant.qdrant.collection import Collection
 from care_qdrant.types import Vectors
 
 if TYPE_CHECKING:
-    from care_qdrant.model.care_model import CareModel
+    from care_qdrant import CareModel
 
 GRAPH_ROWS = 5_000  # of a segment before a server builds a graph over it; fewer are scanned
 SEGMENT_ROWS = 100_000  # of a segment at most: a server builds the graphs of merged segments anew

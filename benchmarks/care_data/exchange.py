@@ -10,7 +10,7 @@ from care_data.files import LABELS, read_rows, write_rows, write_text
 from care_data.pool import CORPUS, POOL, QUERIES
 from care_data.prompts import GRADES, RELEVANT
 from care_data.source import read_fields, shown
-from care_qdrant import InputError
+from care_qdrant.errors import InputError
 
 
 def corpus_texts(config: Config, names: Iterable[str]) -> dict[str, str]:

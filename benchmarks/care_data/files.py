@@ -9,7 +9,7 @@ from typing import Any
 
 from care_benchmarks.rows import read_jsonl
 
-from care_qdrant import InputError, redact
+from care_qdrant.errors import InputError, redact
 
 Rows = list[dict[str, Any]]
 LABELS = "labels.jsonl"

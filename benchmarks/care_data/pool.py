@@ -17,12 +17,13 @@ from care_data.config import Config, Retriever, secret
 from care_data.files import Rows, digest, read_rows, write_json, write_rows
 from care_data.near import grams, overlap
 from care_data.source import Texts, open_source, read_fields, read_questions, read_texts
-from care_qdrant import CareModel, Collection, EncodingError, InputError, Vectors, embedded_text
+from care_qdrant import CareModel, Collection
 from care_qdrant import Retriever as Search
 from care_qdrant.encoders.remote.wire import embed, embeddings_client
 from care_qdrant.encoders.terms import bm25
-from care_qdrant.errors import counted
+from care_qdrant.errors import EncodingError, InputError, counted
 from care_qdrant.http_client import HTTPError
+from care_qdrant.types import Vectors, embedded_text
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from care_data.exchange import corpus_texts
 from care_data.files import LABELS, read_rows
 from care_data.pool import QUERIES
 from care_data.prompts import GRADES, LETTERS
-from care_qdrant import InputError
+from care_qdrant.errors import InputError
 
 OPINIONS = "opinions.jsonl"  # what experts said on the page: an expert's last word on a pair counts
 COLUMNS = ("query_id", "document_id", "question", "document", "grade", "expert")

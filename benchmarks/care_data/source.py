@@ -13,9 +13,11 @@ from qdrant_client import QdrantClient
 
 from care_data.config import Config
 from care_data.files import Rows
-from care_qdrant import Collection, Document, InputError, embedded_text, open_client, read_hit
+from care_qdrant import Collection, Document, open_client
 from care_qdrant.console.options import Target
-from care_qdrant.errors import COMPLETE, counted
+from care_qdrant.contracts.layouts import read_hit
+from care_qdrant.errors import COMPLETE, InputError, counted
+from care_qdrant.types import embedded_text
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from care_data.prompts import read_object, render
 from care_data.source import read_questions
 from care_data.vote import label_of
 from care_data.wire import calling
-from care_qdrant import InputError
+from care_qdrant.errors import InputError
 
 PAIRS = "sts.jsonl"
 _KINDS = {"positive": "positive", "negative-1": "hard", "negative-2": "easy"}

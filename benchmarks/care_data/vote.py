@@ -16,7 +16,7 @@ from care_data.judging import JUDGEMENTS, is_anchor
 from care_data.pool import POOL, contributions
 from care_data.prompts import RELEVANT
 from care_data.sheets import read_opinions
-from care_qdrant import InputError
+from care_qdrant.errors import InputError
 
 Label = Literal["relevant", "irrelevant", "disputed", "missing"]
 Pair = tuple[str, str]

@@ -20,7 +20,8 @@ from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_aft
 
 from care_data.config import Judge, secret
 from care_data.files import Rows, digest
-from care_qdrant import CareError, InputError, __version__
+from care_qdrant import CareError, __version__
+from care_qdrant.errors import InputError
 from care_qdrant.http_client import Client, ConnectError, Limits, Response, TransportError
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from care_benchmarks.audit import (
     write_candidates,
 )
 
-from care_qdrant import InputError
+from care_qdrant.errors import InputError
 from tests.bench.conftest import write_jsonl
 
 QRELS = {"q1": {"a": 1, "b": 0}, "q2": {"c": 2}}

@@ -21,7 +21,8 @@ from care_trainer.data.read import iter_pairs
 from click.testing import CliRunner
 from openpyxl import load_workbook
 
-from care_qdrant import InputError, open_client
+from care_qdrant import open_client
+from care_qdrant.errors import InputError
 from tests.care_data.clinic import config, rater, rows, truth
 from tests.care_data.endpoint import Endpoint, Faults
 from tests.care_data.kills import run_killed

@@ -10,7 +10,8 @@ from care_data.diversify import Filter, QdrantIndex, diversify_file
 from care_trainer.data.diversity import BATCH_ROWS, Neighbourhood
 from qdrant_client import QdrantClient, models
 
-from care_qdrant import Collection, InputError, open_client
+from care_qdrant import Collection, open_client
+from care_qdrant.errors import InputError
 from tests.reliability.ready_model import ReadyEncoder
 
 

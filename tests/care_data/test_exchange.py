@@ -14,7 +14,8 @@ from care_data.config import load_config
 from click.testing import CliRunner
 from openpyxl import load_workbook
 
-from care_qdrant import CareModel, InputError, open_client
+from care_qdrant import CareModel, open_client
+from care_qdrant.errors import InputError
 from tests.care_data.clinic import config, rater, rows, truth
 from tests.care_data.endpoint import Endpoint
 

@@ -18,7 +18,7 @@ from care_data.sheets import Task, page_opinions, sample_tasks, write_sheet
 from openpyxl import load_workbook
 from starlette.testclient import TestClient
 
-from care_qdrant import InputError
+from care_qdrant.errors import InputError
 from tests.browser import CHROMIUM, Browser
 from tests.care_data.clinic import config, rater
 from tests.care_data.endpoint import Endpoint

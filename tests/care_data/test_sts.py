@@ -15,7 +15,7 @@ from care_data.sts import drawn, run_sts
 from care_trainer.config import Data
 from care_trainer.data.read import iter_pairs
 
-from care_qdrant import InputError
+from care_qdrant.errors import InputError
 from tests.care_data.clinic import config, rows
 from tests.care_data.endpoint import Endpoint, Faults
 

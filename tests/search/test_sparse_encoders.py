@@ -13,7 +13,7 @@ from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQu
 from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import QdrantClient, models
 
-from care_qdrant import FastEmbedSparse, native_bm25
+from care_qdrant.encoders.terms.sparse import FastEmbedSparse, native_bm25
 from care_qdrant.errors import InputError
 from care_qdrant.search.retriever import Retriever
 from tests.tiny import HashModel

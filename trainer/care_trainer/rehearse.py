@@ -18,10 +18,10 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
+from care_qdrant import CareModel
 from care_qdrant.encoders.local.architecture import native_folder
 from care_qdrant.encoders.local.weights import readable_model
 from care_qdrant.errors import InputError, TrainingError
-from care_qdrant.model.care_model import CareModel
 from care_trainer import recipe
 from care_trainer.config import Run, Side, Stage, Tower, stage_name
 from care_trainer.config.stages import Prune

@@ -15,16 +15,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from care_qdrant import CareModel, Document, IngestSettings, Mode, Retriever, ingest, open_client
 from care_qdrant.console.outputs import require_own
 from care_qdrant.errors import InputError, counted
-from care_qdrant.ingestion.ingest import ingest
-from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.measures import ndcg_at_10, recall_at_10
-from care_qdrant.model.care_model import CareModel
 from care_qdrant.model.hub import BUILT_IN
-from care_qdrant.qdrant.connection import open_client
-from care_qdrant.search.retriever import Mode, Retriever
-from care_qdrant.types import Document
 from care_trainer.config import Data, Run, load_run
 from care_trainer.data.read import Pair, iter_pairs, license_of, plain_text, write_rows
 from care_trainer.data.report import leaks

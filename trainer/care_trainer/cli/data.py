@@ -18,7 +18,7 @@ from care_qdrant.errors import InputError, counted
 from care_trainer.cli.run import load, set_option
 
 if TYPE_CHECKING:
-    from care_qdrant.model.care_model import CareModel
+    from care_qdrant import CareModel
 
 
 @click.group(cls=Program)
@@ -89,8 +89,8 @@ def mine(
       care train mine pairs.jsonl --collection corpus --output mined.jsonl \\
         --ranks 10 60
     """
+    from care_qdrant import Retriever
     from care_qdrant.progress import points_bar
-    from care_qdrant.search.retriever import Retriever
     from care_trainer.config import Data
     from care_trainer.data.mining import MiningRule, mine_pairs, similarity
     from care_trainer.data.read import iter_pairs

@@ -145,7 +145,7 @@ def _follow(
     stop: threading.Event,
 ) -> None:
     """Learn where there is no encoder yet, and update it where enough points are new."""
-    from care_qdrant.qdrant.collection import Collection
+    from care_qdrant import Collection
     from care_trainer.learn.earlier import unseen_fraction
     from care_trainer.learn.settings import NEWS
 
@@ -174,9 +174,9 @@ def _learn(
     on_progress: "Progress" = lambda _part, _done, _total: None,
 ) -> None:
     """Learn once, write the report and print it."""
+    from care_qdrant import Collection
     from care_qdrant.errors import InputError, MissingExtra
     from care_qdrant.progress import parts_bar
-    from care_qdrant.qdrant.collection import Collection
     from care_trainer.learn.report import paragraphs, plot, write_report
     from care_trainer.learn.settings import FOLDER, UPDATE
 

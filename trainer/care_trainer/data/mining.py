@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from care_qdrant import Hit
 from care_qdrant.errors import InputError
-from care_qdrant.types import Hit, Vectors, embedded_text
+from care_qdrant.types import Vectors, embedded_text
 from care_trainer.data.read import Pair
 
 if TYPE_CHECKING:
-    from care_qdrant.model.care_model import CareModel
+    from care_qdrant import CareModel
 
 BATCH_PAIRS = 256
 """Pairs searched at once."""

@@ -11,10 +11,10 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
+from care_qdrant import Collection
 from care_qdrant.encoders.local.torch import no_progress_bars
 from care_qdrant.errors import InputError
 from care_qdrant.model.folder import verify_checkpoint
-from care_qdrant.qdrant.collection import Collection
 from care_qdrant.types import Vectors
 from care_trainer.learn.reading import require_documents, sample_ids
 from care_trainer.learn.settings import FOLDER, LearnSettings

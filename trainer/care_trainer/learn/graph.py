@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from qdrant_client import models
 
+from care_qdrant import Collection, RetryPolicy
 from care_qdrant.errors import Rejected, Unreachable
-from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.search.query import Query, find
 from care_qdrant.search.resolve import ResolvedCollection, StoreConfig, resolve_vectors
 from care_qdrant.types import Vectors

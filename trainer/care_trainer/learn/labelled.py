@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 from qdrant_client import models
 
+from care_qdrant import Collection, Hit
 from care_qdrant.contracts.layouts import CARE_LAYOUT, Layout, Payload
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import InputError, counted
 from care_qdrant.measures import TOP, ndcg_at_10, recall_at_10, reciprocal_rank_at_10
-from care_qdrant.qdrant.collection import Collection
 from care_qdrant.search.query import Query, find
 from care_qdrant.search.resolve import ResolvedCollection, StoreConfig, resolve_vectors
-from care_qdrant.types import CARE_KEY, Hit, Vectors
+from care_qdrant.types import CARE_KEY, Vectors
 from care_trainer.learn.queries import Labelled
 
 Unit = Literal["points", "documents"]

@@ -12,6 +12,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
 
+from care_qdrant import Collection
 from care_qdrant.encoders.local.torch import no_progress_bars
 from care_qdrant.encoders.local.weights import check_model
 from care_qdrant.errors import ModelError, needs_extra
@@ -19,7 +20,6 @@ from care_qdrant.model.card import Card
 from care_qdrant.model.export.onnx import export_query_encoder
 from care_qdrant.model.folder import describe_side, require_destination, write_checkpoint
 from care_qdrant.model.hub import BUILT_IN
-from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.public import accepts_client
 from care_qdrant.types import Vectors
 from care_trainer.learn.earlier import load_earlier, save_seen

@@ -9,11 +9,10 @@ import numpy as np
 import numpy.typing as npt
 from qdrant_client import models
 
+from care_qdrant import CareModel, Collection
 from care_qdrant.contracts.contract import VectorContract
 from care_qdrant.contracts.learned import PROBES, LearnedContract, agreement, probe_vectors, signs
 from care_qdrant.model.card import Card
-from care_qdrant.model.care_model import CareModel
-from care_qdrant.qdrant.collection import Collection
 from care_qdrant.types import Vectors
 from care_trainer.learn import quality
 from care_trainer.learn.graph import GraphSearch, measure_graph

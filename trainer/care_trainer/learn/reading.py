@@ -10,14 +10,14 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 from qdrant_client import models
+from qdrant_client.models import ExtendedPointId as PointId
 
+from care_qdrant import Collection
 from care_qdrant.contracts.layouts import Layout, guess_layout
 from care_qdrant.contracts.learned import stored_vector
 from care_qdrant.contracts.stand_in import stand_ins
 from care_qdrant.errors import InputError, SchemaMismatch, TooFewDocuments, counted
 from care_qdrant.qdrant.calls import in_pages
-from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.readable import PointId
 from care_qdrant.qdrant.schema import CollectionSchema
 from care_qdrant.qdrant.slices import Note, Slice, place_in_order, read_slices, slices_for_readers, stateless
 from care_qdrant.types import Vectors

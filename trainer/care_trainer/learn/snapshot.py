@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 from sentence_transformers import SentenceTransformer
 
+from care_qdrant import Collection
 from care_qdrant.console.options import Target, readers, retries, server_key
 from care_qdrant.contracts.layouts import Layout
 from care_qdrant.errors import InputError
-from care_qdrant.qdrant.collection import Collection
 from care_qdrant.types import Vectors
 from care_trainer.config import StoredDocuments
 from care_trainer.config.run import COLLECTION_TEXTS

@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer
 
-from care_qdrant.model.care_model import CareModel
+from care_qdrant import CareModel
 from care_qdrant.model.hub import BUILT_IN
 from care_qdrant.types import Vectors
 from care_trainer.learn import table as tables

@@ -13,7 +13,7 @@ from llama_index.embeddings.care.cache import RoleCache, embedding_queries
 from llama_index.embeddings.care.shared_model import ModelSettings, OnTruncation, SharedModel, shared_model
 from typing_extensions import override
 
-from care_qdrant.model.care_model import Precision
+from care_qdrant import Precision
 from care_qdrant.model.hub import BUILT_IN
 
 if TYPE_CHECKING:

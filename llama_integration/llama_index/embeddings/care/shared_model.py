@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from care_qdrant import CareModel, Precision
 from care_qdrant.encoders import MAX_CHARACTERS_PER_TOKEN, Encoder, TokenCounter
 from care_qdrant.encoders.microbatch import MicroBatcher, Vector
 from care_qdrant.encoders.usable import require_texts
 from care_qdrant.errors import IncompleteModel, InputError, MissingExtra, UnusableText
 from care_qdrant.forking import ForkLock
 from care_qdrant.model.card import CARD_FILE
-from care_qdrant.model.care_model import CareModel, Precision, require_saved_model
+from care_qdrant.model.care_model import require_saved_model
 from care_qdrant.types import Vectors
 
 if TYPE_CHECKING:

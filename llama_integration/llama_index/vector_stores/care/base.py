@@ -31,15 +31,14 @@ from llama_index.vector_stores.care.writing import Writer, deletion_filter
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
 from typing_extensions import override
 
+from care_qdrant import Collection, Fallback, Fusion
 from care_qdrant.contracts.contract import VectorContract
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.encoders.terms.sparse import SparseQueryEncoder, Terms
 from care_qdrant.errors import InputError
 from care_qdrant.forking import ForkPool
-from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME
-from care_qdrant.search.fallback import Fallback
-from care_qdrant.search.fusion import DEFAULT_ALPHA, Fusion, require_fusion
+from care_qdrant.search.fusion import DEFAULT_ALPHA, require_fusion
 from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver, ResolvedCollection, StoreConfig
 from care_qdrant.search.retriever import SEARCH_POLICY
 

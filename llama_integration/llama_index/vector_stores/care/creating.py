@@ -8,9 +8,9 @@ from llama_index.vector_stores.care.filters import DOCUMENT_ID_KEY
 from llama_index.vector_stores.care.settings import StoreSettings, payload_indexes
 from qdrant_client import models
 
+from care_qdrant import Collection
 from care_qdrant.contracts.contract import SparseContract, contract_metadata
 from care_qdrant.encoders.terms.sparse import NATIVE_BM25, SparseQueryEncoder
-from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import make_collection
 from care_qdrant.search.resolve import StoreConfig
 

@@ -24,9 +24,9 @@ from llama_index.core.vector_stores.types import (
 from llama_index.vector_stores.care.points import having_ids
 from qdrant_client import models
 
+from care_qdrant import Collection
 from care_qdrant.contracts.layouts import Layout
 from care_qdrant.errors import InputError
-from care_qdrant.qdrant.collection import Collection
 from care_qdrant.search.conditions import (
     BOUNDS,
     ORDERED,

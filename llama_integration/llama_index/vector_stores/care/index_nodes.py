@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from llama_index.core.schema import BaseNode
 from llama_index.vector_stores.care.points import IS_LISTED, as_point_id, is_listed, is_listed_point
 from qdrant_client import models
+from qdrant_client.models import ExtendedPointId as PointId
 
-from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.readable import PointId
+from care_qdrant import Collection
 
 
 class IndexNodes:

@@ -21,13 +21,14 @@ from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_
 from llama_index.vector_stores.care.origin import embedded_text_is_known, title_and_text
 from qdrant_client import models
 
+from care_qdrant import Hit
 from care_qdrant.contracts.layouts import Layout, read_hit
 from care_qdrant.contracts.payload import content_hash
 from care_qdrant.encoders.terms.sparse import SparseQuery
 from care_qdrant.encoders.usable import LEAST_LENGTH
 from care_qdrant.errors import EncodingError, InputError
 from care_qdrant.qdrant.sender import Write
-from care_qdrant.types import CARE_KEY, Hit
+from care_qdrant.types import CARE_KEY
 
 _NUMBERS = 2**64
 """Qdrant's ids are UUIDs, or numbers below this one."""

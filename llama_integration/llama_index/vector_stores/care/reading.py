@@ -38,15 +38,13 @@ from llama_index.vector_stores.care.settings import StoreSettings, shard_keys
 from llama_index.vector_stores.care.sparse import StoreTerms
 from qdrant_client import models
 
+from care_qdrant import Fallback, Fusion, Hit
 from care_qdrant.errors import InputError, counted
 from care_qdrant.search.conditions import Keys, no_such_key
-from care_qdrant.search.fallback import Fallback
-from care_qdrant.search.fusion import Fusion
 from care_qdrant.search.grouping import Grouping, find_groups
 from care_qdrant.search.query import Query, find
 from care_qdrant.search.resolve import CollectionResolver, ResolvedCollection
 from care_qdrant.search.script import script_note
-from care_qdrant.types import Hit
 
 logger = logging.getLogger(__name__)
 

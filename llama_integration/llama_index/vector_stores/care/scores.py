@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from llama_index.core.indices.query.embedding_utils import get_top_k_mmr_embeddings
 
-from care_qdrant.types import Hit
+from care_qdrant import Hit
 
 
 def fuse_by_scaled_score(dense: Sequence[Hit], sparse: Sequence[Hit], alpha: float, top_k: int) -> list[Hit]:

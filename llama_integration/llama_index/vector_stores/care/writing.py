@@ -18,8 +18,8 @@ from llama_index.vector_stores.care.settings import StoreSettings
 from llama_index.vector_stores.care.sparse import StoreTerms
 from qdrant_client import models
 
+from care_qdrant import Collection
 from care_qdrant.errors import counted
-from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.sender import send_all
 from care_qdrant.search.conditions import Keys
 from care_qdrant.search.resolve import ResolvedCollection
