@@ -7,7 +7,7 @@ import sqlite3
 import ssl
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from ipaddress import ip_address
@@ -76,14 +76,19 @@ def open_client(
         Unreachable: No server answers at the URL, or at its gRPC port.
         Rejected: The server does not accept the key.
     """
-    api_key = api_key.strip() if api_key else api_key  # a file or a secret store may end it with a line feed
-    remember_secret(api_key)
     parts = [] if path is None else [Path(path), *Path(path).parents]
     new = list(takewhile(lambda folder: not os.path.lexists(folder), parts))
     client = (
         _embedded(Path(path))
         if path is not None
-        else _server(url, api_key, grpc, grpc_port, timeout_seconds, patience_seconds)
+        else open_server(
+            url,
+            api_key,
+            grpc=grpc,
+            grpc_port=grpc_port,
+            timeout_seconds=timeout_seconds,
+            patience_seconds=patience_seconds,
+        )
     )
     if path is None:
         _OPENERS[client] = partial(
@@ -175,19 +180,34 @@ def as_version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
 
 
-def _server(
+def open_server(
     url: str | None,
     api_key: str | None,
-    grpc: bool,
-    grpc_port: int | None,
-    timeout_seconds: int,
-    patience_seconds: float,
+    *,
+    grpc: bool = False,
+    grpc_port: int | None = None,
+    timeout_seconds: int = REQUEST_TIMEOUT_SECONDS,
+    patience_seconds: float = START_PATIENCE_SECONDS,
+    options: Mapping[str, Any] | None = None,
 ) -> QdrantClient:
+    """Return a client of a server, which may still be starting; raises as `open_client`.
+
+    Args:
+        url: As in `open_client`, and so are the next five.
+        api_key: API key of the server.
+        grpc: Prefer gRPC to REST for points.
+        grpc_port: gRPC port of the server.
+        timeout_seconds: Longest time to wait for the answer to a request.
+        patience_seconds: Longest time to try a server that does not answer.
+        options: Other arguments of `QdrantClient`.
+    """
     if not url:
         raise InputError("neither a folder nor a URL of Qdrant was given: pass --path or --url")
     if "," in url:
         raise InputError(f"{url}: names several servers; give one URL, for a cluster that of its load balancer")
-    client = _client(url.strip(), api_key, grpc, grpc_port, timeout_seconds)
+    api_key = api_key.strip() if api_key else api_key  # a file or a secret store may end it with a line feed
+    remember_secret(api_key)
+    client = _client(url.strip(), api_key, grpc, grpc_port, timeout_seconds, options or {})
     try:
         _wait_until_it_answers(client, url, patience_seconds)
     except BaseException:
@@ -211,7 +231,14 @@ def _wait_until_it_answers(client: QdrantClient, url: str, patience_seconds: flo
             return
 
 
-def _client(url: str, api_key: str | None, grpc: bool, grpc_port: int | None, timeout_seconds: int) -> QdrantClient:
+def _client(
+    url: str,
+    api_key: str | None,
+    grpc: bool,
+    grpc_port: int | None,
+    timeout_seconds: int,
+    options: Mapping[str, Any],
+) -> QdrantClient:
     """Return a client of one server; nothing is sent."""
     try:
         # As qdrant-client has it: a key goes over https, unless the URL says otherwise.
@@ -224,17 +251,20 @@ def _client(url: str, api_key: str | None, grpc: bool, grpc_port: int | None, ti
         tls: Any = {"verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)} if parts.scheme == "http" else {}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Api key is used with an insecure connection", UserWarning)
+            defaults: dict[str, Any] = {
+                "check_compatibility": False,
+                # Else every number of every vector is looked at, for texts that fastembed would encode.
+                "cloud_inference": True,
+                "metadata": PLAIN_ANSWERS,
+                **tls,
+            }
             return QdrantClient(
                 url=address,
                 api_key=api_key,
                 prefer_grpc=grpc,
                 grpc_port=port,
                 timeout=timeout_seconds,
-                check_compatibility=False,
-                # Else every number of every vector is looked at, for texts that fastembed would encode.
-                cloud_inference=True,
-                metadata=PLAIN_ANSWERS,
-                **tls,
+                **{**defaults, **options},
             )
     except ValueError as error:
         raise InputError(

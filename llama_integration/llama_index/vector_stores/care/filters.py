@@ -10,6 +10,7 @@ index. Without one it looks for a part of the text, TEXT_MATCH_INSENSITIVE in th
 CONTAINS looks into arrays and not into strings.
 """
 
+import logging
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,6 +22,7 @@ from llama_index.core.vector_stores.types import (
     MetadataFilters,
     VectorStoreQuery,
 )
+from llama_index.vector_stores.care.once import OnceLogger
 from llama_index.vector_stores.care.points import having_ids
 from qdrant_client import models
 
@@ -39,6 +41,8 @@ from care_qdrant.search.conditions import (
     no_such_key,
     ordered,
 )
+
+logger = logging.getLogger(__name__)
 
 Value = str | int | float
 DOCUMENT_ID_KEY = "doc_id"
@@ -144,6 +148,24 @@ def written_numbers(filters: MetadataFilters) -> Iterator[MetadataFilter]:
             isinstance(text, str) and not isinstance(Condition(one.key, "=", text).value, str) for text in _values(one)
         ):
             yield one
+
+
+def warn_of_filters(filters: MetadataFilters, collection: Collection, keys: Keys, warnings: OnceLogger) -> None:
+    """Log once of each key that no point has, or that has numbers where a filter compares with a text."""
+    for one in passing_without(filters):
+        said = f"key {one.key}"
+        if not warnings.has_warned(said) and not keys.has(collection, one.key):
+            reason = no_such_key(collection, one.key)
+            warnings.warn(said, "%s: a filter on it with %s passes every point", reason, one.operator.value)
+    for one in written_numbers(filters):
+        if warnings.is_first(f"number {one.key}") and has_numbers(collection, keys, one.key):
+            logger.warning(
+                "collection %r: a filter compares %r with %r, a text, but points have numbers or booleans there, "
+                "which are other values to LlamaIndex: give a number (1 and 0 for true and false)",
+                collection.name,
+                one.key,
+                one.value,
+            )
 
 
 def has_numbers(collection: Collection, keys: Keys, key: str) -> bool:

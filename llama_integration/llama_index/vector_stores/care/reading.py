@@ -1,6 +1,5 @@
 """All that `CareVectorStore` reads: answers to queries, nodes by id or filter, scores of nodes."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -12,15 +11,7 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQuery,
     VectorStoreQueryResult,
 )
-from llama_index.vector_stores.care.filters import (
-    all_of,
-    has_numbers,
-    is_empty,
-    node_filter,
-    passing_without,
-    query_filter,
-    written_numbers,
-)
+from llama_index.vector_stores.care.filters import all_of, is_empty, node_filter, query_filter, warn_of_filters
 from llama_index.vector_stores.care.index_nodes import IndexNodes
 from llama_index.vector_stores.care.modes import (
     has_terms,
@@ -40,13 +31,11 @@ from qdrant_client import models
 
 from care_qdrant import Fallback, Fusion, Hit
 from care_qdrant.errors import InputError, counted
-from care_qdrant.search.conditions import Keys, no_such_key
+from care_qdrant.search.conditions import Keys
 from care_qdrant.search.grouping import Grouping, find_groups
 from care_qdrant.search.query import Query, find
 from care_qdrant.search.resolve import CollectionResolver, ResolvedCollection
 from care_qdrant.search.script import script_note
-
-logger = logging.getLogger(__name__)
 
 _NOT_RESTRICTED = (
     "collection %r: a query names index and image nodes alone, as the retriever of a LlamaIndex index does in every "
@@ -120,7 +109,6 @@ class Reader:
     ) -> list[BaseNode]:
         """Return the nodes that have one of the ids and pass the filters, with their vectors; None does not count."""
         keys = self._keys(resolved, filters)
-        self._tell_numbers(resolved, filters, keys)
         pages = resolved.collection.of_shard(shard).scroll(
             where=node_filter(node_ids, filters, keys),
             limit=limit,
@@ -175,33 +163,20 @@ class Reader:
     def _filter(
         self, resolved: ResolvedCollection, query: VectorStoreQuery, settings: StoreSettings
     ) -> models.Filter | None:
-        """Return the filter of a query, and log once of each key by which it means to rule points out and cannot."""
+        """Return the filter of a query, and log once if it names index nodes alone."""
         keys = self._keys(resolved, query.filters)
-        self._tell_numbers(resolved, query.filters, keys)
-        for one in passing_without(query.filters) if query.filters is not None else ():
-            said = f"key {one.key}"
-            if not self.warnings.has_warned(said) and not keys.has(resolved.collection, one.key):
-                reason = no_such_key(resolved.collection, one.key)
-                self.warnings.warn(said, "%s: a filter on it with %s passes every point", reason, one.operator.value)
         if query.node_ids and self.index_nodes.are_a_list(resolved.collection, query.node_ids):
             self.warnings.warn("index nodes", _NOT_RESTRICTED, settings.collection_name)
             query = replace(query, node_ids=None)
         return query_filter(query, resolved.layout, keys)
 
-    def _tell_numbers(self, resolved: ResolvedCollection, filters: MetadataFilters | None, keys: Keys) -> None:
-        """Log once of each key that a filter compares with a text where points have a number or a boolean."""
-        for one in written_numbers(filters) if filters is not None else ():
-            if self.warnings.is_first(f"number {one.key}") and has_numbers(resolved.collection, keys, one.key):
-                logger.warning(
-                    "collection %r: a filter compares %r with %r, a text, and points have numbers or booleans there, "
-                    "which are other values to LlamaIndex: give a number (1 and 0 for true and false)",
-                    resolved.collection.name,
-                    one.key,
-                    one.value,
-                )
-
     def _keys(self, resolved: ResolvedCollection, filters: MetadataFilters | None) -> Keys:
-        return Keys() if filters is None or is_empty(filters) else self.resolver.keys(resolved)
+        """Return the keys of a collection that filters need, and log once of each filter that misses them."""
+        if filters is None or is_empty(filters):
+            return Keys()
+        keys = self.resolver.keys(resolved)
+        warn_of_filters(filters, resolved.collection, keys, self.warnings)
+        return keys
 
     def _tell_script(self, question: str, lists: Sequence[Sequence[Hit]], settings: StoreSettings) -> None:
         """Log once that a question is in the other script of Chinese than all that it found."""

@@ -13,7 +13,7 @@ from care_qdrant.contracts.contract import VectorContract
 from care_qdrant.contracts.paths import readings
 from care_qdrant.encoders.terms.sparse import Terms
 from care_qdrant.errors import InputError
-from care_qdrant.qdrant.connection import PLAIN_ANSWERS
+from care_qdrant.qdrant.connection import REQUEST_TIMEOUT_SECONDS, open_server
 
 
 class HasContract(Protocol):
@@ -114,8 +114,15 @@ def open_client(settings: StoreSettings, aclient: AsyncQdrantClient | None) -> Q
     if aclient is None:
         if settings.url is None:
             raise InputError("CareVectorStore needs client=, aclient= or url=")
-        options = {"metadata": PLAIN_ANSWERS, **settings.client_kwargs}
-        return QdrantClient(url=settings.url, api_key=settings.api_key, **options)
+        options = dict(settings.client_kwargs)
+        return open_server(
+            settings.url,
+            settings.api_key,
+            grpc=options.pop("prefer_grpc", False),
+            grpc_port=options.pop("grpc_port", None),
+            timeout_seconds=options.pop("timeout", REQUEST_TIMEOUT_SECONDS),
+            options=options,
+        )
     if isinstance(aclient._client, AsyncQdrantLocal):
         raise InputError(
             "aclient= is an embedded database, which only one client can open: give client=QdrantClient(...) in "
