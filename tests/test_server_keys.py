@@ -12,7 +12,7 @@ import pytest
 from care_trainer.learn.learn import learn
 from qdrant_client import QdrantClient
 
-from care_qdrant import Document, IngestSettings, Retriever, ingest
+from care_qdrant import Document, IngestSettings, Retriever, attach_vector, detach_vector, ingest
 from care_qdrant.errors import Rejected
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
@@ -93,6 +93,20 @@ def test_a_token_for_one_collection_writes_there_and_nowhere_else(server: Qdrant
         assert _searches(client)
         with pytest.raises(Rejected, match="Access to collection other is required"):
             ingest(DOCUMENTS, HashModel(), client, "other")
+
+
+def test_a_token_for_one_collection_detaches_nothing_by_halves(server: QdrantServer, grpc: bool) -> None:
+    """Such a token may remove the vector and the hashes, and not the records of it."""
+    with open_client(url=server.url, api_key=KEY) as client:
+        assert attach_vector(client, NAME, HashModel(name="other")).covered == 20
+    with (
+        open_client(url=server.url, api_key=token([{"collection": NAME, "access": "rw"}]), grpc=grpc) as client,
+        pytest.raises(Rejected, match="Give a key that may write"),
+    ):
+        detach_vector(client, NAME)
+    with open_client(url=server.url, api_key=KEY) as client:
+        report = attach_vector(client, NAME, HashModel(name="other"))
+        assert (report.encoded, report.unchanged) == (0, 20)
 
 
 def test_chunks_left_behind_are_found_without_a_note(server: QdrantServer, grpc: bool) -> None:

@@ -154,7 +154,8 @@ class ReadableCollection(DescribedCollection):
         if self.shard_key is not None:
             requests = [request.model_copy(update={"shard_key": self.shard_key}) for request in requests]
         try:
-            answers = in_requests(requests, len(requests), lambda some: self.call(what, lambda: self._query(some)))
+            most = self.limits.searches or len(requests)
+            answers = in_requests(requests, most, lambda some: self.call(what, lambda: self._query(some)))
             return [points for some in answers for points in some]
         except RequestTooLarge as error:
             raise Rejected(f"{what}: the server finds even one query too large ({error})") from error

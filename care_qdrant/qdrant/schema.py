@@ -1,5 +1,6 @@
 """A collection without its points: vectors, settings, payload indexes, metadata and contracts, as one value."""
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -30,10 +31,18 @@ class Limits:
     page: int = MAX_PAGE
     query: int | None = None
     """Highest number of candidates of a search, each prefetch included; None for no limit."""
+    searches: int | None = None
+    """Largest number of searches of one request; None for no limit."""
+    conditions: float = math.inf
+    """Largest number of conditions of a filter."""
     exact_count: bool = True
     """Whether the server counts and searches exactly; otherwise points are counted by scrolling."""
     hnsw_ef: int | None = None
     """Widest graph search that a request may ask for; None for no limit."""
+
+    def top_k(self, wanted: int) -> int:
+        """Return how many points a search may ask for, where fewer than wanted are enough."""
+        return wanted if self.query is None else min(wanted, self.query)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +147,8 @@ class CollectionSchema:
             write=min(MAX_POINTS, strict.upsert_max_batchsize or MAX_POINTS, strict.write_rate_limit or MAX_POINTS),
             page=min(MAX_PAGE, strict.max_query_limit or MAX_PAGE, strict.read_rate_limit or MAX_PAGE),
             query=strict.max_query_limit,
+            searches=strict.search_max_batchsize,
+            conditions=strict.filter_max_conditions or math.inf,
             exact_count=strict.search_allow_exact is not False,
             hnsw_ef=strict.search_max_hnsw_ef,
         )

@@ -109,10 +109,10 @@ def recorded_rescoring(schema: CollectionSchema, vector_name: str, points: int |
 def find_nearest(
     collection: Collection, vector_name: str, queries: Sequence[Sequence[float]], params: models.SearchParams
 ) -> list[set[PointId]]:
-    """Return the ids of the `TOP_K` points that each query finds."""
-    using = vector_name or None
+    """Return the ids of the `TOP_K` points that each query finds; of fewer where strict mode allows no more."""
+    using, limit = vector_name or None, collection.limits.top_k(TOP_K)
     requests = [
-        models.QueryRequest(query=list(query), using=using, limit=TOP_K, params=params, with_payload=False)
+        models.QueryRequest(query=list(query), using=using, limit=limit, params=params, with_payload=False)
         for query in queries
     ]
     batches, what = in_pages(requests, _BATCH), "measuring what a search finds"

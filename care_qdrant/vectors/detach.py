@@ -9,6 +9,7 @@ from care_qdrant.contracts.payload import stored_hash
 from care_qdrant.errors import InputError, counted
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import tune_embedded
+from care_qdrant.qdrant.point_equality import vectors_of
 from care_qdrant.qdrant.public import accepts_client
 from care_qdrant.qdrant.readable import PointId
 from care_qdrant.qdrant.schema import CollectionSchema
@@ -41,6 +42,7 @@ def detach_vector(collection: Collection, vector_name: str | None = None) -> Det
     target = collection.whole()
     name, points = _checked_name(target.schema, vector_name), target.count()
     _require_other_vectors(target, name)
+    target.require_changeable()  # a key for the points alone could not remove the records in the end
     tune_embedded(target.client, target.name)
     cleaned = sum(_clean_payloads(part, name) for part in target.parts())
     if target.schema.has_vector(name):
@@ -83,8 +85,13 @@ def _require_other_vectors(collection: Collection, vector_name: str) -> None:
     schema = collection.schema
     others = sorted({*schema.dense, *schema.sparse} - {vector_name})
     none_of_them: list[models.Condition] = [models.HasVectorCondition(has_vector=other) for other in others]
-    alone = models.Filter(must=[models.HasVectorCondition(has_vector=vector_name)], must_not=none_of_them)
-    if (count := collection.count(alone)) == 0:
+    with_it = models.Filter(must=[models.HasVectorCondition(has_vector=vector_name)])
+    if len(others) < collection.limits.conditions:
+        count = collection.count(with_it.model_copy(update={"must_not": none_of_them}))
+    else:
+        pages = collection.scroll("looking for other vectors", where=with_it, payload=False, vectors=others)
+        count = sum(not vectors_of(record) for page in pages for record in page)
+    if count == 0:
         return
     raise InputError(
         f"{counted(count, 'point')} of collection {collection.name!r} have no vector but {vector_name!r}, so no search "

@@ -154,7 +154,7 @@ def _is_among(
 
 
 def _search(collection: Collection, vector_name: str, vectors: Sequence[Any]) -> list[list[models.ScoredPoint]]:
-    limit = min(TOP_K, collection.limits.query or TOP_K)
+    limit = collection.limits.top_k(TOP_K)
     using = vector_name or None
     requests = [models.QueryRequest(query=each, using=using, limit=limit, with_payload=True) for each in vectors]
     return collection.search("searching for the sample", requests)

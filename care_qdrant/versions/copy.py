@@ -71,7 +71,7 @@ def check_known_items(
     Dot products, multivectors and sparse vectors are left out: there, another point may rightly come first.
     """
     points = source.retrieve(ids, payload=False, vectors=True)
-    asked, found = 0, 0
+    asked, found, limit = 0, 0, target.limits.top_k(TOP_K)
     for name, params in vectors.items():
         if params.distance is models.Distance.DOT or params.multivector_config is not None:
             continue
@@ -79,15 +79,15 @@ def check_known_items(
         for point_id, record in points.items():
             if (vector := vectors_of(record).get(name)) is None:
                 continue
-            request = models.QueryRequest(query=vector, using=name or None, limit=TOP_K)
+            request = models.QueryRequest(query=vector, using=name or None, limit=limit)
             [hits] = target.search("searching for a known point", [request])
             # Where so many points have the same vector, any of them may come first.
-            all_alike = len(hits) == TOP_K and abs(hits[0].score - hits[-1].score) <= ROUNDING
+            all_alike = len(hits) == limit and abs(hits[0].score - hits[-1].score) <= ROUNDING
             answers.append(any(hit.id == point_id for hit in hits) or all_alike)
         if sum(answers) < LEAST_FRACTION * len(answers):
             raise NotVerified(
                 f"only {counted(sum(answers), 'point', of=len(answers))} of collection {target.name!r} could be found "
-                f"by their own vector {name!r} among the first {TOP_K} hits"
+                f"by their own vector {name!r} among the first {limit} hits"
             )
         asked, found = asked + len(answers), found + sum(answers)
     return KnownItems(asked, found)

@@ -84,6 +84,7 @@ def _query(call: Call) -> Any:
 def _query_batch(call: Call) -> Any:
     searches = call.parse(models.QueryRequestBatch).searches
     call.strict.check_reads(sum(map(_searches, searches)))
+    call.strict.check_searches(len(searches))
     return [_answer_query(call, body) for body in searches]
 
 

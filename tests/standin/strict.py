@@ -69,7 +69,15 @@ class StrictMode:
         if most_bytes is not None and vector_bytes >= most_bytes:
             raise ValueError(f"Bad request: Max vector storage size limit of {most_bytes / 1024**2}MB reached!")
 
+    def check_searches(self, searches: int) -> None:
+        most = self.limit("search_max_batchsize")
+        if most is not None and searches > most:
+            raise ValueError(_exceeded("search batch size", searches, most))
+
     def check_filter(self, condition: models.Filter | None) -> None:
+        most, found = self.limit("filter_max_conditions"), _conditions(condition)
+        if most is not None and found > most:
+            raise ValueError(f"Bad request: Filter condition limit reached ({found} > {most}).")
         if self.limit("unindexed_filtering_retrieve") is False:
             self._check_indexed(condition)
 
@@ -116,3 +124,11 @@ def _keys(condition: Any) -> Iterator[str]:
         yield condition.is_null.key
     elif isinstance(condition, models.NestedCondition):
         yield from (f"{condition.nested.key}[].{key}" for key in _keys(condition.nested.filter))
+
+
+def _conditions(condition: Any) -> int:
+    """Count the conditions of a filter, those of filters inside it included."""
+    if not isinstance(condition, models.Filter):
+        return condition is not None
+    clauses = [condition.must, condition.should, condition.must_not]
+    return sum(_conditions(each) for clause in clauses for each in (clause if isinstance(clause, list) else [clause]))
