@@ -24,7 +24,7 @@ SAMPLE = ROOT / "examples/sample"
 README = ("README.md", "README.zh.md")
 PAGES = sorted(
     str(page.relative_to(ROOT))
-    for folder in ("docs/start", "docs/how-to", "docs/explanation", "docs/zh", "skills/*")
+    for folder in ("docs/start", "docs/how-to", "docs/explanation", "docs/upstream", "docs/zh", "skills/*")
     for page in ROOT.glob(f"{folder}/*.md")
 )
 TRANSLATED = {
