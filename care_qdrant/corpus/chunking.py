@@ -33,7 +33,7 @@ def cut_documents(
     nothing = counter.count_tokens([""])[0]
     lengths = counter.count_tokens([embedded_text(document.title, document.text) for document in documents])
     for document, tokens in zip(documents, lengths, strict=True):
-        if tokens <= nothing:
+        if tokens <= nothing and not _is_read(document, nothing, counter):
             yield Reject.of(document, "document has no token that the encoder reads")
         elif tokens <= counter.max_tokens or overflow == "truncate":
             yield [Chunk(document, document.text, tokens=min(tokens, counter.max_tokens))]
@@ -42,6 +42,11 @@ def cut_documents(
             yield Reject.of(document, reason)
         else:
             yield _cut(document, counter)
+
+
+def _is_read(document: Document, nothing: int, counter: TokenCounter) -> bool:
+    """Return whether a text without more tokens than none has any: a blank that ends the prompt may be part of them."""
+    return counter.count_tokens([embedded_text(document.title, document.text) * 3])[0] > nothing
 
 
 def _cut(document: Document, counter: TokenCounter) -> list[Chunk] | Reject:

@@ -1,12 +1,16 @@
 from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from care_qdrant.corpus.chunking import cut_documents, sentence_spans, split
 from care_qdrant.corpus.rows import Reject
 from care_qdrant.encoders.batching import TokenizerFile
+from care_qdrant.encoders.side import Side
 from care_qdrant.types import Chunk, Document, embedded_text
 from tests.tiny import HashEncoder, medical_texts
 
@@ -127,3 +131,20 @@ def test_a_real_tokenizer_counts_like_the_document_encoder(pair_folder) -> None:
     for span in split(long, "标题", model.document_tokenizer):
         text = embedded_text("标题", long[span.start : span.end])
         assert model.document_encoder.count_tokens([text])[0] <= model.document_encoder.max_tokens
+
+
+@pytest.mark.parametrize("text", ["一", "糖", "a", "1", "。"])
+def test_a_document_of_one_token_is_read_behind_any_prompt(text: str) -> None:
+    """A blank that ends the prompt is a token of its own, or a part of the first one that follows."""
+    pieces = [("<unk>", 0.0), ("▁", -3.0), ("▁passage:", -1.0), *((f"▁{mark}", -2.0) for mark in "一糖a1。")]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "tokenizer.json"
+        tokenizer.save(str(file))
+        counter = TokenizerFile(file, Side("static", 24, "passage: "))
+    assert counter.count_tokens([text]) == counter.count_tokens([""])
+    [chunks] = cut_documents([Document("1", text)], counter, "split")
+    assert isinstance(chunks, list)
+    [nothing] = cut_documents([Document("1", "")], counter, "split")
+    assert isinstance(nothing, Reject)
