@@ -105,6 +105,13 @@ def assert_same_points(client: QdrantClient, name: str, other: str) -> dict[str,
     return expected
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _rejects_in_a_folder_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("rejects"))
+        yield
+
+
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     """A folder with a file of each kind, a row that is no JSON, and rows that repeat earlier ones."""
