@@ -52,6 +52,9 @@ def built_in_tokenizer(max_tokens: int) -> Tokenizer:
 
 def mapped_start(known: Vectors, tokens: TokenLists, vectors: npt.NDArray[np.floating]) -> Vectors:
     """Return an encoder's vectors of tokens, mapped into the space of stored vectors, (tokens, width)."""
+    # Vectors of some encoders lie in a narrow cone: what tokens share would drown what tells them apart.
+    is_known = np.any(known, axis=1, keepdims=True)
+    known = np.where(is_known, known - known[is_known[:, 0]].mean(axis=0), 0)
     known = known * rarity(tokens.counts(len(known))).astype(np.float32)[:, None]
     texts = tables.encode(known, tokens)
     centred = vectors - vectors.mean(axis=0)
