@@ -16,6 +16,8 @@ LEAST_INT8 = 0.995
 """Float32 vectors, and those of an int8 graph: the worst of the probe queries."""
 LEAST_MEAN_INT8 = 0.999
 """Float32 vectors, and those of an int8 graph: the mean over the probe queries."""
+LEAST_INT8_WEIGHTS = 0.99
+"""Vectors of weights that are stored in 8 bits, and those of their graph, which rounds activations as well."""
 INT8_MARGIN = 0.005
 """Distance below the worst cosine of an int8 graph at its export that is accepted later: other texts, another CPU."""
 LEAST_ADAPTER = 0.98

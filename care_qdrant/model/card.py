@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from care_qdrant.encoders.agreement import INT8_MARGIN, LEAST_FLOAT32
+from care_qdrant.encoders.agreement import INT8_MARGIN, LEAST_FLOAT32, LEAST_HALF_PRECISION
 from care_qdrant.encoders.references import Reference, references_digest
 from care_qdrant.encoders.side import Geometry, Side
 from care_qdrant.errors import AlteredModel, IncompleteModel, ModelError, NewerFormat
@@ -104,6 +104,14 @@ class Card:
         """ONNX file of the document encoder, relative to ``document/``; None where it has none."""
         files = self.document_onnx
         return None if files is None else files.int8 if files.default == "int8" else files.fp32
+
+    @property
+    def least_document_cosine(self) -> float:
+        """Least cosine of a document's vector with the one that another engine or machine makes of the same text."""
+        file, onnx = self.document_graph, self.document_onnx
+        return (
+            LEAST_HALF_PRECISION if file is None or onnx is None else min(LEAST_HALF_PRECISION, onnx.least_cosine(file))
+        )
 
     @property
     def saved_sides(self) -> tuple[str, ...]:

@@ -1,8 +1,10 @@
 """Checks the vectors of a collection: made of the present texts, by this model, and found by its query encoder."""
 
 from care_qdrant.contracts.contract import SparseContract, VectorContract
+from care_qdrant.encoders.agreement import LEAST_HALF_PRECISION
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import ContractError, InputError, counted, next_command
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.checks import check_contract, check_sparse_contract
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.public import accepts_client
@@ -106,13 +108,20 @@ def _verify(
     if warning := unreadable_warning(report.unreadable):
         report.problems.append(warning)
     check_sample(target, report, model, contract, preflight.layout, sample)
-    report.problems += _problems(report, settings, _finishing(report, contract, model))
+    least_cosine = _rounding(model) if settings.least_cosine is None else settings.least_cosine
+    report.problems += _problems(report, least_cosine, settings.least_known, _finishing(report, contract, model))
     if report.stand_ins and model is not None and not is_learned(model):
         report.problems.append(
             f"{counted(report.stand_ins, 'point', 'have')} a vector of a learned query encoder that stood in for this "
             "model: ingest their documents again, without --stand-in"
         )
     return report
+
+
+def _rounding(model: TwoSidedModel | None) -> float:
+    """Return the least cosine of two vectors of a text by one model, on two machines or by two engines."""
+    card = model.card if isinstance(model, CareModel) else None
+    return LEAST_HALF_PRECISION if card is None else card.least_document_cosine
 
 
 def _makers(schema: CollectionSchema, name: str, contract: VectorContract | SparseContract) -> list[str]:
@@ -129,7 +138,7 @@ def _finishing(report: VerifyReport, contract: VectorContract | SparseContract, 
     return next_command(words, model=model is not None)
 
 
-def _problems(report: VerifyReport, settings: VerifySettings, finishing: str) -> list[str]:
+def _problems(report: VerifyReport, least_cosine: float, least_known: float, finishing: str) -> list[str]:
     problems, without_hash = [], report.without_hash if report.is_attached else 0
     if report.without_vector or report.outdated or report.text_gone:
         nameless = f", {without_hash} one that does not say of which text it was made" if without_hash else ""
@@ -142,14 +151,14 @@ def _problems(report: VerifyReport, settings: VerifySettings, finishing: str) ->
             f"{counted(report.written_by_others, 'point', 'have')} the vector and no text, and searches find such "
             "points: a program that is not of this package wrote it. Delete the vector there, or write the text"
         )
-    if report.lowest_cosine is not None and not report.lowest_cosine >= settings.least_cosine:
+    if report.lowest_cosine is not None and not report.lowest_cosine >= least_cosine:
         problems.append(
             f"a stored vector has cosine {report.lowest_cosine:.4f} to the one made anew (at least "
-            f"{settings.least_cosine} expected): it was altered, or made by another model or another build of it"
+            f"{least_cosine:.4g} expected): it was altered, or made by another model or another build of it"
         )
-    if report.known_items is not None and not report.known_items >= settings.least_known:
+    if report.known_items is not None and not report.known_items >= least_known:
         problems.append(
             f"only {report.known_items:.0%} of the sample were found by their own opening (at least "
-            f"{settings.least_known:.0%} expected): the query encoder does not fit the vectors"
+            f"{least_known:.0%} expected): the query encoder does not fit the vectors"
         )
     return problems

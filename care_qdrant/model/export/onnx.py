@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from care_qdrant.destinations import require_writable
-from care_qdrant.encoders.agreement import LEAST_INT8
+from care_qdrant.encoders.agreement import LEAST_INT8_WEIGHTS
 from care_qdrant.encoders.local.torch import cuts_unit_vectors
 from care_qdrant.encoders.local.weights import INT8, no_progress_bars, read_tensors, readable_model, weight_files
 from care_qdrant.encoders.onnx import OnnxEncoder
@@ -157,10 +157,10 @@ def export_int8_weights(folder: Path, side: Role, probe_texts: Sequence[str]) ->
     with _sharing_graph(tower, folder, int8=True) as building:
         gate = compare(_encode_stock(tower, side, probe_texts), _encode(folder, side, building, probe_texts))
         # Not by the gate's mean: it is for int8 queries among float32 documents, and here one graph makes all vectors.
-        if not gate.min_cosine >= LEAST_INT8:
+        if not gate.min_cosine >= LEAST_INT8_WEIGHTS:
             raise ModelError(
                 f"{folder}: its int8 graph is too far from its weights (lowest cosine {gate.min_cosine}, expected "
-                f"{LEAST_INT8} or more), so it was not written; keep the weights in float32"
+                f"{LEAST_INT8_WEIGHTS} or more), so it was not written; keep the weights in float32"
             )
     return OnnxFiles(
         fp32=None,
