@@ -17,7 +17,7 @@ def require_writable(path: Path) -> None:
     while not os.path.lexists(there):
         there = there.parent
     if there != wanted and not there.is_dir():
-        raise InputError(f"{path}: cannot be made, since {there} is no folder; give another path")
+        raise InputError(f"{path}: cannot be made, since {there} is not a folder; give another path")
     needed = os.W_OK | os.X_OK if there.is_dir() else os.W_OK
     if not os.access(there, needed):
         raise InputError(f"{path}: cannot be written, since {there} is read-only for this user; give another path")
@@ -32,7 +32,7 @@ def require_new_folder(folder: Path) -> None:
     if folder.name in ("", ".."):
         raise InputError(f"{folder}: cannot be replaced as a whole; give a folder with a name of its own")
     if os.path.lexists(folder) and not folder.is_dir():
-        raise InputError(f"{folder}: is no folder; give a new one, or one to replace")
+        raise InputError(f"{folder}: is not a folder; give a new one, or one to replace")
     if os.path.ismount(folder):
         raise InputError(
             f"{folder}: is a mount point, which cannot be replaced; give a folder in it: {folder / 'model'}"

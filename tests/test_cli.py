@@ -279,7 +279,7 @@ def test_an_argument_in_another_encoding_is_named(tmp_path: Path) -> None:
     command = [str(Path(sys.executable).with_name("care")).encode(), b"search", "糖尿病".encode("gbk")]
     done = subprocess.run(command, capture_output=True, cwd=tmp_path, check=False)
     assert done.returncode == InputError.exit_code
-    assert b"its bytes are no UTF-8, so perhaps GBK" in done.stderr
+    assert b"its bytes are not UTF-8, perhaps GBK" in done.stderr
     assert b"Traceback" not in done.stderr
 
 

@@ -110,10 +110,10 @@ def test_the_command_line_comes_before_the_file(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["--engine", "server"], "'server' is not one of 'torch', 'onnx'"),
-        (["--device", "bogus"], "--device bogus: is no device"),
-        (["--device", "cpu,bogus"], "--device cpu,bogus: is no device"),
-        (["--endpoint", "gpu1:8000/v1"], "--endpoint gpu1:8000/v1: is no URL"),
-        (["--endpoint", "http://gpu1/v1,gpu2"], "--endpoint gpu2: is no URL"),
+        (["--device", "bogus"], "--device bogus: is not a device"),
+        (["--device", "cpu,bogus"], "--device cpu,bogus: is not a device"),
+        (["--endpoint", "gpu1:8000/v1"], "--endpoint gpu1:8000/v1: is not a URL"),
+        (["--endpoint", "http://gpu1/v1,gpu2"], "--endpoint gpu2: is not a URL"),
         (["--endpoint", "http://gpu1/v1", "--device", "cpu"], "--endpoint and --device cpu"),
         (["--endpoint", "http://gpu1/v1", "--engine", "onnx"], "--endpoint and --engine onnx"),
         (["--engine", "onnx", "--device", "cuda:1"], "--engine onnx and --device cuda:1"),
@@ -157,7 +157,7 @@ def test_an_engine_of_the_command_line_comes_before_one_of_the_file(
 def test_a_name_that_is_no_url_makes_no_folder(tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_text('{"id": "1", "text": "一"}\n', encoding="utf-8")
     done = program(CARE, "ingest", "corpus.jsonl", "--url", "not a url")
-    assert "is no URL of a Qdrant server" in done.stderr
+    assert "is not a URL of a Qdrant server" in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.jsonl"]
 
 
@@ -354,12 +354,12 @@ def test_a_database_of_another_user_is_named_unless_it_was_typed(
 
 @pytest.mark.parametrize("url", ["ftp://localhost:6333", "http://[::1", "not a url", "http://localhost:99999"])
 def test_what_is_no_url_is_said(url: str) -> None:
-    with pytest.raises(InputError, match="is no URL of a Qdrant server"), open_client(url=url):
+    with pytest.raises(InputError, match="is not a URL of a Qdrant server"), open_client(url=url):
         pass
 
 
 def test_a_proxy_that_answers_with_a_page_is_no_server(proxy: str) -> None:
-    with pytest.raises(Unreachable, match="what answers there is no Qdrant server"), open_client(url=proxy):
+    with pytest.raises(Unreachable, match="what answers there is not a Qdrant server"), open_client(url=proxy):
         pass
 
 

@@ -66,7 +66,7 @@ def test_a_file_of_the_user_is_refused_before_any_work(
     program, *arguments = command
     result = CliRunner().invoke(program, arguments)  # type: ignore[arg-type]
     assert isinstance(result.exception, InputError), result.output
-    assert "would be lost" in str(result.exception)
+    assert "would be overwritten" in str(result.exception)
     assert Path("notes.txt").read_text() == Path("pairs.jsonl").read_text() == NOTES
 
 
@@ -88,10 +88,10 @@ def test_a_file_of_the_user_is_refused_before_any_work(
         ("notes.txt/new: cannot be made", care_bench, "compare", "folder", "folder", "--output", "notes.txt/new"),
         ("notes.txt/new: cannot be made", care_model, "reference-vectors", "built-in", "--output", "notes.txt/new"),
         ("notes.txt/new: cannot be made", care_model, "join", "folder", "folder", "notes.txt/new"),
-        ("notes.txt: is no folder", care_model, "join", "folder", "folder", "notes.txt"),
+        ("notes.txt: is not a folder", care_model, "join", "folder", "folder", "notes.txt"),
         ("full: exists and is not a CARE folder", care_model, "join", "folder", "folder", "full"),
         (".: cannot be replaced", care_model, "join", "folder", "folder", "."),
-        ("notes.txt: is no folder", care_model, "import", "folder", "notes.txt"),
+        ("notes.txt: is not a folder", care_model, "import", "folder", "notes.txt"),
         ("full: exists and is not a CARE folder", care_model, "import", "folder", "full"),
         ("notes.txt/new: cannot be made", care_ingest, "pairs.jsonl", "--rejects", "notes.txt/new"),
         ("notes.txt/new: cannot be made", care_serve, "--labels", "notes.txt/new"),
@@ -111,7 +111,7 @@ def test_a_file_of_the_user_is_refused_before_any_work(
             "notes.txt/new",
         ),
         ("notes.txt/new: cannot be made", care_data, "pairs", "plan.toml", "--output", "notes.txt/new"),
-        ("corpus.jsonl: is there", care_data, "pool", "here.toml"),
+        ("corpus.jsonl: already exists", care_data, "pool", "here.toml"),
         ("notes.txt/new: cannot be made", care_train, "start", "pairs.jsonl", "--output", "notes.txt/new"),
         (
             "notes.txt/new: cannot be made",
@@ -124,9 +124,19 @@ def test_a_file_of_the_user_is_refused_before_any_work(
             "output=notes.txt/new",
         ),
         ("notes.txt", care_train, "run", "tiny", "--set", "data_root=sample", "--set", "output=notes.txt"),
-        ("base: is there", care_train, "run", "tiny", "--resume", "--set", "data_root=sample", "--set", "output=."),
         (
-            "mine-rehearsal: is there",
+            "base: already exists",
+            care_train,
+            "run",
+            "tiny",
+            "--resume",
+            "--set",
+            "data_root=sample",
+            "--set",
+            "output=.",
+        ),
+        (
+            "mine-rehearsal: already exists",
             care_train,
             "rehearse",
             "tiny",
@@ -196,7 +206,7 @@ def test_what_a_command_wrote_it_replaces(tmp_path: Path) -> None:
     save_references(tmp_path / "reference.json", "a" * 64, [Reference.of("text", [1.0])])
     require_free(tmp_path / "reference.json", _REFERENCE_VECTORS)
     (tmp_path / "config.json").write_text(json.dumps({"fingerprint": "a" * 64}))
-    with pytest.raises(InputError, match="would be lost"):
+    with pytest.raises(InputError, match="would be overwritten"):
         require_free(tmp_path / "config.json", _REFERENCE_VECTORS)
     (tmp_path / "empty").touch()
     os.mkfifo(tmp_path / "pipe")
@@ -208,7 +218,7 @@ def test_what_a_command_wrote_it_replaces(tmp_path: Path) -> None:
 def test_a_result_is_not_written_over_files_of_the_user(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text(NOTES)
     result = CliRunner().invoke(care_bench, ["run", "examples/sample", "--output", str(tmp_path)])
-    assert isinstance(result.exception, InputError) and f"{tmp_path / name}: is there" in str(result.exception)
+    assert isinstance(result.exception, InputError) and f"{tmp_path / name}: already exists" in str(result.exception)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
@@ -221,7 +231,7 @@ def test_a_training_is_not_started_over_files_of_the_user(tmp_path: Path, name: 
     notes.write_text(NOTES)
     arguments = ["start", str(tmp_path / "faq.jsonl"), "--output", str(tmp_path / "faq")]
     result = CliRunner().invoke(care_train, arguments)
-    assert isinstance(result.exception, InputError) and f"{notes}: is there" in str(result.exception)
+    assert isinstance(result.exception, InputError) and f"{notes}: already exists" in str(result.exception)
     assert [path for path in (tmp_path / "faq").rglob("*") if path.is_file()] == [notes]
     assert notes.read_text() == NOTES
 

@@ -215,7 +215,7 @@ def ask_again(config: Config, names: tuple[str, ...]) -> Config:
         *([config.settings.sts.writer.name] if config.settings.sts else []),
     ]
     if unknown := [name for name in names if name not in known]:
-        raise InputError(f"--again {unknown[0]}: no judge has this name; expected one of {', '.join(known)}")
+        raise InputError(f"--again {unknown[0]}: unknown judge; expected one of {', '.join(known)}")
     return replace(config, again=names)
 
 

@@ -45,7 +45,7 @@ def run_pool(config: Config, _: bool = False) -> dict[str, Any]:
         found = {each.name: _rankings(each, config, client, texts, questions) for each in retrievers}
         now = read_texts(client, settings.source.collection)
     if changes := _changes(settings.source.collection, texts.strings, now.strings):
-        raise InputError(f"{changes}; run again when nobody writes to it")
+        raise InputError(f"{changes}; run again when nothing else writes to it")
     rows = _fuse(config, questions, texts, found)
     families = {each.name: each.family or each.model for each in retrievers}
     report = {

@@ -104,7 +104,9 @@ def _read_sheet(path: Path, found: dict[Key, tuple[int, str]]) -> None:
         with closing(load_workbook(path, read_only=True)) as book:
             rows = list(book["review"].iter_rows(values_only=True))
     except Exception as error:  # openpyxl raises what zipfile and the XML parser raise.
-        raise InputError(f"{path}: is no spreadsheet of care-data review ({type(error).__name__}: {error})") from error
+        raise InputError(
+            f"{path}: is not a spreadsheet of care-data review ({type(error).__name__}: {error})"
+        ) from error
     if not rows or tuple(rows[0][: len(COLUMNS)]) != COLUMNS:
         raise InputError(f"{path}: its first row is {rows[0] if rows else ()}; expected {', '.join(COLUMNS)}")
     for number, row in enumerate(rows[1:], start=2):

@@ -90,7 +90,7 @@ def _synonyms(config: Config) -> Iterator[dict[str, str]]:
     for number, row in enumerate(read_rows(path), start=1):
         origin, other = (str(row.get(key) or "").strip() for key in ("origin", "replace"))
         if not origin or not other or origin == other:
-            raise InputError(f"{path}:{number}: is no synonym; expected origin and replace, two different words")
+            raise InputError(f"{path}:{number}: is not a synonym; expected origin and replace, two different words")
         yield {"origin": origin, "replace": other, "license": str(row.get("license") or "")}
 
 

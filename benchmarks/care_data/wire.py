@@ -75,7 +75,7 @@ class Ledger:
         except sqlite3.OperationalError as error:
             raise InputError(f"{path}: cannot be opened ({error}); does another run of care-data use it?") from error
         except sqlite3.DatabaseError as error:
-            raise InputError(f"{path}: is no ledger of care-data ({error})") from error
+            raise InputError(f"{path}: is not a ledger of care-data ({error})") from error
 
     def close(self) -> None:
         """Close the file."""

@@ -84,8 +84,7 @@ def _open(url: str) -> "Job":
     "--bm25/--no-bm25",
     "sparse",
     default=True,
-    help="BM25 beside the model's vector, for hybrid search.  [default: in a new collection; an existing one keeps "
-    "what it has]",
+    help="Add a BM25 vector, for hybrid search.  [default: in a new collection; an existing one keeps what it has]",
 )
 @click.option("--float16", is_flag=True, help="Store the vectors of the parts in half precision.")
 @click.option(
@@ -210,7 +209,7 @@ def _given(option: str, value: str) -> str | None:
     show_default=True,
     help="What encodes: this process, or a Ray cluster (RAY_ADDRESS names it; without one, Ray on this machine).",
 )
-@click.option("--model", help="Folder of the model on this machine.  [default: the one of the plan]")
+@click.option("--model", help="Folder of the model on this machine.  [default: the model of the plan]")
 @engine_options
 @json_option
 def encode(

@@ -55,7 +55,7 @@ class ShardType(click.ParamType[tuple[int, int]]):
             return value
         number, _, of = str(value).partition("/")
         if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
-            self.fail(f"{value!r} is no shard; the shards of four machines are 1/4, 2/4, 3/4 and 4/4", param, ctx)
+            self.fail(f"{value!r} is not a shard; the shards of four machines are 1/4, 2/4, 3/4 and 4/4", param, ctx)
         return int(number), int(of)
 
 
@@ -88,7 +88,7 @@ def _check_pattern(_context: click.Context, _option: click.Parameter, value: str
     try:
         re.compile(value or "")
     except re.error as error:
-        problem = f"{value!r} is no regular expression: {error}; put \\ before a sign that stands for itself"
+        problem = f"{value!r} is not a regular expression: {error}; escape literal characters with \\"
         raise click.BadParameter(problem) from error
     return value
 
@@ -172,8 +172,7 @@ _run_options = add_options(
         "--bm25/--no-bm25",
         "sparse",
         default=None,
-        help="BM25 beside the model's vector, for hybrid search.  [default: in a new collection; an existing one keeps "
-        "what it has]",
+        help="Add a BM25 vector, for hybrid search.  [default: in a new collection; an existing one keeps what it has]",
     ),
     click.option(
         "--replace-others",
@@ -200,7 +199,7 @@ storage_options = add_options(
         "indexes",
         multiple=True,
         metavar="KEY[=TYPE]",
-        help="Payload index for filters, also of a collection that is there: keyword (default), integer, float, bool, "
+        help="Payload index for filters, also for an existing collection: keyword (default), integer, float, bool, "
         "datetime, text, uuid, or tenant. Repeatable.",
     ),
 )

@@ -119,7 +119,7 @@ def _require_characters(arguments: list[str]) -> None:
             if os.path.lexists(argument):
                 continue
             raise InputError(
-                f"argument {raw!r}: its bytes are no UTF-8, so perhaps GBK; expected UTF-8: set the "
+                f"argument {raw!r}: its bytes are not UTF-8, perhaps GBK; expected UTF-8: set the "
                 "terminal, or convert the script (iconv -f GBK -t UTF-8)"
             ) from None
 

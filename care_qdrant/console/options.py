@@ -290,11 +290,11 @@ def _choose_engine(device: str | None, engine: str | None, endpoints: tuple[str,
     """Check what was given together: servers, or an engine on devices; what a file gives yields to what was typed."""
     if device is not None and not _DEVICES.fullmatch(device):
         raise click.UsageError(
-            f"--device {device}: is no device; expected cpu, cuda, cuda:0, mps or the like, several with commas, or all"
+            f"--device {device}: is not a device; expected cpu, cuda, cuda:0 or mps, several with commas, or all"
         )
     for url in endpoints:
         if "://" not in url:
-            raise click.UsageError(f"--endpoint {url}: is no URL; expected one such as http://localhost:8000/v1")
+            raise click.UsageError(f"--endpoint {url}: is not a URL; expected one such as http://localhost:8000/v1")
     for option, value in (("device", device), ("engine", engine)):
         if endpoints and value is not None:
             if _rank("endpoints") == _rank(option):

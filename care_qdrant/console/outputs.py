@@ -29,7 +29,7 @@ def require_free(path: Path, written: re.Pattern[bytes] | None = None) -> None:
     with path.open("rb") as file:
         if written is not None and written.match(file.read(_HEAD_BYTES)):
             return
-    raise InputError(f"{path}: is there, and would be lost; move it away, or name another place")
+    raise InputError(f"{path}: already exists and would be overwritten; move it, or give another path")
 
 
 def require_own(folder: Path, mark: str, written: re.Pattern[bytes], names: Iterable[str]) -> None:

@@ -99,7 +99,9 @@ def convert(cell: str, kind: ColumnType) -> str | int | float:
         return found[1]
     if kind == "text":
         return cell
-    raise ValueError(f"is {cell!r}, which is no {'date that begins with its year' if kind == 'date' else kind}")
+    raise ValueError(
+        f"is {cell!r}, which is not a valid {'date that starts with the year' if kind == 'date' else kind}"
+    )
 
 
 def parse_types(option: str) -> dict[str, ColumnType]:
@@ -109,7 +111,7 @@ def parse_types(option: str) -> dict[str, ColumnType]:
         name, _, kind = item.rpartition("=")
         if not name or kind not in COLUMN_TYPES:
             raise InputError(
-                f"--types: {item!r} is no column with its type; expected NAME=TYPE, the type one of "
+                f"--types: {item!r} is not a column with a type; expected NAME=TYPE, the type one of "
                 f"{', '.join(COLUMN_TYPES)}, for example year=int,day=date"
             )
         types[name] = kind

@@ -34,7 +34,7 @@ def read_values(file: io.BufferedReader, fields: Fields) -> Iterator[Document | 
                 number += 1
                 yield parse_json(text.value(), number, fields)
             else:
-                raise Unreadable(f"{text.place}: {text.sample!r} is no row; expected another array or object")
+                raise Unreadable(f"{text.place}: {text.sample!r} is not a row; expected another array or object")
 
 
 class _Text:

@@ -223,7 +223,7 @@ def _string_problem(name: str, text: str) -> str:
     if "\0" in text:
         return f"{name!r} holds a NUL character"
     half = half_character(text)
-    return f"{name!r} holds half a surrogate pair ({half}), which is no character" if half else ""
+    return f"{name!r} holds an unpaired surrogate ({half}), which is not a character" if half else ""
 
 
 def _value_problem(value: Any, name: str = "metadata", depth: int = 0) -> str:

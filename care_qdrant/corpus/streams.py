@@ -75,7 +75,7 @@ def recoded(file: io.BufferedReader, encoding: str) -> io.BufferedReader:
     except (LookupError, ValueError):
         is_text = False
     if not is_text:
-        raise InputError(f"--encoding {encoding!r}: there is no such encoding of text; try gb18030, big5 or utf-16")
+        raise InputError(f"--encoding {encoding!r}: unknown text encoding; try gb18030, big5 or utf-16")
     if codec.name == UTF_8:
         return file
     return io.BufferedReader(_Chunks(_utf_8(file, encoding)), HEAD_BYTES)

@@ -117,7 +117,7 @@ def require_columns(columns: Sequence[str], name: str, fields: Fields, paths: Se
         paths: Names of the fields inside columns, such as ``content.body``.
     """
     if twice := sorted({column for column in columns if columns.count(column) > 1 and column}):
-        raise InputError(f"{name}: column {twice[0]!r} is there twice; rename one")
+        raise InputError(f"{name}: column {twice[0]!r} occurs twice; rename one")
     has_id = id_column([*columns, *paths], fields) is not None
     wanted = (
         (fields.text, "--text-field NAME", fields.text in columns or fields.text in paths),
@@ -170,7 +170,7 @@ def _row(
                 values[column] = cell if kind == "text" else convert(cell, kind)
         except ValueError as error:
             named = dict(zip(columns, cells, strict=True)).get(of_ids or "", "")
-            return Reject(line, f"{column!r} {error}; mend it, or give --types {column}=text", named)
+            return Reject(line, f"{column!r} {error}; fix it, or give --types {column}=text", named)
     return parse_values(values, line, fields)
 
 

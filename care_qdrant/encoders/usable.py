@@ -44,9 +44,9 @@ def require_texts(texts: Sequence[str]) -> None:
 
 def _problem(text: object) -> str:
     if not isinstance(text, str):
-        return f"is {text!r:.40} ({type(text).__name__}), which is no text"
+        return f"is {text!r:.40} ({type(text).__name__}), which is not text"
     half = half_character(text)
-    return f"({text[:40]!r}) holds half a surrogate pair ({half}), which is no character" if half else ""
+    return f"({text[:40]!r}) holds an unpaired surrogate ({half}), which is not a character" if half else ""
 
 
 def require_tokens(texts: Sequence[str], places: Sequence[int]) -> None:

@@ -454,7 +454,7 @@ class _Run:
         if self.report.rejected and not self.settings.sync_despite_rejects:
             return InputError(
                 f"rejected rows: {self.report.rejected:,}, and each may be a document that is stored. {done}, and "
-                "nothing was deleted. Mend the corpus, or give --sync-despite-rejects"
+                "nothing was deleted. Fix those rows, or give --sync-despite-rejects"
             )
         return None
 

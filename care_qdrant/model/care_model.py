@@ -130,7 +130,7 @@ class CareModel:
                 document=PlainSide(plain, "document"),
                 geometry=plain.saved.geometry,
             )
-        raise IncompleteModel(f"{folder}: holds neither {CARD_FILE} nor modules.json, so it is no model")
+        raise IncompleteModel(f"{folder}: holds neither {CARD_FILE} nor modules.json, so it is not a model")
 
     @property
     def encodes_documents(self) -> bool:

@@ -193,7 +193,7 @@ def _scale(adapter: Path) -> float:
     config: dict[str, Any] = read_json(adapter / ADAPTER_CONFIG)
     unknown = sorted(key for key, value in config.items() if value and value != "none" and key not in _HONOURED)
     if config.get("peft_type", "LORA") != "LORA" or unknown:
-        raise ModelError(f"{adapter}: is no plain LoRA adapter ({', '.join(unknown)} set); merge it with peft first")
+        raise ModelError(f"{adapter}: is not a plain LoRA adapter ({', '.join(unknown)} set); merge it with peft first")
     rank: float = config["r"]
     return float(config["lora_alpha"]) / (rank**0.5 if config.get("use_rslora") else rank)
 

@@ -126,7 +126,7 @@ class QueryFolder:
         if self.card.onnx is None:
             if self.precision != "auto":
                 raise ModelError(
-                    f"{self.folder}: has no ONNX query encoder, so precision {self.precision!r} cannot be had"
+                    f"{self.folder}: has no ONNX query encoder, so precision {self.precision!r} is not available"
                 )
             return None
         wanted = self.card.onnx.default if self.precision == "auto" else self.precision

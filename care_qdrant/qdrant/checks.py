@@ -46,7 +46,7 @@ def check_contract(schema: CollectionSchema, vector_name: str, expected: VectorC
         raise SchemaMismatch(
             f"vector {vector_name!r} of collection {collection!r} is {params.size}-dimensional with "
             f"{params.distance.value} distance; model {expected.model!r} needs {expected.dim} dimensions and "
-            f"{expected.distance}. Add it beside that one under another name, "
+            f"{expected.distance}. Add it as a second vector under another name, "
             + next_command(f"care attach {collection} --vector-name {_free_name(schema, expected)}")
         )
     found = schema.contracts.get(vector_name)
@@ -60,7 +60,7 @@ def check_contract(schema: CollectionSchema, vector_name: str, expected: VectorC
         raise FingerprintMismatch(
             f"vector {vector_name!r} of collection {collection!r} was made by {_maker(found)} "
             f"({found.fingerprint[:12]}), not by {expected.model} ({expected.fingerprint[:12]}). "
-            "Give the model that made it with --model, or add this one beside it, "
+            "Give the model that made it with --model, or add this one as a second vector, "
             + next_command(f"care attach {collection} --vector-name {expected.model}-{expected.fingerprint[:8]}")
         )
 

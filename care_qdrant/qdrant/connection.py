@@ -204,7 +204,7 @@ def open_server(
     if not url:
         raise InputError("neither a folder nor a URL of Qdrant was given: pass --path or --url")
     if "," in url:
-        raise InputError(f"{url}: names several servers; give one URL, for a cluster that of its load balancer")
+        raise InputError(f"{url}: names several servers; give one URL (for a cluster, the URL of its load balancer)")
     api_key = api_key.strip() if api_key else api_key  # a file or a secret store may end it with a line feed
     remember_secret(api_key)
     client = _client(url.strip(), api_key, grpc, grpc_port, timeout_seconds, options or {})
@@ -268,7 +268,7 @@ def _client(
             )
     except ValueError as error:
         raise InputError(
-            f"{url}: is no URL of a Qdrant server ({error}); expected one as http://localhost:6333"
+            f"{url}: is not a URL of a Qdrant server ({error}); expected for example http://localhost:6333"
         ) from error
 
 
@@ -278,7 +278,7 @@ def _check_answer(client: QdrantClient, url: str) -> None:
         client.get_collections()
     except ValueError as error:
         raise Unreachable(
-            f"{url}: what answers there is no Qdrant server, but perhaps a proxy or another program ({error})"
+            f"{url}: what answers there is not a Qdrant server, but perhaps a proxy or another program ({error})"
         ) from error
     except UnexpectedResponse as error:
         if error.status_code in (401, 403):

@@ -315,7 +315,7 @@ def _require_own_chunks(schema: CollectionSchema, vector_name: str) -> None:
     if vector_name in attached and cut_for:
         raise InputError(
             f"vector {vector_name!r} was attached to points of collection {schema.name!r} that hold documents as "
-            f"they were cut for vector {cut_for[0]!r}, and ingesting for another model would cut them anew under it. "
+            f"they were cut for vector {cut_for[0]!r}, and ingesting for another model would cut them again. "
             f"Ingest with the model of {cut_for[0]!r}; then, "
             + next_command(f"care attach {schema.name} --vector-name {vector_name}")
         )

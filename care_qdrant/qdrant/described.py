@@ -127,7 +127,7 @@ class DescribedCollection(Calls):
             return self.sibling(aliases[self.name])
         if not self.exists():
             there = ", ".join([*self.names(), *(f"{alias} (alias)" for alias in sorted(aliases))]) or "none"
-            raise NoCollection(f"there is no collection {self.name!r} (there: {there})")
+            raise NoCollection(f"there is no collection {self.name!r} (existing collections: {there})")
         return self.sibling(self.name, known_as=self._known_as)
 
     def whole(self) -> Self:

@@ -41,7 +41,7 @@ def wait_before_renaming(collection: str, info: ReadInfo) -> None:
     if _is_busy(collection, info, "is being optimized: waiting before its vectors are changed"):
         logger.warning(
             "collection %r is still being optimized after %d minutes, and its vectors are changed all the same: a "
-            "point that was deleted in the meantime may be there again (Qdrant 1.18.3); delete it once more",
+            "point that was deleted in the meantime may be there again (Qdrant 1.18.3); then delete it again",
             collection,
             LONGEST_SECONDS // 60,
         )

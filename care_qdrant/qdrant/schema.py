@@ -246,13 +246,13 @@ class CollectionSchema:
         found, wanted = self._vectors(), expected._vectors()
         if found != wanted:
             raise SchemaMismatch(
-                f"collection {self.name!r} is there with other vectors: {_difference(found, wanted)}. "
+                f"collection {self.name!r} already exists with other vectors: {_difference(found, wanted)}. "
                 "Nothing was written; choose another name for the target"
             )
         these, those = (_comparable(schema.contracts) for schema in (self, expected))
         if these != those and (these or points):
             raise FingerprintMismatch(
-                f"collection {self.name!r} is there with vectors of another model: "
+                f"collection {self.name!r} already exists with vectors of another model: "
                 f"{_difference(these, those)}. Nothing was written; choose another name for the target"
             )
 

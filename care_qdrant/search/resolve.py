@@ -379,8 +379,8 @@ def _first(schema: CollectionSchema, names: Sequence[str]) -> str:
 def _unclear(schema: CollectionSchema, names: Sequence[str]) -> InputError:
     there = ", ".join(f"{name!r} ({_made_by(schema, name)})" for name in sorted(names))
     return InputError(
-        f"collection {schema.name!r} has the vectors {there or 'none'}, and nobody says which one to search: name it "
-        "(vector_name=, sparse_vector_name=, or --vector-name; '' is the unnamed one), or give the model that made it"
+        f"collection {schema.name!r} has the vectors {there or 'none'}; choose one with --vector-name (in Python "
+        "vector_name= or sparse_vector_name=; '' is the unnamed one), or give the model that made it"
     )
 
 

@@ -153,7 +153,7 @@ class Service:
             ),
             Post(
                 "/good-match",
-                "The score below which a best hit is no good match.",
+                "The score below which a best hit is not a good match.",
                 schemas.GoodMatchRequest,
                 schemas.GoodMatchAnswer,
                 self._good_match,

@@ -136,7 +136,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> None:
     for name, _ in pairs:
         if name in names:
             raise Refusal(
-                400, "invalid_request", f"the key {name[:100]!r} is there twice; send it once", param=name[:100]
+                400, "invalid_request", f"the key {name[:100]!r} occurs twice; send it once", param=name[:100]
             )
         names.add(name)
 

@@ -80,7 +80,7 @@ def _rows(file: Path, lines: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
             if {type(row["text"]), type(row["document_id"])} != {str} or row["relevant"] not in (True, False, None):
                 raise ValueError("expected text, document_id and relevant")
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            logger.warning("%s:%d: left out, it is no judgement (%s)", file, number, error)
+            logger.warning("%s:%d: left out, it is not a judgement (%s)", file, number, error)
             continue
         yield row
 

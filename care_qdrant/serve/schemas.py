@@ -271,7 +271,7 @@ class GoodMatchAnswer(BaseModel):
 
     good_match_score: float | None = Field(
         description="Four in five questions of the collection's own find another document with at least this score; a "
-        "best hit below it is no good match. It is measured once and kept in the metadata of the collection, until "
+        "best hit below it is not a good match. It is measured once and kept in the metadata of the collection, until "
         "that has changed by a quarter, or terms of queries count otherwise. Null where the collection is too small to "
         "tell."
     )

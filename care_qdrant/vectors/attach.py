@@ -228,7 +228,7 @@ def _require_same_field(collection: Collection, vector_name: str, layout: Layout
         before = "by care-ingest or LlamaIndex, of their own text" if made_of is None else f"of field {made_of!r}"
         raise InputError(
             f"vector {vector_name!r} of collection {collection.name!r} was made {before}, and --text-field says "
-            f"{layout.text_field!r}: every point would be encoded anew, and those without a text there would lose "
+            f"{layout.text_field!r}: every point would be re-encoded, and those without a text there would lose "
             "their vector. Leave --text-field out; attach another vector, with --vector-name; or remove what care "
             "attach made before, with care detach"
         )
@@ -377,7 +377,7 @@ class _Run:
             return
         now = "it was detached" if made is None else f"another model ({made.fingerprint[:12]}) makes it now"
         raise FingerprintMismatch(
-            f"vector {name!r} of collection {self.collection.name!r} is not that of this run any more: {now}. Of the "
+            f"vector {name!r} of collection {self.collection.name!r} was replaced while this run wrote: {now}. Of the "
             "vectors that this run wrote, some may be there; an attach of the model that makes it now replaces them"
         )
 

@@ -166,8 +166,8 @@ def unreadable_warning(points: Sequence[PointId]) -> str | None:
     count = f"{len(points)} points" if len(points) < MOST_UNREADABLE else f"{MOST_UNREADABLE} or more points"
     which = f"point {points[0]!r}" if len(points) == 1 else f"{count} (the first is {points[0]!r})"
     return (
-        f"a text of {which} holds half a surrogate pair, which is no character: no encoder reads it, so it has no "
-        "vector, and no search finds it. Mend the text, and run care attach again"
+        f"a text of {which} holds an unpaired surrogate, which is not a character: no encoder reads it, so it has no "
+        "vector, and no search finds it. Fix the text, then run care attach again"
     )
 
 

@@ -153,7 +153,7 @@ def _problems(report: VerifyReport, least_cosine: float, least_known: float, fin
         )
     if report.lowest_cosine is not None and not report.lowest_cosine >= least_cosine:
         problems.append(
-            f"a stored vector has cosine {report.lowest_cosine:.4f} to the one made anew (at least "
+            f"a stored vector has cosine {report.lowest_cosine:.4f} to the re-encoded one (at least "
             f"{least_cosine:.4g} expected): it was altered, or made by another model or another build of it"
         )
     if report.known_items is not None and not report.known_items >= least_known:

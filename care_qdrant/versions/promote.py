@@ -90,7 +90,7 @@ def _prepare(source: Collection, target: Collection, schema: CollectionSchema, s
     if others:
         raise InputError(
             f"collection {target.name!r} holds points that the source has not (such as {others[0]!r}), so it "
-            "is no unfinished copy. Nothing was written; choose another name (--to)"
+            "is not an unfinished copy. Nothing was written; choose another name (--to)"
         )
     if not settings.dry_run:
         target.create_indexes(indexes_of(schema))

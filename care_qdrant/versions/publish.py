@@ -137,7 +137,7 @@ def roll_back(searched: Collection, *, dry_run: bool = False) -> RollbackReport:
         )
     live, record = searched.sibling(versions.live), versions.records.get(versions.live)
     if record is None or record.replaces is None:
-        raise InputError(f"alias {alias!r} points at {live.name!r}, and nothing is known to have been before it")
+        raise InputError(f"alias {alias!r} points at {live.name!r}, but no earlier version is recorded")
     former = live.sibling(record.replaces)
     if not former.exists():
         there = ", ".join(versions.records)

@@ -216,7 +216,7 @@ def test_a_judge_whose_answers_could_not_be_read_is_asked_again(clinic: Path) ->
         assert max(endpoint.bill.billed.values()) == 1
     (clinic / "clinic" / "judgements.jsonl").unlink()
     assert run_step(loaded, "judge", replay=True) == mended
-    with pytest.raises(InputError, match=r"--again rob: no judge has this name; expected one of ann, bob, cleo"):
+    with pytest.raises(InputError, match=r"--again rob: unknown judge; expected one of ann, bob, cleo"):
         ask_again(loaded, ("rob",))
 
 

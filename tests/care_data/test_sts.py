@@ -147,5 +147,5 @@ def test_without_a_judge_or_synonyms_nothing_is_sent(synonyms: Path) -> None:
     with pytest.raises(InputError, match=r"\[sts\] with its dictionary and writer"):
         run_sts(loaded)
     write_rows(synonyms / "synonyms.jsonl", [{"origin": "发烧", "replace": "发烧"}])
-    with pytest.raises(InputError, match=r"synonyms.jsonl:1: is no synonym"):
+    with pytest.raises(InputError, match=r"synonyms.jsonl:1: is not a synonym"):
         run_sts(load_config(with_sts(synonyms, "http://127.0.0.1:9/v1")))

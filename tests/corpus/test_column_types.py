@@ -117,7 +117,7 @@ def test_types_that_are_given_hold(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id,text,dose,ward\n1,文,5,007\n2,文,n/a,8\n", encoding="utf-8")
     first, second = read(tmp_path / "a.csv", "dose=float,ward=int")
     assert first == {"dose": 5.0, "ward": 7}
-    assert second == Reject(3, "'dose' is 'n/a', which is no float; mend it, or give --types dose=text", "2")
+    assert second == Reject(3, "'dose' is 'n/a', which is not a valid float; fix it, or give --types dose=text", "2")
     assert read(tmp_path / "a.csv", "ward=text")[0] == {"dose": "5", "ward": "007"}
     with pytest.raises(
         InputError, match=r"has no column 'dosis', which --types names \(columns: dose, id, text, ward\)"

@@ -78,11 +78,11 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     arrays = [pyarrow.array([value]) for value in ("1", "一", 2019, 2020)]
     table = pyarrow.Table.from_arrays(arrays, names=["id", "text", "year", "year"])
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(InputError, match=r"a\.parquet: column 'year' is there twice; rename one"):
+    with pytest.raises(InputError, match=r"a\.parquet: column 'year' occurs twice; rename one"):
         read(tmp_path / "a.parquet")
     with pyarrow.ipc.new_stream(str(tmp_path / "a.arrow"), table.schema) as writer:
         writer.write_table(table)
-    with pytest.raises(InputError, match=r"column 'year' is there twice"):
+    with pytest.raises(InputError, match=r"column 'year' occurs twice"):
         read(tmp_path / "a.arrow")
     kind = pyarrow.list_(pyarrow.struct([pyarrow.field("a", pyarrow.int64()), pyarrow.field("a", pyarrow.int64())]))
     table = pyarrow.Table.from_arrays([*arrays[:2], pyarrow.nulls(1, kind)], names=["id", "text", "more"])

@@ -120,7 +120,7 @@ def test_a_table_with_another_number_of_cells_is_a_rejected_row(tmp_path: Path) 
     assert texts(rows) == {"1": "一", "3": "三"}
     assert rows[1] == Reject(3, "has 3 cells; the header has 2")
     (tmp_path / "a.csv").write_text("id,text,text\n1,一,二\n", encoding="utf-8")
-    with pytest.raises(InputError, match="column 'text' is there twice"):
+    with pytest.raises(InputError, match="column 'text' occurs twice"):
         read(tmp_path / "a.csv")
 
 
@@ -262,7 +262,7 @@ def test_another_encoding_is_read_when_it_is_given(tmp_path: Path, encoding: str
         "punycode",
         "idna",
     ):
-        with pytest.raises(InputError, match="there is no such encoding of text"):
+        with pytest.raises(InputError, match="unknown text encoding"):
             read(tmp_path / "a.jsonl", encoding=wrong)
 
 

@@ -109,7 +109,7 @@ def test_care_ingest_sees_what_was_added_over_its_points(
 
 
 def test_an_id_that_qdrant_does_not_take_is_explained(client: QdrantClient) -> None:
-    with pytest.raises(InputError, match="'doc-1' is no UUID"):
+    with pytest.raises(InputError, match="'doc-1' is not a UUID"):
         CareVectorStore(NAME, client).add([TextNode(id_="doc-1", text="x", embedding=[1.0])])
 
 

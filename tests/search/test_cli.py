@@ -122,7 +122,7 @@ def test_collection_must_be_named_only_when_there_are_several(tmp_path: Path, pa
         client.create_collection(name, vectors_config={})
     client.close()
     assert "several collections (a, b)" in error()
-    assert "no collection 'x' (there: a, b)" in error("--collection", "x")
+    assert "no collection 'x' (existing collections: a, b)" in error("--collection", "x")
 
 
 def test_a_terminal_is_asked_which_of_several_collections_is_meant(tmp_path: Path) -> None:

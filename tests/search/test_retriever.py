@@ -188,7 +188,7 @@ def test_refusals_before_anything_is_asked(client: QdrantClient, model: HashMode
         Retriever(client, COLLECTION, model).search(QUERIES, 3, ["year>=2020"])  # type: ignore[arg-type]
     with pytest.raises(InputError, match="top_k is 0"):
         Retriever(client, COLLECTION, model).search(QUERIES, top_k=0)
-    with pytest.raises(InputError, match=r"no collection 'corpus' \(there: none\)"):
+    with pytest.raises(InputError, match=r"no collection 'corpus' \(existing collections: none\)"):
         Retriever(client, COLLECTION, model).search(QUERIES)
 
 

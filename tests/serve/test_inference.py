@@ -147,7 +147,7 @@ async def test_a_text_of_zero_width_characters_alone_is_blank(make_service, conn
 async def test_a_key_that_is_there_twice_is_refused(make_service, connect, body: bytes) -> None:
     answer = await connect(make_service()).post("/embed", content=body, headers={"content-type": "application/json"})
     assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
-    assert "is there twice" in answer.json()["error"]
+    assert "occurs twice" in answer.json()["error"]
 
 
 async def test_an_empty_request_has_an_empty_answer(make_service, connect) -> None:

@@ -154,7 +154,7 @@ def learned_of(root: Path) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("document.collection.name=papers", r"no collection 'papers' \(there: articles\)"),
+        ("document.collection.name=papers", r"no collection 'papers' \(existing collections: articles\)"),
         ("document.collection.text_field=body", "'body'"),
         ("dim=64", r"has 48 dimensions, and the run has dim = 64; set dim = 48"),
         ("document.collection.path=nowhere", "nowhere: there is no such folder"),

@@ -108,7 +108,7 @@ def test_a_single_stage_needs_those_before_it(tmp_path: Path) -> None:
     recipe.run_stages(run, only="supervised", resume=True)
     (record,) = recipe.run_stages(run, only="joint", resume=True)
     assert record["stage"] == "joint"
-    with pytest.raises(InputError, match="there is no such stage"):
+    with pytest.raises(InputError, match="unknown stage"):
         recipe.run_stages(run, only="none")
 
 

@@ -267,7 +267,7 @@ def test_half_a_character_is_named_and_stops_no_other_point() -> None:
     found = verify_collection(client, "c", model)
     assert (found.with_text, found.covered, found.unreadable) == (39, 39, [17])
     (problem,) = found.problems
-    assert problem.startswith("a text of point 17 holds half a surrogate pair")
+    assert problem.startswith("a text of point 17 holds an unpaired surrogate")
     client.set_payload("c", {"text": "第17条：少吃盐。"}, points=[17])
     assert attach_vector(client, "c", model).encoded == 1
     assert verify_collection(client, "c", model).problems == []

@@ -79,7 +79,7 @@ def test_rollback_is_a_switch(qdrant: QdrantClient) -> None:
     assert (report.version, report.left) == ("live_v1", "live_v2")
     assert (report.points, report.left_points) == (20, 17)
     assert contents(qdrant, "live") == first
-    with pytest.raises(InputError, match="nothing is known to have been before"):
+    with pytest.raises(InputError, match="no earlier version is recorded"):
         roll_back(qdrant, "live")
 
 

@@ -75,7 +75,7 @@ def run_stages(
     output = Path(run.output)
     names = [stage_name(stage) for stage in run.stage]
     if only is not None and only not in names:
-        raise InputError(f"--stage {only}: there is no such stage (there are: {', '.join(names)})")
+        raise InputError(f"--stage {only}: unknown stage (known: {', '.join(names)})")
     for tracker in run.report_to:
         if importlib.util.find_spec(tracker) is None:
             raise MissingExtra(f"report_to: {tracker} is not installed: pip install {tracker}; or leave it out")
@@ -134,7 +134,7 @@ def require_output(run: Run) -> None:
     for name in names:
         if (output / name).is_dir() and any((output / name).iterdir()):
             raise InputError(
-                f"{output / name}: is there, and no training run wrote it; move it away, or give another output"
+                f"{output / name}: already exists and is not of a training run; move it, or give another output"
             )
 
 

@@ -81,7 +81,7 @@ def read_header(file: Path) -> tuple[dict[str, Any], int]:
             lengths = [end - entry["data_offsets"][0] for end, entry in zip(ends, entries, strict=True)]
             expected = [math.prod(entry["shape"]) * _BITS[entry["dtype"]] // 8 for entry in entries]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{file}: is no safetensors file that this version reads ({error!r})") from error
+            raise ModelError(f"{file}: is not a safetensors file that this version reads ({error!r})") from error
     if size != start + max(ends, default=0) or sum(lengths) != max(ends, default=0) or lengths != expected:
         raise IncompleteModel(
             f"{file}: is cut off or altered ({size} bytes instead of {start + max(ends, default=0)}); copy it again"

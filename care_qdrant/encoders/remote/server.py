@@ -232,8 +232,8 @@ class ServerEncoder:
         self._endpoints.refuse(
             endpoint,
             f"{endpoint.name}: the server's vector of {self._references[number].text!r} has a cosine of {cosine:.4f} "
-            f"to the reference, expected {LEAST_HALF_PRECISION} or more: it serves other weights, pools otherwise, or "
-            "changes the tokens",
+            f"to the reference, expected {LEAST_HALF_PRECISION} or more: it serves other weights, pools differently, "
+            "or changes the tokens",
             texts,
         )
         return False

@@ -64,7 +64,7 @@ def read_vectors(answer: Response, count: int) -> Vectors:
         rows = sorted(data, key=lambda row: row.get("index") or 0)
         vectors = np.asarray([_numbers(row["embedding"]) for row in rows], dtype=np.float32)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise EncodingError(f"{where}: the answer is no list of embeddings ({error})") from error
+        raise EncodingError(f"{where}: the answer is not a list of embeddings ({error})") from error
     if vectors.ndim != 2 or len(vectors) != count:
         raise EncodingError(f"{where}: gave vectors of shape {vectors.shape} for {counted(count, 'text')}")
     return vectors

@@ -50,7 +50,7 @@ def test_all_problems_are_reported_at_once_with_known_keys(tmp_path: Path) -> No
     assert "dim: expected a whole number, found 'big'" in message
     assert "query.pooling: expected one of 'cls', 'mean', 'lasttoken', 'own', found 'max'" in message
     assert "data.pairs.files: expected a list" in message
-    assert "stage[0].kind: 'alignn' is no stage" in message
+    assert "stage[0].kind: 'alignn' is not a stage" in message
     assert "stage[1].margin: unknown key" in message
 
 
@@ -87,14 +87,14 @@ def test_all_problems_are_reported_at_once_with_known_keys(tmp_path: Path) -> No
         ('document={ base = "b", quantization = "int4" }', "expected one of 'nf4', 'int8'"),
         ("document.dtype=float16", "only for a base"),
         ("stage.joint.global_batch_size=8", "stage.joint: give batch_size or global_batch_size, not both"),
-        ("data.pairs.tasks={ a = 'rerank' }", "data.pairs.tasks.a: there is no task 'rerank'"),
+        ("data.pairs.tasks={ a = 'rerank' }", "data.pairs.tasks.a: unknown task 'rerank'"),
         ('report_to=["tensorbored"]', "report_to[0]: expected one of 'tensorboard', 'trackio', 'wandb'"),
         ("stage.joint.patience=1", "stage.joint.patience: needs evaluate_steps"),
-        ("query.scratch.hidden=33", "hidden 33 is no multiple of heads 2"),
+        ("query.scratch.hidden=33", "hidden 33 is not a multiple of heads 2"),
         ("dim=40", "query.scratch.hidden: 32 is smaller than dim 40"),
         ("query.max_tokens=4096", "query.max_tokens: 4096 is more than its 512 positions"),
         ("query.base=somewhere", "query: give exactly one of base, scratch and static"),
-        ("stage.joint.data=none", "stage.joint.data: there is no data set 'none' (there are: pairs, texts)"),
+        ("stage.joint.data=none", "stage.joint.data: unknown data set 'none' (known: pairs, texts)"),
         ("stage.joint.name=align", "stage.align: used 2 times"),
     ],
 )

@@ -113,7 +113,7 @@ def test_a_preset_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, stage("supervised"))
     with pytest.raises(InputError, match="has no stage 'align'"):
         apply_preset(run, "kale")
-    with pytest.raises(InputError, match="there is no such preset"):
+    with pytest.raises(InputError, match="unknown preset"):
         apply_preset(run, "none")
 
 

@@ -108,16 +108,19 @@ def test_texts_are_both_sides_of_pairs_and_single_texts_once(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        ({"query": "q"}, r"rows.jsonl:1: is no pair \(keys: query\)"),
-        ({"text": "t"}, "is no pair"),
-        ({"query": 3, "positive": "p"}, "is no pair"),
-        ({"query": " ", "positive": "p"}, "is no pair"),
-        ({"query": "q", "pos": ["p", ""]}, "is no pair"),
-        ({"query": "q", "positive": "p", "negatives": ["n", 3]}, "is no pair"),
-        ({"query": "q", "positive": "p", "negatives": ["\n"]}, "is no pair"),
-        ({"sentence1": "a", "sentence2": "b"}, r"rows.jsonl:1: is no pair with a score \(keys: sentence1, sentence2\)"),
-        ({"sentence1": "a", "sentence2": "", "score": 1}, "is no pair with a score"),
-        ({"sentence1": "a", "sentence2": "b", "score": True}, "is no pair with a score"),
+        ({"query": "q"}, r"rows.jsonl:1: is not a pair \(keys: query\)"),
+        ({"text": "t"}, "is not a pair"),
+        ({"query": 3, "positive": "p"}, "is not a pair"),
+        ({"query": " ", "positive": "p"}, "is not a pair"),
+        ({"query": "q", "pos": ["p", ""]}, "is not a pair"),
+        ({"query": "q", "positive": "p", "negatives": ["n", 3]}, "is not a pair"),
+        ({"query": "q", "positive": "p", "negatives": ["\n"]}, "is not a pair"),
+        (
+            {"sentence1": "a", "sentence2": "b"},
+            r"rows.jsonl:1: is not a pair with a score \(keys: sentence1, sentence2\)",
+        ),
+        ({"sentence1": "a", "sentence2": "", "score": 1}, "is not a pair with a score"),
+        ({"sentence1": "a", "sentence2": "b", "score": True}, "is not a pair with a score"),
         (["q", "p"], "expected an object, found list"),
     ],
 )
@@ -133,7 +136,7 @@ def test_missing_broken_and_empty_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"rows.jsonl:1: not JSON"):
         list(iter_pairs(Data(files=("rows.jsonl",)), tmp_path))
     (tmp_path / "rows.jsonl").write_text(r'{"query": "\ud83d", "positive": "p"}', encoding="utf-8")
-    with pytest.raises(InputError, match=r"rows.jsonl:1: holds half of a surrogate pair"):
+    with pytest.raises(InputError, match=r"rows.jsonl:1: holds an unpaired surrogate"):
         list(iter_pairs(Data(files=("rows.jsonl",)), tmp_path))
     (tmp_path / "rows.jsonl").write_text("", encoding="utf-8")
     with pytest.raises(InputError, match="no row is left"):
@@ -149,5 +152,5 @@ def test_numbered_negatives_are_read_in_their_order() -> None:
     assert "n10" in [
         text.text for text in texts_in([(row, "rows.jsonl:1")], Data(files=("x",)), ["document"], joined=False)
     ]
-    with pytest.raises(InputError, match="is no pair"):
+    with pytest.raises(InputError, match="is not a pair"):
         list(pairs_in([({**row, "negative_3": " "}, "rows.jsonl:1")], Data(files=("rows.jsonl",))))

@@ -83,14 +83,14 @@ def test_processes_of_their_own_write_the_same_table(tmp_path: Path, monkeypatch
     (alone,), (parallel,) = folder.iterdir(), (tmp_path / "parallel").iterdir()
     assert parallel.name == alone.name and parallel.read_bytes() == alone.read_bytes()
     write_jsonl(tmp_path / "rows.jsonl", [*ROWS, {"query": "alone"}])
-    with pytest.raises(InputError, match=r"rows.jsonl:5: is no pair"):
+    with pytest.raises(InputError, match=r"rows.jsonl:5: is not a pair"):
         pair_rows(data, root, tmp_path / "parallel")
 
 
 def test_bad_rows_leave_no_table(tmp_path: Path) -> None:
     data, root, folder = _data(tmp_path)
     write_jsonl(tmp_path / "rows.jsonl", [*ROWS, {"query": "alone"}])
-    with pytest.raises(InputError, match=r"rows.jsonl:5: is no pair"):
+    with pytest.raises(InputError, match=r"rows.jsonl:5: is not a pair"):
         pair_rows(data, root, folder)
     assert not list(folder.glob("*.arrow"))
 

@@ -98,7 +98,7 @@ def run(
 @click.command(cls=Command)
 @click.argument("config")
 @click.option("--layers", type=click.IntRange(min=2), help="Layers of each encoder, to run on a CPU.  [default: all]")
-@click.option("--rows", type=click.IntRange(min=2), help="Rows of a step and process.  [default: those of CONFIG]")
+@click.option("--rows", type=click.IntRange(min=2), help="Rows of a step and process.  [default: as in CONFIG]")
 @set_option
 @click.option("--preset", help="Name of a comparison.  [default: none]")
 @json_option
@@ -132,7 +132,7 @@ def rehearse(
     folder = Path(f"{loaded.output}-rehearsal")
     if processes().is_main_process and folder.exists():
         raise InputError(
-            f"{folder}: is there, and a rehearsal would remove it; move it away, or remove what a killed one left"
+            f"{folder}: already exists, and a rehearsal would remove it; move it, or delete what a killed one left"
         )
     require_writable(folder)
     try:

@@ -132,7 +132,7 @@ def _problem(error: ErrorDetails, root: type) -> str:
     if kind == "union_tag_not_found":
         return f"{where}.kind: missing (known: {', '.join(STAGE_TYPES)})"
     if kind == "union_tag_invalid":
-        return f"{where}.kind: {context['tag']!r} is no stage (known: {', '.join(STAGE_TYPES)})"
+        return f"{where}.kind: {context['tag']!r} is not a stage (known: {', '.join(STAGE_TYPES)})"
     if "expected" in context:
         context = {"expected": context["expected"].replace(" or ", ", ")}
     expected = _EXPECTED[kind].format(**context) if kind in _EXPECTED else error["msg"]
@@ -175,11 +175,11 @@ def _contradictions(run: Run) -> Iterator[str]:
     known = [*run.data, *([COLLECTION] if run.document.collection else [])]
     for where, name in referred:
         if name not in known:
-            yield f"{where}: there is no data set {name!r} (there are: {', '.join(known)})"
+            yield f"{where}: unknown data set {name!r} (known: {', '.join(known)})"
     for name, data in run.data.items():
         for source, task in data.tasks.items():
             if task not in run.tasks:
-                yield f"data.{name}.tasks.{source}: there is no task {task!r} (there are: {', '.join(run.tasks)})"
+                yield f"data.{name}.tasks.{source}: unknown task {task!r} (known: {', '.join(run.tasks)})"
     for stage in run.stage:
         yield from _stage_problems(f"stage.{stage_name(stage)}", stage, run)
     yield from _collection_problems(run)
@@ -224,7 +224,7 @@ def _stage_problems(where: str, stage: Stage, run: Run) -> Iterator[str]:
         if shape is None or shape.architecture != "bert" or shape.hidden < width + 2:
             yield f"{where}.lead_tokens: needs document.scratch with architecture = 'bert' and hidden above {width}"
         if stage.compose:
-            yield f"{where}.lead_tokens: needs compose = false, since positions are those of whole tokens"
+            yield f"{where}.lead_tokens: needs compose = false, since positions count whole tokens"
     if stage.patience is not None and stage.evaluate_steps is None:
         yield f"{where}.patience: needs evaluate_steps"
 
@@ -235,7 +235,7 @@ def _tower_problems(side: str, tower: Tower, run: Run) -> Iterator[str]:
     if tower.static is not None and side == "document":
         yield "document.static: only a query encoder can be static"
     if tower.collection is not None and side == "query":
-        yield "query.collection: only documents can be those of a collection"
+        yield "query.collection: only documents can be read from a collection"
     yield from _base_problems(side, tower)
     for key in ("static", "scratch"):
         if getattr(tower, key) is not None and run.vocabulary is None:
@@ -243,7 +243,7 @@ def _tower_problems(side: str, tower: Tower, run: Run) -> Iterator[str]:
     if (shape := tower.scratch) is None:
         return
     if shape.hidden % shape.heads:
-        yield f"{side}.scratch: hidden {shape.hidden} is no multiple of heads {shape.heads}"
+        yield f"{side}.scratch: hidden {shape.hidden} is not a multiple of heads {shape.heads}"
     if shape.hidden < run.dim and not tower.projection:
         yield f"{side}.scratch.hidden: {shape.hidden} is smaller than dim {run.dim}"
     if tower.max_tokens > shape.positions:

@@ -32,7 +32,7 @@ class Preset:
 def apply_preset(run: Run, name: str) -> Run:
     """Return the run with a preset's change, under its own name and output folder."""
     if name not in PRESETS:
-        raise InputError(f"--preset {name}: there is no such preset (there are: {', '.join(PRESETS)})")
+        raise InputError(f"--preset {name}: unknown preset (known: {', '.join(PRESETS)})")
     changed = replace(PRESETS[name].change(run), name=f"{run.name}-{name}", output=f"{run.output}-{name}")
     return parse_run(dataclasses.asdict(changed), f"{run.name} with preset {name}")
 

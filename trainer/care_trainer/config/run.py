@@ -167,7 +167,7 @@ class Data:
     files: Annotated[tuple[Name, ...], Field(min_length=1)]
     """File names below ``data_root``."""
     weights: dict[str, PositiveOrZero] = Field(default_factory=dict)
-    """Times that an epoch draws each row of a source. A source that is not named has 1, and 0 leaves it out. A row
+    """How often each row of a source is used in one epoch. A source that is not named has 1, and 0 leaves it out. A row
     without a source has the name of its file. Each epoch draws anew, so a weight of 0.25 has seen every row after about
     four epochs."""
     tasks: dict[str, Name] = Field(default_factory=dict)

@@ -230,7 +230,7 @@ def parsed(name: str, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[dict[s
         if not isinstance(row, dict):
             raise InputError(f"{where}: expected an object, found {type(row).__name__}")
         if "\\ud" in line and not _is_unicode(row):
-            raise InputError(f"{where}: holds half of a surrogate pair, which is no character")
+            raise InputError(f"{where}: holds an unpaired surrogate, which is not a character")
         yield row, where
 
 
@@ -254,7 +254,7 @@ def _pairs(row: Mapping[str, Any], where: str, limit: int | None) -> Iterator[Pa
     query, positives, negatives = row.get("query"), _listed(row, _POSITIVE), _negatives(row)
     if not positives or not all(_is_text(text) for text in (query, *positives, *negatives)):
         raise InputError(
-            f"{where}: is no pair (keys: {', '.join(row)}); expected 'query' with 'positive' and 'negatives', "
+            f"{where}: is not a pair (keys: {', '.join(row)}); expected 'query' with 'positive' and 'negatives', "
             "or with 'pos' and 'neg', or 'sentence1', 'sentence2' and 'score', all texts strings that are not empty"
         )
     for positive in positives:
@@ -282,8 +282,8 @@ def _scored(row: Mapping[str, Any], where: str, limit: int | None) -> Pair:
     is_number = isinstance(score, int | float) and not isinstance(score, bool) and math.isfinite(score)
     if not (_is_text(first) and _is_text(second) and is_number):
         raise InputError(
-            f"{where}: is no pair with a score (keys: {', '.join(row)}); expected 'sentence1' and 'sentence2', strings "
-            "that are not empty, and 'score', a finite number"
+            f"{where}: is not a pair with a score (keys: {', '.join(row)}); expected 'sentence1' and 'sentence2', "
+            "strings that are not empty, and 'score', a finite number"
         )
     prompt = str(row.get("prompt") or "")
     return Pair(

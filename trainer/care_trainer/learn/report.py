@@ -38,7 +38,7 @@ def paragraphs(report: LearnReport) -> list[str]:
         f"{sample.texts:,} texts of {sample.points:,} points (field {sample.text_field!r}) and their vectors "
         f"{report.vector_name or '(unnamed)'!r} of {report.contract.dim} dimensions; "
         f"{counted(sample.without_text, 'point', 'have')} no text, {sample.without_vector:,} no vector, "
-        f"{sample.repeated:,} a text that was read before{_left_out(sample)}. "
+        f"{sample.repeated:,} duplicate texts{_left_out(sample)}. "
         f"{counted(training.steps, 'step')} in {report.seconds:,.0f} s ({report.cpu_seconds:,.0f} CPU s); the "
         f"{what} of step {training.best_step:,} is "
         f"kept, with {training.vocabulary:,} tokens ({training.tokens})"
@@ -47,7 +47,7 @@ def paragraphs(report: LearnReport) -> list[str]:
         f"the first of {found.candidates:,} in {found.recall_at_1:.0%} of the cases and among the first ten in "
         f"{found.recall_at_10:.0%} (mean reciprocal rank {found.mrr:.3f}). {_copies(report)}Real questions are "
         "harder than sentences of the text: on six collections (docs/evidence/learning.md) encoders kept 72% to 113% "
-        "of the old model's nDCG@10 on them, and held-out sentences did not tell which. Judge with your own "
+        "of the old model's nDCG@10 on them, and held-out sentences did not predict how much. Judge with your own "
         "(--queries) before you switch.",
     ]
     if (warning := loss_warning(report.kept)) is not None:

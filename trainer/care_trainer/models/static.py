@@ -70,7 +70,7 @@ def start_from_static(
     embeddings = towers.word_embeddings(encoder)
     if len(embeddings) != len(table):
         raise InputError(
-            f"stage static: the table has {len(table)} tokens, the encoder {len(embeddings)}; train both anew"
+            f"stage static: the table has {len(table)} tokens, the encoder {len(embeddings)}; train both again"
         )
     norms = table.norm(dim=1).clamp(min=1e-6)
     with torch.no_grad():

@@ -79,8 +79,9 @@ class CareNodeParser(NodeParser):
             title, text = str(node.metadata.get(TITLE_KEY) or ""), node.get_content(MetadataMode.NONE)
             if half := half_character(title + text):
                 raise InputError(
-                    f"document {node.node_id!r}: its title or text holds half a surrogate pair ({half}), which is no "
-                    "character: mend it, as with text.encode('utf-8', 'replace').decode(), or leave the document out"
+                    f"document {node.node_id!r}: its title or text holds an unpaired surrogate ({half}), which is not "
+                    "a character; fix it, for example with text.encode('utf-8', 'replace').decode(), or leave the "
+                    "document out"
                 )
             if counter.count_tokens([title])[0] > counter.max_tokens // 2:
                 raise InputError(

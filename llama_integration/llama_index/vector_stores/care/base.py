@@ -367,8 +367,8 @@ class CareVectorStore(StoreSettings):
         if resolved.unchecked is not None:
             self._warnings.warn(
                 "unchecked",
-                "vector %r of collection %r was made by %s (%s), and nobody says what makes the queries: give "
-                "CareVectorStore(..., embedding=) what embeds them, and another model is refused",
+                "vector %r of collection %r was made by %s (%s), and the model of the queries is not known: give "
+                "CareVectorStore(..., embedding=), and another model is refused",
                 resolved.vector_name,
                 self.collection_name,
                 resolved.unchecked.model,

@@ -109,7 +109,7 @@ def check_points(nodes: Iterable[BaseNode]) -> None:
             )
         if not isinstance(as_point_id(node.node_id), str):
             raise InputError(
-                f"node id {node.node_id!r} is no UUID, and Qdrant takes no other strings as point ids: "
+                f"node id {node.node_id!r} is not a UUID, and Qdrant takes no other strings as point ids: "
                 "use care_qdrant.types.point_id(document_id), and keep your own id as ref_doc_id"
             )
         other = there.setdefault(node.node_id, node)
