@@ -91,6 +91,10 @@ class SparseContract:
         counts = terms.counts if terms is not None and counted else bm25.term_counts(text, lead=self.lead)
         return bm25.weighted(counts, average_length=self.average_length, k1=self.k1, b=self.b)
 
+    def has_terms(self, text: str) -> bool:
+        """Return whether a text has terms; one of punctuation alone needs no vector."""
+        return bool(self.vector(text).indices)
+
 
 @dataclass(frozen=True, slots=True)
 class UnreadableContract:

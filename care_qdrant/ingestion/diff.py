@@ -1,6 +1,6 @@
 """The difference of a window of a corpus to the stored points, by hashes: nothing, a new payload, or a vector."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from care_qdrant.contracts.stand_in import stand_ins
 from care_qdrant.ingestion.pipeline import Task, Window
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME, PointVectors
-from care_qdrant.qdrant.readable import PointId
+from care_qdrant.qdrant.readable import Payloads, PointId
 from care_qdrant.types import CARE_KEY, Chunk, Vectors, embedded_text, point_id
 
 
@@ -178,30 +178,31 @@ def _hashes(chunk: Chunk, vectors: PointVectors, stored: Stored | None) -> dict[
     return hashes
 
 
-def remove_orphaned_hashes(collection: Collection, vector_name: str, sparse: SparseContract | None = None) -> int:
+def remove_orphaned_hashes(
+    collection: Collection, vector_name: str, needs_vector: Callable[[Mapping[str, Any]], bool] | None = None
+) -> int:
     """Remove the hash of a vector from each point that does not have the vector; return the number of those points.
 
     Deleting a named vector leaves the payloads as they are, and ingestion trusts their hashes: without this, a corpus
-    would be reported as unchanged while none of its points could be found. Under ``sparse``, the contract of a BM25
-    vector, points of ingestion whose text has no terms keep the hash: they need no vector.
+    would be reported as unchanged while none of its points could be found. Points keep the hash where ``needs_vector``
+    says of their payload that they need no vector, as of a text without terms.
     """
     without = models.Filter(must_not=[models.HasVectorCondition(has_vector=vector_name)])
-    read = [CARE_KEY] if sparse is None else [CARE_KEY, "title", "text"]
     removed = 0
     for part in collection.parts():
+        read: Payloads = needs_vector is not None or [CARE_KEY]
         for page in part.scroll("looking for points without a vector", where=without, payload=read):
             payloads = {record.id: record.payload or {} for record in page}
             ids = [
                 id_
                 for id_, payload in payloads.items()
-                if stored_hash(payload, vector_name) is not None and _needs(sparse, payload)
+                if stored_hash(payload, vector_name) is not None and (needs_vector is None or needs_vector(payload))
             ]
             part.delete_payload_key(ids, f'{CARE_KEY}.vectors."{vector_name}"')
             removed += len(ids)
     return removed
 
 
-def _needs(sparse: SparseContract | None, payload: Mapping[str, Any]) -> bool:
-    """Return whether a point of ingestion needs a vector under this contract."""
-    text = embedded_text(str(payload.get("title") or ""), str(payload.get("text") or ""))
-    return sparse is None or bool(sparse.vector(text).indices)
+def has_terms(sparse: SparseContract, payload: Mapping[str, Any]) -> bool:
+    """Return whether the text of a point of ingestion has terms."""
+    return sparse.has_terms(embedded_text(str(payload.get("title") or ""), str(payload.get("text") or "")))

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 
 from care_qdrant.contracts.stand_in import stand_in_metadata
@@ -17,7 +18,7 @@ from care_qdrant.corpus.files import CorpusPath
 from care_qdrant.corpus.rejects import RejectsFile
 from care_qdrant.encoders.ahead import Meter, meter_of, report_of
 from care_qdrant.errors import CareError, InputError, QdrantError, Unreachable, counted
-from care_qdrant.ingestion.diff import ChunkTask, Diff, has_other_writers, remove_orphaned_hashes
+from care_qdrant.ingestion.diff import ChunkTask, Diff, has_other_writers, has_terms, remove_orphaned_hashes
 from care_qdrant.ingestion.dry_run import estimate
 from care_qdrant.ingestion.pipeline import (
     WINDOWS_AHEAD,
@@ -325,7 +326,7 @@ class _Run:
         if not self.settings.dry_run:
             remove_orphaned_hashes(self.collection, self.vectors.vector_name)
             if self.vectors.sparse is not None:
-                remove_orphaned_hashes(self.collection, SPARSE_VECTOR_NAME, self.vectors.sparse)
+                remove_orphaned_hashes(self.collection, SPARSE_VECTOR_NAME, partial(has_terms, self.vectors.sparse))
         return self.collection.count()
 
     def _reader(self, source: Source) -> Reader:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from qdrant_client import models
 from qdrant_client.local.payload_filters import check_filter
@@ -105,7 +105,7 @@ class Write:
     def _claiming(self) -> list[models.UpdateOperation]:
         """Claim the points, write the vectors of those that are claimed, and then their payloads."""
         vectors = _vectors(self.points)
-        names = self.names or tuple(sorted(_names(vectors)))
+        names = self.names or tuple(_names(self.points))
         token = f"writing {uuid.uuid4().hex}"
         claim = models.SetPayload(
             payload=dict.fromkeys(names, token),
@@ -117,6 +117,9 @@ class Write:
         if vectors:
             update = models.UpdateVectors(points=vectors, update_filter=models.Filter(must=is_claimed))
             operations.append(models.UpdateVectorsOperation(update_vectors=update))
+        for name, ids in _emptied(self.points).items():
+            where = models.Filter(must=[models.HasIdCondition(has_id=ids), *is_claimed])
+            operations.append(_vector_removal(models.DeleteVectors(vector=[name], filter=where)))
         for point in self.points:
             own = models.Filter(must=[models.HasIdCondition(has_id=[point.id]), *is_claimed])
             operations.append(_payload_operation(point, self.kind, models.SetPayload(payload={}, filter=own)))
@@ -141,11 +144,11 @@ def _operations(points: Sequence[models.PointStruct], kind: Kind) -> list[models
 
     A run may end between any two of them: a point never says that its vector is of a text of which it is not.
     """
-    vectors = _vectors(points)
-    operations: list[models.UpdateOperation] = []
-    if vectors:
-        update = models.UpdateVectors(points=vectors)
-        operations += [hash_removal(vectors), models.UpdateVectorsOperation(update_vectors=update)]
+    operations: list[models.UpdateOperation] = [hash_removal(points)] if _names(points) else []
+    if vectors := _vectors(points):
+        operations.append(models.UpdateVectorsOperation(update_vectors=models.UpdateVectors(points=vectors)))
+    for name, ids in _emptied(points).items():
+        operations.append(_vector_removal(models.DeleteVectors(vector=[name], points=ids)))
     for point in points:
         operations.append(_payload_operation(point, kind, models.SetPayload(payload={}, points=[point.id])))
     return operations
@@ -163,11 +166,32 @@ def _payload_operation(
 
 
 def _vectors(points: Sequence[models.PointStruct]) -> list[models.PointVectors]:
-    return [models.PointVectors(id=point.id, vector=point.vector) for point in with_lists(points) if point.vector]
+    """Return the vectors to write: a server takes no update of a point by empty ones alone."""
+    named = ((point.id, point.vector) for point in with_lists(points) if isinstance(point.vector, dict))
+    kept = ((id_, {name: each for name, each in vector.items() if not _is_empty(each)}) for id_, vector in named)
+    return [models.PointVectors(id=id_, vector=vector) for id_, vector in kept if vector]
 
 
-def _names(vectors: Sequence[models.PointVectors]) -> set[str]:
-    return {name for point in vectors for name in (point.vector if isinstance(point.vector, dict) else ())}
+def _emptied(points: Sequence[models.PointStruct]) -> dict[str, list[PointId]]:
+    """Return the points whose sparse vector becomes empty, by its name."""
+    emptied: dict[str, list[PointId]] = {}
+    for point in points:
+        for name, vector in point.vector.items() if isinstance(point.vector, dict) else ():
+            if _is_empty(vector):
+                emptied.setdefault(name, []).append(point.id)
+    return emptied
+
+
+def _is_empty(vector: Any) -> bool:
+    return isinstance(vector, models.SparseVector) and not vector.indices
+
+
+def _vector_removal(selection: models.DeleteVectors) -> models.DeleteVectorsOperation:
+    return models.DeleteVectorsOperation(delete_vectors=selection)
+
+
+def _names(points: Sequence[models.PointStruct]) -> list[str]:
+    return sorted({name for point in points for name in (point.vector if isinstance(point.vector, dict) else ())})
 
 
 def _hash_path(name: str) -> str:
@@ -178,14 +202,13 @@ def _has_hash(name: str, value: str) -> models.FieldCondition:
     return models.FieldCondition(key=_hash_path(name), match=models.MatchValue(value=value))
 
 
-def hash_removal(vectors: Sequence[models.PointVectors]) -> models.DeletePayloadOperation:
+def hash_removal(points: Sequence[models.PointStruct]) -> models.DeletePayloadOperation:
     """Return the operation that removes the hashes of vectors that are about to be replaced.
 
     Without it, a point whose writer was killed would keep the hash of its former text beside the vector of the new
     one, and count as unchanged when the former text comes back.
     """
-    keys = [_hash_path(name) for name in sorted(_names(vectors))]
-    ids = [point.id for point in vectors]
+    keys, ids = [_hash_path(name) for name in _names(points)], [point.id for point in points if point.vector]
     return models.DeletePayloadOperation(delete_payload=models.DeletePayload(keys=keys, points=ids))
 
 

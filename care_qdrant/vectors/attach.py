@@ -80,7 +80,7 @@ class AttachReport:
     unchanged: int = 0
     """Points whose vector was made of the text that they have now."""
     without_text: int = 0
-    """Points that get no vector."""
+    """Points that get no vector: without a text, or, of BM25, with a text that has no terms."""
     unreadable: list[PointId] = field(default_factory=list)
     """Ids of the first points of `without_text` whose text is there, and holds half a surrogate pair."""
     in_other_field: int = 0
@@ -143,14 +143,15 @@ def attach_vector(
         require_encoder(model)
     if isinstance(contract, SparseContract):
         contract = _with_average_length(target, name, contract, layout)
-    _prepare(target, name, contract, layout, settings, preflight)
+    sparse = contract if isinstance(contract, SparseContract) else None
+    counter = Characters() if model is None else model.document_tokenizer
+    points = PointReader(layout, name, contract.constants, counter, sparse)
+    _prepare(target, points, contract, settings, preflight)
     if isinstance(contract, SparseContract):
         maker = term_vectors(contract)
     else:
         assert model is not None
         maker = document_vectors(model, contract.dim)
-    counter = Characters() if model is None else model.document_tokenizer
-    points = PointReader(layout, name, contract.constants, counter)
     report = AttachReport(target.name, name, contract.fingerprint, layout.tool, layout.text_field)
     run = _Run(target, points, maker, settings, report, on_progress, stop or threading.Event())
     return run.go(points.windows(target), preflight.points)
@@ -186,8 +187,8 @@ def attach_encoded(
     if preflight.is_emptied:
         return _nothing(target, vector_name, contract)
     layout = _layout(target, vector_name, preflight, settings)
-    _prepare(target, vector_name, contract, layout, settings, preflight)
     reader = PointReader(layout, vector_name, contract.constants, Characters())
+    _prepare(target, reader, contract, settings, preflight)
     report = AttachReport(target.name, vector_name, contract.fingerprint, layout.tool, layout.text_field)
     run = _Run(
         target, reader, brought_vectors(contract.dim), settings, report, on_progress, threading.Event(), is_part=True
@@ -236,9 +237,8 @@ def _require_same_field(collection: Collection, vector_name: str, layout: Layout
 
 def _prepare(
     collection: Collection,
-    vector_name: str,
+    reader: PointReader,
     contract: VectorContract | SparseContract,
-    layout: Layout,
     settings: AttachSettings,
     preflight: Preflight,
 ) -> None:
@@ -248,7 +248,7 @@ def _prepare(
     vector without a contract could be of any model. Its text field is what makes a vector removable by detach, so one
     that ingestion made does not get any. One that has lost its contract gets it again.
     """
-    schema = collection.schema
+    schema, vector_name, layout = collection.schema, reader.vector_name, reader.layout
     has_vector = schema.has_vector(vector_name)
     had_lost_contract = (
         has_vector and vector_name not in schema.contracts and layout.tool not in ("care", "llama-index")
@@ -264,7 +264,7 @@ def _prepare(
     if not has_vector:
         collection.add_vector(vector_name, _vector_config(contract))
     if has_vector or preflight.has_hashes:
-        remove_orphaned_hashes(collection, vector_name)
+        remove_orphaned_hashes(collection, vector_name, reader.needs_vector if reader.sparse else None)
     if isinstance(contract, VectorContract):
         _configure(collection, vector_name, settings)
 
@@ -395,5 +395,5 @@ class _Run:
                 )
             for part, ids in text_gone:
                 part.delete_vector_of(ids, name)
-            remove_orphaned_hashes(self.collection, name)
+            remove_orphaned_hashes(self.collection, name, self.reader.needs_vector if self.reader.sparse else None)
         return removed

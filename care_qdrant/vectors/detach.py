@@ -1,9 +1,11 @@
 """Removes what `care_qdrant.vectors.attach` added: the vector, our hashes in the payloads, and all records of it."""
 
+import logging
 from dataclasses import dataclass
 
 from qdrant_client import models
 
+from care_qdrant.contracts.contract import SparseContract, VectorContract
 from care_qdrant.contracts.metadata import of_vector
 from care_qdrant.contracts.payload import stored_hash
 from care_qdrant.errors import InputError, counted
@@ -15,6 +17,8 @@ from care_qdrant.qdrant.readable import PointId
 from care_qdrant.qdrant.schema import CollectionSchema
 from care_qdrant.types import CARE_KEY
 from care_qdrant.vectors.points import is_key_of_others
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +45,13 @@ def detach_vector(collection: Collection, vector_name: str | None = None) -> Det
     """
     target = collection.whole()
     name, points = _checked_name(target.schema, vector_name), target.count()
-    _require_other_vectors(target, name)
+    is_there = _is_as_attached(target.schema, name)
+    if is_there:
+        _require_other_vectors(target, name)
     target.require_changeable()  # a key for the points alone could not remove the records in the end
     tune_embedded(target.client, target.name)
     cleaned = sum(_clean_payloads(part, name) for part in target.parts())
-    if target.schema.has_vector(name):
+    if is_there:
         target.remove_vector(name)
     # In the end, so that a run that was killed is finished by the same command.
     records = dict.fromkeys(of_vector(target.refresh().metadata, name))
@@ -78,6 +84,21 @@ def _checked_name(schema: CollectionSchema, vector_name: str | None) -> str:
             "found. Delete the collection if that is what you want"
         )
     return vector_name
+
+
+def _is_as_attached(schema: CollectionSchema, vector_name: str) -> bool:
+    """Return whether a vector is there as an attach makes it, and not one of that name that another program made."""
+    made, params = schema.contracts[vector_name], schema.dense.get(vector_name)
+    if not isinstance(made, VectorContract) or params is None:
+        return isinstance(made, SparseContract) and vector_name in schema.sparse
+    if (params.size, params.distance) != (made.dim, made.qdrant_distance):
+        logger.warning(
+            "collection %r: vector %r has %d dimensions and distance %s, and care attach made it with %d and %s: "
+            "another program has made it again, so it stays, and the records of it are removed",
+            *(schema.name, vector_name, params.size, params.distance.value, made.dim, made.distance),
+        )
+        return False
+    return True
 
 
 def _require_other_vectors(collection: Collection, vector_name: str) -> None:

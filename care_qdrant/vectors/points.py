@@ -6,6 +6,7 @@ from typing import Any
 
 from qdrant_client import models
 
+from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.contracts.layouts import NODE_TEXTS, Layout, guess_layout, lookup
 from care_qdrant.contracts.payload import content_hash, node_embedded_texts, stored_hash
 from care_qdrant.contracts.stand_in import STAND_INS
@@ -45,7 +46,7 @@ class PointWindow(Window[PointTask]):
     in_other_field: int = 0
     """Number of points without a text under the layout's field that have one in another field."""
     text_gone: list[PointId] = field(default_factory=list)
-    """Points without a text that have a vector of the text that they had."""
+    """Points without a text, or without terms for BM25, that have a vector of the text that they had."""
 
 
 class Characters:
@@ -67,6 +68,13 @@ class PointReader:
     constants: str
     """Model, or analyser and constants, that a content hash holds beside the text."""
     counter: TokenCounter
+    sparse: SparseContract | None = None
+    """Contract of BM25, where it is the vector: a text without terms gets none."""
+
+    def needs_vector(self, payload: Mapping[str, Any]) -> bool:
+        """Return whether a point that has the hash of a text needs the vector."""
+        has_text = self.layout.of_point(payload).find_text(payload) is not None
+        return self.sparse is None or not has_text or self.sparse.has_terms(stored_text(self.layout, payload))
 
     def windows(self, collection: Collection, where: models.Filter | None = None) -> Iterator[PointWindow]:
         """Read the points that pass a filter and return those that need a vector, some thousand at a time.
@@ -108,6 +116,9 @@ class PointReader:
                 window.text_gone += [record.id] if stored is not None else []
             elif stored == expected:
                 window.unchanged += 1
+            elif not self.needs_vector(payload):
+                window.without_text += 1
+                window.text_gone += [record.id] if stored is not None else []
             else:
                 text = stored_text(self.layout, payload)
                 todo.append((record.id, text, expected, self.layout.of_point(payload).conditions(payload)))

@@ -10,13 +10,14 @@ from typing import Any
 
 from qdrant_client import models
 
+from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.contracts.layouts import Layout
 from care_qdrant.contracts.payload import stored_hash
 from care_qdrant.contracts.stand_in import stand_ins
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.readable import PointId
 from care_qdrant.qdrant.slices import Note, Slice, place_in_order, read_slices, slices_for_readers, stateless
-from care_qdrant.vectors.points import MOST_UNREADABLE, expected_hash, is_unreadable, other_text_field
+from care_qdrant.vectors.points import MOST_UNREADABLE, expected_hash, is_unreadable, other_text_field, stored_text
 from care_qdrant.vectors.verify_report import VerifyReport
 
 _SEED = 20260413
@@ -62,6 +63,8 @@ class _Counting:
     learned: frozenset[str]
     """Fingerprints of the learned encoders that stood in for the vector's model."""
     is_attached: bool
+    sparse: SparseContract | None
+    """Contract of BM25, where it is the vector: a text without terms needs none."""
     size: int
     """Number of points to draw."""
 
@@ -94,6 +97,8 @@ class _Counting:
                 counts["written_by_others"] += stored is None and is_there
                 counts["in_other_field"] += other_text_field(layout, payload) is not None
                 continue
+            if not is_there and self.sparse and not self.sparse.has_terms(stored_text(layout, payload)):
+                continue
             counts["with_text"] += 1
             # A hash says nothing where the vector is not there.
             counts["without_vector"] += not is_there or (stored is None and self.is_attached)
@@ -120,8 +125,10 @@ def count_points(
         makers: Strings that the hashes of the vector hold beside the text.
         size: Largest number of points to draw.
     """
+    made = collection.schema.contracts.get(report.vector_name)
+    sparse = made if isinstance(made, SparseContract) else None
     learned = frozenset(collection.schema.stand_ins.get(report.vector_name, ()))
-    counting = _Counting(layout, report.vector_name, makers, learned, report.is_attached, size)
+    counting = _Counting(layout, report.vector_name, makers, learned, report.is_attached, sparse, size)
     slices = slices_for_readers(collection)
     total = _Counts()
     for found in read_slices(collection, partial(stateless, counting.read_slice), slices):

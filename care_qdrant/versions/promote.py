@@ -77,6 +77,8 @@ def _prepare(source: Collection, target: Collection, schema: CollectionSchema, s
             f"{target.name!r} is an alias of collection {behind!r}, which its readers search now; promote into "
             f"a new name, and then switch the alias: care publish NEW_NAME --as {target.name}"
         )
+    if target.name == source.resolve().name and _is_same_place(source, target):
+        raise InputError(f"collection {target.name!r} would be copied onto itself; choose another name (--to)")
     metadata = portable(schema.metadata)
     if not target.exists():
         if settings.dry_run:
@@ -99,6 +101,14 @@ def _prepare(source: Collection, target: Collection, schema: CollectionSchema, s
             target.update("writing the model records", metadata=lacking)
         if COPY.find(found.metadata) is None:
             _note(source, target)
+
+
+def _is_same_place(source: Collection, target: Collection) -> bool:
+    """Return whether two collections are reached by one client, or by two of one server or folder."""
+    one, other = (getattr(each.client, "init_options", {}) for each in (source, target))
+    keys = ("location", "url", "host", "port", "path", "prefix")
+    is_alike = one.get("location") != ":memory:" and [one.get(key) for key in keys] == [other.get(key) for key in keys]
+    return source.client is target.client or is_alike
 
 
 def _note(source: Collection, target: Collection) -> None:

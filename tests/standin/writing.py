@@ -32,7 +32,16 @@ def _upsert(call: Call) -> Any:
 def _update_vectors(call: Call) -> Any:
     body = call.parse(models.UpdateVectors)
     _check(call, len(body.points))
+    _require_numbers(body)
     return call.local.update_vectors(call.collection, body.points, update_filter=body.update_filter)
+
+
+def _require_numbers(update: models.UpdateVectors) -> None:
+    """Refuse a point all of whose vectors are empty, as a server does."""
+    for point in update.points:
+        vectors = point.vector.values() if isinstance(point.vector, dict) else [point.vector]
+        if not any(each.indices if isinstance(each, models.SparseVector) else each for each in vectors):
+            raise ValueError("Validation error in JSON body: must specify vectors to update for point")
 
 
 def _delete_vectors(call: Call) -> Any:
@@ -93,6 +102,7 @@ def _batch(call: Call) -> Any:
     for operation in operations:
         if isinstance(operation, models.UpdateVectorsOperation):
             _check(call, len(operation.update_vectors.points))
+            _require_numbers(operation.update_vectors)
     done: list[Any] = []
     for operation in operations:
         change = getattr(operation, "set_payload", None) or getattr(operation, "overwrite_payload", None)

@@ -90,3 +90,51 @@ def test_a_sparse_vector_of_another_tool_is_left_alone(qdrant: QdrantClient) -> 
     assert contents(qdrant) == before
     assert attach_vector(qdrant, NAME, None).covered == 40
     assert contents(qdrant) != before
+
+
+@pytest.mark.parametrize("marks", ["。。。", "!!!", "😀", "…—"])
+def test_a_text_without_terms_gets_no_vector_and_stops_nothing(qdrant: QdrantClient, marks: str) -> None:
+    fill(qdrant, "named", "plain")
+    text = (qdrant.retrieve(NAME, [1])[0].payload or {})["text"]
+    qdrant.set_payload(NAME, {"text": marks}, points=[1, 3], wait=True)
+    first = attach_vector(qdrant, NAME, None)
+    assert (first.encoded, first.without_text, first.covered) == (38, 2, 38)
+    again = attach_vector(qdrant, NAME, None)
+    assert (again.encoded, again.unchanged, again.without_text, again.removed) == (0, 38, 2, 0)
+    assert verify_collection(qdrant, NAME, None).problems == []
+
+    qdrant.set_payload(NAME, {"text": text}, points=[1], wait=True)
+    qdrant.set_payload(NAME, {"text": marks}, points=[5], wait=True)
+    changed = attach_vector(qdrant, NAME, None)
+    assert (changed.encoded, changed.removed, changed.covered) == (1, 1, 38)
+    assert verify_collection(qdrant, NAME, None).problems == []
+    detach_vector(qdrant, NAME)
+    assert not any("_care" in (record.payload or {}) for record in qdrant.scroll(NAME, limit=100)[0])
+
+
+def test_a_collection_whose_texts_have_no_terms_waits_for_some(qdrant: QdrantClient) -> None:
+    fill(qdrant, "named", "plain", count=3)
+    everything = [record.id for record in qdrant.scroll(NAME)[0]]
+    qdrant.set_payload(NAME, {"text": "。。。"}, points=everything, wait=True)
+    assert (attach_vector(qdrant, NAME, None).without_text, verify_collection(qdrant, NAME, None).problems) == (3, [])
+    qdrant.set_payload(NAME, {"text": "高血压"}, points=everything, wait=True)
+    assert attach_vector(qdrant, NAME, None).covered == 3
+
+
+def test_ingestion_takes_the_vector_of_a_text_that_lost_its_terms(qdrant: QdrantClient) -> None:
+    """Whether the dense vector is written with it or not."""
+    model, settings = HashModel(), IngestSettings(sparse=True)
+    rows = [Document("a", "高血压"), Document("b", "。。。"), Document("c", "糖尿病")]
+    ingest(rows, model, qdrant, NAME, settings=settings)
+    collection = Collection(qdrant, NAME)
+    rows[0] = Document("a", "!!!")
+    ingest(rows, model, qdrant, NAME, settings=settings)
+    assert collection.count_with_vector("bm25") == 1
+    assert verify_collection(qdrant, NAME, model).problems == []
+    for point in collection.ids():
+        collection.delete_payload_key(point, '_care.vectors."bm25"')
+    report = ingest(rows, model, qdrant, NAME, settings=settings)
+    assert (report.encoded, report.updated) == (0, 3)
+    assert attach_vector(qdrant, NAME, None).encoded == 0
+    assert ingest(rows, model, qdrant, NAME, settings=settings).unchanged == 3
+    assert verify_collection(qdrant, NAME, model).problems == []

@@ -122,3 +122,16 @@ def test_an_interrupted_detach_is_finished_by_the_next(
     detach_vector(client, NAME)
     assert contents(client) == before
     assert client.get_collection(NAME).config.metadata == {"owner": "team"}
+
+
+def test_a_vector_that_another_program_made_again_stays(attached: QdrantClient, model: HashModel) -> None:
+    collection = Collection(attached, NAME)
+    collection.remove_vector(model.name)
+    theirs = models.DenseVectorConfig(size=3, distance=models.Distance.DOT)
+    collection.add_vector(model.name, models.DenseVectorNameConfig(dense=theirs))
+    attached.update_vectors(NAME, [models.PointVectors(id=1, vector={model.name: [1.0, 2.0, 3.0]})], wait=True)
+    report = detach_vector(attached, NAME)
+    assert report.payloads_cleaned == 40
+    [record] = attached.retrieve(NAME, [1], with_vectors=[model.name])
+    assert record.vector == {model.name: [1.0, 2.0, 3.0]}
+    assert "_care" not in (record.payload or {}) and collection.refresh().metadata == {"owner": "team"}

@@ -184,3 +184,14 @@ def test_a_copy_that_was_harmed_is_noticed(
     fill(folder, "docs", SCHEMAS["named"], 40)
     with pytest.raises(NotVerified, match=message):
         promote_collection(*links(folder, client), on_progress=lambda done, _: harm(client) if done == 40 else None)
+
+
+def test_a_collection_is_not_copied_onto_itself(qdrant: QdrantClient) -> None:
+    """Its note of a copy that has begun would never go."""
+    qdrant.create_collection("docs", **SCHEMAS["named"], metadata={"owner": "team"})
+    point_alias(qdrant, "live", "docs")
+    for source in ("docs", "live"):
+        with pytest.raises(InputError, match="copied onto itself"):
+            promote_collection(Collection(qdrant, source), Collection(qdrant, "docs"))
+    assert Collection(qdrant, "docs").schema.metadata == {"owner": "team"}
+    assert promote_collection(Collection(qdrant, "docs"), Collection(qdrant, "other")).copied.points == 0
