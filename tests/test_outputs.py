@@ -129,7 +129,6 @@ def test_a_file_of_the_user_is_refused_before_any_work(
             care_train,
             "run",
             "tiny",
-            "--resume",
             "--set",
             "data_root=sample",
             "--set",

@@ -204,7 +204,7 @@ def fine_tune(data: Path, work: Path) -> Path:
         ),
         encoding="utf-8",
     )
-    command = ["-m", "care_qdrant", "train", "run", str(config), "--stage", "document", "--resume"]
+    command = ["-m", "care_qdrant", "train", "run", str(config), "--stage", "document"]
     subprocess.run([sys.executable, *command], check=True)
     return work / "run" / "document" / "document"
 

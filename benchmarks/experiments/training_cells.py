@@ -101,11 +101,11 @@ def _train(run: Run, stages: Path, report: Report) -> None:
     output.mkdir(parents=True, exist_ok=True)
     _link(output / ROWS_FOLDER, stages / ROWS_FOLDER)
     _link(output / recipe.BASE, stages / f"{recipe.BASE}-{recipe.place_digest(run, None)[:16]}")
-    recipe.run_stages(replace(run, stage=()), resume=True, report=report)
+    recipe.run_stages(replace(run, stage=()), report=report)
     for number, stage in enumerate(run.stage):
         name = stage_name(stage)
         _link(output / name, stages / f"{name}-{recipe.place_digest(run, stage)[:16]}")
-        recipe.run_stages(replace(run, stage=run.stage[: number + 1]), only=name, resume=True, report=report)
+        recipe.run_stages(replace(run, stage=run.stage[: number + 1]), only=name, report=report)
 
 
 def _link(link: Path, folder: Path) -> None:

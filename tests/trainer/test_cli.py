@@ -46,7 +46,7 @@ def test_a_whole_run_prints_the_folder_and_its_curves_and_can_be_resumed(tmp_pat
     assert folder == tmp_path / "out" / "tiny"
     assert (folder / "care.json").exists() and (tmp_path / "out" / "curves.png").exists()
     assert f"`care-train run {tmp_path / 'run.toml'}`" in (folder / "README.md").read_text(encoding="utf-8")
-    assert Path(_invoke(*arguments, "--resume").strip().splitlines()[-1]) == folder
+    assert Path(_invoke(*arguments).strip().splitlines()[-1]) == folder
 
 
 def _figures(root: Path, *options: str) -> dict[str, Any]:

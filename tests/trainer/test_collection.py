@@ -121,15 +121,13 @@ def test_an_interrupted_run_goes_on_without_the_collection(taught: Path, tmp_pat
     write_texts(tmp_path, TEXTS, WordModel().encode(TEXTS))
     with pytest.raises(Interrupted):
         run_stages(student(tmp_path), deadline=time.monotonic())
-    with pytest.raises(InputError, match="pass --resume"):
-        run_stages(student(tmp_path))
     (tmp_path / "qdrant").rename(tmp_path / "elsewhere")
     moved = student(tmp_path, f"document.collection.path={tmp_path / 'elsewhere'}")
-    run_stages(moved, resume=True)
+    run_stages(moved)
     halves, whole = (load_file(root / "out/align/query/model.safetensors") for root in (tmp_path, taught))
     assert all(torch.equal(halves[name], whole[name]) for name in whole)
     with pytest.raises(InputError, match=r"other settings \(document.collection.sample\)"):
-        run_stages(student(tmp_path, "document.collection.sample=300"), resume=True)
+        run_stages(student(tmp_path, "document.collection.sample=300"))
 
 
 def test_a_poor_student_is_registered_by_force_alone(tmp_path: Path) -> None:

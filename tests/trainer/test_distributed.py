@@ -33,7 +33,7 @@ from care_trainer import recipe
 from care_trainer.config import load_run
 
 gc.freeze()  # training asks for collections, and each would walk through all that is imported
-recipe.run_stages(load_run(Path(sys.argv[1]), sys.argv[2:]), resume=True)
+recipe.run_stages(load_run(Path(sys.argv[1]), sys.argv[2:]))
 """
 ENTER = """
 import ctypes, os
@@ -239,7 +239,7 @@ def fit(context, model, *rest, **options):
 Context.scoring = scoring
 
 contrastive.fit = fit
-recipe.run_stages(load_run(Path(sys.argv[1]), sys.argv[2:]), resume=True)
+recipe.run_stages(load_run(Path(sys.argv[1]), sys.argv[2:]))
 """
 
 

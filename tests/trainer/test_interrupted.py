@@ -37,7 +37,7 @@ for delay in map(float, sys.argv[3:]):
         timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL))
         timer.daemon = True
         timer.start()
-        recipe.run_stages(run, resume=True)
+        recipe.run_stages(run)
         os._exit(0)
     _, status = os.waitpid(child, 0)
     if status == 0:
@@ -107,13 +107,13 @@ def test_a_disk_that_is_full_is_one_line_and_the_run_goes_on_when_there_is_room(
 ) -> None:
     run = tiny_run(tmp_path, *STAGES)
     recipe.run_stages(run, only="unsupervised")
-    recipe.run_stages(run, only="align", resume=True)
+    recipe.run_stages(run, only="align")
     before = _weights(run)
-    command = ["run", str(tmp_path / "run.toml"), "--stage", "joint", "--resume", "--set", checkpoints]
+    command = ["run", str(tmp_path / "run.toml"), "--stage", "joint", "--set", checkpoints]
     full = _python(WITH_A_SMALL_DISK, *command)
     assert full.returncode == 9, full.stderr
     last = full.stderr.strip().splitlines()[-1]
-    assert problem in last and last.endswith("Make room, then go on with --resume.")
+    assert problem in last and last.endswith("Make room; the same command then goes on.")
     assert "Traceback" not in full.stderr
     assert _weights(run) == before
     assert not (Path(run.output) / "joint" / "stage.json").exists()

@@ -23,7 +23,7 @@ def report(what, step, steps, loss, tokens):
     if what == kill_in and step == 2:
         os._exit(3)
 
-recipe.run_stages(load_run(find_config(name), json.loads(overrides)), resume=True, report=report)
+recipe.run_stages(load_run(find_config(name), json.loads(overrides)), report=report)
 """
 
 

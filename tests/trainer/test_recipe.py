@@ -1,5 +1,6 @@
 import json
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from care_trainer import recipe
 from care_trainer.export.checkpoint import export
 from care_trainer.models import towers
+from care_trainer.training.loop import Interrupted
 from safetensors.numpy import load_file
 from sentence_transformers import SentenceTransformer
 
@@ -62,23 +64,31 @@ def test_each_stage_starts_where_the_one_before_ended(tmp_path: Path) -> None:
     assert found == {"query": "align", "document": "document"}
 
 
-def test_a_finished_run_resumes_to_itself_and_is_never_overwritten(tmp_path: Path) -> None:
+def test_a_finished_run_is_kept_by_the_same_command(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, stage("supervised"))
     (first,) = recipe.run_stages(run)
-    (again,) = recipe.run_stages(run, resume=True)
+    (again,) = recipe.run_stages(run)
     assert json.loads(json.dumps(first)) == again
-    with pytest.raises(InputError, match="is finished already; pass --resume"):
-        recipe.run_stages(run)
 
 
 def test_other_settings_or_other_data_are_not_mixed_into_a_run(tmp_path: Path) -> None:
     recipe.run_stages(tiny_run(tmp_path, stage("supervised")))
     with pytest.raises(InputError, match=r"trained with other settings \(learning_rate\)"):
-        recipe.run_stages(tiny_run(tmp_path, stage("supervised", learning_rate=2e-3)), resume=True)
+        recipe.run_stages(tiny_run(tmp_path, stage("supervised", learning_rate=2e-3)))
     with pytest.raises(InputError, match=r"trained with other settings \(dim, seed\)|other settings \(seed\)"):
-        recipe.run_stages(tiny_run(tmp_path, stage("supervised"), overrides=["seed=1"]), resume=True)
+        recipe.run_stages(tiny_run(tmp_path, stage("supervised"), overrides=["seed=1"]))
     with pytest.raises(InputError, match=r"out/base: was trained with other settings \(geometry\)"):
-        recipe.run_stages(tiny_run(tmp_path, stage("supervised"), overrides=['geometry="cut"']), resume=True)
+        recipe.run_stages(tiny_run(tmp_path, stage("supervised"), overrides=['geometry="cut"']))
+
+
+def test_an_interrupted_stage_goes_on_with_the_settings_that_it_began_with(tmp_path: Path) -> None:
+    begun = stage("joint", max_steps=6)
+    with pytest.raises(Interrupted):
+        recipe.run_stages(tiny_run(tmp_path, begun), deadline=time.monotonic())
+    with pytest.raises(InputError, match=r"joint: was trained with other settings \(learning_rate\)"):
+        recipe.run_stages(tiny_run(tmp_path, {**begun, "learning_rate": 2e-3}))
+    (record,) = recipe.run_stages(tiny_run(tmp_path, {**begun, "mini_batch_size": 2}))  # less memory, same rows a step
+    assert record["metrics"]["steps"] == 6
 
 
 def test_a_stage_is_not_kept_when_what_it_started_from_was_trained_again(tmp_path: Path) -> None:
@@ -86,7 +96,7 @@ def test_a_stage_is_not_kept_when_what_it_started_from_was_trained_again(tmp_pat
     recipe.run_stages(run)
     shutil.rmtree(Path(run.output) / "supervised")
     with pytest.raises(InputError, match=r"joint: was trained with other settings \(starts_from.query\)"):
-        recipe.run_stages(run, resume=True)
+        recipe.run_stages(run)
 
 
 def test_a_static_table_follows_from_the_seed_and_not_from_what_ran_before(tmp_path: Path) -> None:
@@ -96,7 +106,7 @@ def test_a_static_table_follows_from_the_seed_and_not_from_what_ran_before(tmp_p
         if name == "resumed":  # killed after the base models, and continued in a process of its own
             recipe.run_stages(replace(run, stage=()))
             torch.manual_seed(1)
-        recipe.run_stages(run, resume=True)
+        recipe.run_stages(run)
         found.append((Path(run.output) / "static/query/model.safetensors").read_bytes())
     assert found[0] == found[1]
 
@@ -105,8 +115,8 @@ def test_a_single_stage_needs_those_before_it(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, stage("supervised"), stage("joint"))
     with pytest.raises(InputError, match="stage supervised: is not finished"):
         recipe.run_stages(run, only="joint")
-    recipe.run_stages(run, only="supervised", resume=True)
-    (record,) = recipe.run_stages(run, only="joint", resume=True)
+    recipe.run_stages(run, only="supervised")
+    (record,) = recipe.run_stages(run, only="joint")
     assert record["stage"] == "joint"
     with pytest.raises(InputError, match="unknown stage"):
         recipe.run_stages(run, only="none")

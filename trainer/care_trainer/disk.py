@@ -29,5 +29,5 @@ def writing(what: str | Callable[[], str]) -> Iterator[None]:
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise TrainingError(
-            f"{what if isinstance(what, str) else what()} ({reason}). Make room, then go on with --resume."
+            f"{what if isinstance(what, str) else what()} ({reason}). Make room; the same command then goes on."
         ) from error

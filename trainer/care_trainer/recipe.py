@@ -1,4 +1,4 @@
-"""Runs the stages in order, each in its own folder; a resume skips finished ones."""
+"""Runs the stages in order, each in its own folder; finished ones are kept, an interrupted one goes on."""
 
 import dataclasses
 import functools
@@ -34,6 +34,7 @@ from care_trainer.stages import align, base, contrastive, joint, prune, retromae
 from care_trainer.stages.context import Context, Trained
 from care_trainer.training.checkpoints import drop_checkpoints
 from care_trainer.training.context import Report, silent
+from care_trainer.training.loop import losses_in_words
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,10 @@ RUN_FILE = "run.json"
 """Name of the file with the resolved configuration of a run: a folder that has it was written by a run."""
 STAGE_FILE = "stage.json"
 """Name of the file that a stage writes last: a folder that has it is finished."""
+BEGUN_FILE = "settings.json"
+"""Name of the file with the settings that a stage began with: an interrupted one goes on with the same."""
+MEMORY_SETTINGS = {"mini_batch_size", "mini_batch_tokens", "cached", "gradient_checkpointing"}
+"""Settings that may change when a stage goes on: with less of them, one that ran out of memory still fits."""
 SIDES = ("query", "document")
 _WRITTEN = re.compile(rb'\{\s*"name": ".*",\s*"output": ')
 SHOWN_SCORES = {
@@ -67,11 +72,10 @@ def run_stages(
     run: Run,
     *,
     only: str | None = None,
-    resume: bool = False,
     report: Report = silent,
     deadline: float | None = None,
 ) -> list[dict[str, Any]]:
-    """Train all stages of a run, or one."""
+    """Train all stages of a run, or one; finished ones are kept, and an interrupted one goes on where it stopped."""
     output = Path(run.output)
     names = [stage_name(stage) for stage in run.stage]
     if only is not None and only not in names:
@@ -85,7 +89,7 @@ def run_stages(
     with main_process_first() as is_main:
         if is_main:
             _write(output / RUN_FILE, dataclasses.asdict(run))
-            _ensure_base(run, output / BASE, resume or only is not None, report)
+            _ensure_base(run, output / BASE, report)
     for number, stage in enumerate(run.stage):
         name = stage_name(stage)
         if only in (None, name):
@@ -96,7 +100,6 @@ def run_stages(
                 folder=output / name,
                 query=query,
                 document=document,
-                resume=resume,
                 report=report,
                 deadline=deadline,
             )
@@ -177,9 +180,9 @@ def in_words(record: dict[str, Any]) -> str:
     return f"{took}; on held-out questions {', '.join(scores)}" if scores else took
 
 
-def _ensure_base(run: Run, folder: Path, resume: bool, report: Report) -> None:
+def _ensure_base(run: Run, folder: Path, report: Report) -> None:
     settings = _base_settings(run)
-    if _finished(folder, settings, resume):
+    if _finished(folder, settings):
         return
     logger.info("base models → %s", folder)
     shutil.rmtree(folder, ignore_errors=True)
@@ -193,16 +196,21 @@ def _ensure_stage(context: Context) -> dict[str, Any]:
     """Train a stage unless it is finished, and return its record."""
     run, stage, folder = context.run, context.stage, context.folder
     settings = _settings(run, stage, {"query": context.query, "document": context.document})
-    if _finished(folder, settings, context.resume):
+    if _finished(folder, settings):
         return read_record(folder)
     processes().wait_for_everyone()  # nobody may write what another one is still looking for
     hashes = context.data_hashes()
-    noted = folder / "data.json"
-    if context.resume and noted.exists() and json.loads(noted.read_text(encoding="utf-8")) != hashes:
+    noted, begun = folder / "data.json", folder / BEGUN_FILE
+    if noted.exists() and json.loads(noted.read_text(encoding="utf-8")) != hashes:
         raise InputError(f"{folder}: the data files have changed since the stage began; remove the folder")
+    if begun.exists():
+        before = json.loads(begun.read_text(encoding="utf-8"))
+        _require_same_settings(folder, {key: before[key] for key in before.keys() - MEMORY_SETTINGS}, settings)
+    processes().wait_for_everyone()  # all have read the files before they are written again
     if processes().is_main_process:
         _write(folder / "config.json", dataclasses.asdict(run))
         _write(noted, hashes)
+        _write(begun, settings)
         logger.info("stage %s, %d of %d", folder.name, run.stage.index(stage) + 1, len(run.stage))
     trained = STAGES[stage.kind](context)
     with main_process_first() as is_main:
@@ -230,7 +238,7 @@ def _conclude(context: Context, trained: Trained, settings: dict[str, Any], hash
         **dataclasses.asdict(context.timer.spent()),
     }
     _write(folder / STAGE_FILE, record)
-    logger.info("stage %s: %s", folder.name, in_words(record))
+    logger.info("stage %s: %s%s", folder.name, in_words(record), losses_in_words(folder))
     drop_checkpoints(folder)
     shutil.rmtree(folder / "teacher", ignore_errors=True)  # gigabytes that only a resume of this stage would read
 
@@ -243,21 +251,21 @@ def _evaluate(run: Run, stage: Stage, trained: Trained) -> dict[str, float] | No
     return evaluation.score(evaluation.load_evaluator(run.evaluation, Path(run.data_root)), trained.evaluate)
 
 
-def _finished(folder: Path, settings: Any, resume: bool) -> bool:
+def _finished(folder: Path, settings: Any) -> bool:
     """Return whether a stage is finished, and refuse what would silently mix two runs."""
     if not (folder / STAGE_FILE).exists():
-        if folder.exists() and not resume and any(folder.iterdir()):
-            raise InputError(f"{folder}: holds an interrupted stage; pass --resume to continue it, or remove it")
         return False
-    if not resume:
-        raise InputError(f"{folder}: is finished already; pass --resume to keep it, or give another output")
-    changed = _changed(read_record(folder)["settings"], json.loads(json.dumps(settings)))
+    _require_same_settings(folder, read_record(folder)["settings"], settings)
+    return True
+
+
+def _require_same_settings(folder: Path, before: dict[str, Any], settings: dict[str, Any]) -> None:
+    changed = _changed(before, json.loads(json.dumps(settings)))
     if changed:
         raise InputError(
             f"{folder}: was trained with other settings ({', '.join(changed)}); remove it and the stages after it, "
             "or give another output"
         )
-    return True
 
 
 def _changed(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:

@@ -162,18 +162,18 @@ def _run(run: Run, name: str, depths: Depths, full: Depths, rows: int | None) ->
         work.mkdir()
         rows_folder(small).symlink_to(rows_folder(run).resolve(), target_is_directory=True)
     processes().wait_for_everyone()
-    recipe.run_stages(replace(small, stage=()), resume=True)
+    recipe.run_stages(replace(small, stage=()))
     for stage in small.stage:
         stage_label, clock = stage_name(stage), Clock()
         held_bytes = _fresh_peak()
         with suppress(Interrupted):  # the deadline has come, so the stage stops after its first step
-            recipe.run_stages(small, only=stage_label, resume=True, deadline=time.monotonic(), report=clock.report)
+            recipe.run_stages(small, only=stage_label, deadline=time.monotonic(), report=clock.report)
         folder = work / stage_label
         teacher, held = _size(folder / "teacher"), _size(folder)
         if (folder / recipe.STAGE_FILE).exists() and stage.data:
             raise TrainingError(f"{stage_label}: was not stopped after its first step")
         clock.steps.clear()
-        recipe.run_stages(small, only=stage_label, resume=True, report=clock.report)
+        recipe.run_stages(small, only=stage_label, report=clock.report)
         # The last step alone: the one before it includes the start of the loader.
         seconds = clock.steps[-1] - clock.steps[-2] if len(clock.steps) > 1 else 0.0
         taught = clock.teacher[-1] - clock.teacher[0] if clock.teacher else 0.0

@@ -66,7 +66,7 @@ def test_killed_and_resumed_keeps_the_same_best(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(Killed):
         recipe.run_stages(run, report=kill)
     _scored(monkeypatch, scores[4:])
-    recipe.run_stages(run, resume=True)
+    recipe.run_stages(run)
     files = [Path(one.output) / "supervised/evaluations.jsonl" for one in (whole, run)]
     assert files[0].read_text() == files[1].read_text()
     np.testing.assert_array_equal(_vectors(run), _vectors(whole))

@@ -37,7 +37,6 @@ def _fit(
     crop: float = 0.3,
     report: Any = None,
     overrides: Sequence[str] = (),
-    resume: bool = False,
 ) -> list[Any]:
     """Train epochs with drawn negatives and crops, and return what is reported of each step."""
     model = towers.load(query_folder)
@@ -58,7 +57,7 @@ def _fit(
 
     settings = stage("supervised", batch_size=4, epochs=epochs, max_steps=None)
     run = tiny_run(folder, settings, overrides=["checkpoint_minutes=0", *overrides])
-    context = TrainingContext(run=run, stage=run.stage[0], folder=folder / "stage", resume=resume, report=note)
+    context = TrainingContext(run=run, stage=run.stage[0], folder=folder / "stage", report=note)
     loss = EmbeddingLoss(model, InfoNce(0.05), mini_batch_size=4)
     collator = PairCollator(crop, preprocess_fn=model.preprocess, negatives=negatives)
     fit(context, model, loss, table_of(columns), collator)
@@ -112,7 +111,7 @@ def test_dataloader_workers_make_the_same_batches_also_after_a_kill(query_folder
 
     with pytest.raises(Killed):
         _fit(query_folder, tmp_path / "killed", negatives=2, overrides=WORKERS, report=kill)
-    resumed = _fit(query_folder, tmp_path / "killed", negatives=2, overrides=WORKERS, resume=True)
+    resumed = _fit(query_folder, tmp_path / "killed", negatives=2, overrides=WORKERS)
     assert resumed == alone[5:]
 
 

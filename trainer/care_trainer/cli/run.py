@@ -43,27 +43,28 @@ def load(config: str, overrides: Sequence[str], preset: str | None = None) -> "R
 @click.command(cls=Command)
 @click.argument("config")
 @click.option("--stage", help="Name of the only stage to run; the stages before it must be finished.  [default: all]")
-@click.option("--resume", is_flag=True, help="Keep finished stages, and continue an interrupted one where it stopped.")
 @set_option
 @click.option("--preset", help="Name of a comparison (see: care train presets).  [default: none]")
 @click.option(
     "--minutes",
     type=FiniteRange(min=0),
-    help="Minutes after which to save and stop; continue with --resume.  [default: no limit]",
+    help="Minutes after which to save and stop.  [default: no limit]",
 )
 def run(
     config: str,
     stage: str | None,
-    resume: bool,
     overrides: tuple[str, ...],
     preset: str | None,
     minutes: float | None,
 ) -> None:
     """Run the stages of CONFIG, a file or the name of a shipped configuration, and export the model.
 
+    The same command goes on where it was interrupted; finished stages are kept. Losses are in metrics.jsonl of each
+    stage's folder, and their curves in curves.png.
+
     \b
     Example:
-      care train run nano --set data_root=data --resume
+      care train run nano --set data_root=data
       care train run my.toml --stage joint --set stage.joint.learning_rate=5e-5
       care train run my.toml --preset without-align --set seed=1
     """
@@ -75,6 +76,7 @@ def run(
         from care_trainer.export.checkpoint import export
         from care_trainer.export.curves import draw_curves
         from care_trainer.recipe import run_stages
+        from care_trainer.training.callbacks import METRICS_FILE
     quiet()
     if loaded.evaluation is not None and processes().is_main_process and (found := leaks(loaded)):
         logging.getLogger("care_trainer").warning(
@@ -86,12 +88,13 @@ def run(
         )
     deadline = None if minutes is None else started + 60 * minutes
     with progress_bars(processes().is_main_process) as report:
-        run_stages(loaded, only=stage, resume=resume, report=report, deadline=deadline)
+        run_stages(loaded, only=stage, report=report, deadline=deadline)
     if stage is None:
         command = ["care-train", "run", config, *(["--preset", preset] if preset else [])]
         if processes().is_main_process:
-            draw_curves(loaded)
+            curves = draw_curves(loaded)
             folder = Path(loaded.output) / export(loaded, shlex.join(command)).name
+            echo(f"losses: {Path(loaded.output) / '*' / METRICS_FILE}; curves: {curves}", err=True)
             echo(str(folder))
 
 

@@ -88,7 +88,7 @@ def start(pairs: Path, output: Path | None, base: str | None, as_json: bool) -> 
             )
 
     with progress_bars(True) as report:
-        records = run_stages(run, resume=True, report=forecasting(report, tell))
+        records = run_stages(run, report=forecasting(report, tell))
     if not is_done:
         export(run, f"care train start {pairs.name}")
         draw_curves(run)

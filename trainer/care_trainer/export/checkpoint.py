@@ -274,7 +274,7 @@ def _register(
     if not report.registered:
         raise InputError(
             f"{folder}: was written but not registered: {report.refused}. Register it nevertheless with: "
-            "--resume --set export.force=true"
+            "--set export.force=true"
         )
 
 

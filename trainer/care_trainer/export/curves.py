@@ -5,7 +5,7 @@ from typing import Any
 
 from care_trainer.config import Run, stage_name
 from care_trainer.recipe import STAGE_FILE, read_record
-from care_trainer.training.callbacks import METRICS_FILE, read_log
+from care_trainer.training.callbacks import read_losses
 
 CURVES_FILE = "curves.png"
 MOST_COLUMNS = 4
@@ -20,7 +20,7 @@ def draw_curves(run: Run) -> Path:
 
     output = Path(run.output)
     folders = [output / stage_name(stage) for stage in run.stage if (output / stage_name(stage) / STAGE_FILE).exists()]
-    curves = {folder.name: losses for folder in folders if (losses := _losses(folder))}
+    curves = {folder.name: losses for folder in folders if (losses := read_losses(folder))}
     columns = min(MOST_COLUMNS, len(curves) + 1)
     rows = -(-(len(curves) + 1) // columns)
     figure, grid = pyplot.subplots(rows, columns, figsize=(3.4 * columns, 2.9 * rows), squeeze=False)
@@ -37,10 +37,6 @@ def draw_curves(run: Run) -> Path:
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
     return path
-
-
-def _losses(folder: Path) -> list[tuple[int, float]]:
-    return [(row["step"], row["loss"]) for row in read_log(folder / METRICS_FILE) if "loss" in row]
 
 
 def _draw_scores(panel: Any, folders: list[Path]) -> None:

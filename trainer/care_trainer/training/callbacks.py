@@ -26,6 +26,11 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return [row for row, _ in read_rows(path)] if path.exists() else []
 
 
+def read_losses(folder: Path) -> list[tuple[int, float]]:
+    """Return the logged steps of a stage, each with the mean loss of the steps since the one before."""
+    return [(row["step"], row["loss"]) for row in read_log(folder / METRICS_FILE) if "loss" in row]
+
+
 class Watch(TrainerCallback):
     """Decides when to save and when to stop, and marks a checkpoint as complete once all of it is on disk."""
 
@@ -137,5 +142,7 @@ class Metrics(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
         """Append one line to the file."""
         if state.is_world_process_zero and logs:
+            # The trainer divides the losses of this sitting by the steps of all sittings.
+            logs = {key: value for key, value in logs.items() if key != "train_loss"}
             with self.path.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps({"step": state.global_step, **logs}) + "\n")

@@ -48,8 +48,6 @@ class TrainingContext:
     stage: Stage
     folder: Path
     """Folder of the stage; checkpoints and metrics go below."""
-    resume: bool = False
-    """Whether to go on from the last checkpoint."""
     report: Report = silent
     """Function that is told of each step."""
     deadline: float | None = None

@@ -30,7 +30,7 @@ from care_trainer.data.table import Rows
 from care_trainer.disk import write_json, writing
 from care_trainer.distributed import agree, processes
 from care_trainer.losses.embedding import Features, is_flat, without_keys
-from care_trainer.training.callbacks import KeepBest, Metrics, OwnGradients, Watch
+from care_trainer.training.callbacks import KeepBest, Metrics, OwnGradients, Watch, read_losses
 from care_trainer.training.checkpoints import FOLDER, TRAINABLE_FILE, Trainable, last_checkpoint, read_spent
 from care_trainer.training.context import TrainingContext
 from care_trainer.training.recompute import needs_checkpoints
@@ -105,11 +105,14 @@ def fit(
         trainer.remove_callback(callback)
     if context.stage.gradient_checkpointing and context.stage.cached and (free := free_gpu_bytes()) is not None:
         trainer.args.activation_checkpointing = trainer.needs_checkpoints(free)
-    checkpoint = last_checkpoint(context.folder) if context.resume else None
+    checkpoint = last_checkpoint(context.folder)
     if checkpoint is not None:
         context.timer.earlier = read_spent(checkpoint)
     if checkpoint is not None and processes().is_main_process:
-        logger.info("stage %s: continues after step %s", context.folder.name, checkpoint.name.rsplit("-", 1)[-1])
+        step = int(checkpoint.name.rsplit("-", 1)[-1])
+        logger.info(
+            "stage %s: goes on after step %d%s", context.folder.name, step, losses_in_words(context.folder, step)
+        )
     _keep_batch_size(context, resumed=checkpoint is not None)
     with (
         writing(lambda: _unwritten(context.folder)),
@@ -122,9 +125,16 @@ def fit(
     if trainer.state.global_step < trainer.state.max_steps and not is_over:
         raise Interrupted(
             f"{context.folder.name}: stopped after step {trainer.state.global_step} of {trainer.state.max_steps}; "
-            "go on with --resume"
+            "the same command goes on"
         )
-    return {"steps": float(trainer.state.global_step)} | {key: float(value) for key, value in output.metrics.items()}
+    measured = {key: float(value) for key, value in output.metrics.items() if key != "train_loss"}
+    return {"steps": float(trainer.state.global_step)} | measured
+
+
+def losses_in_words(folder: Path, last: int | None = None) -> str:
+    """Return the first and the latest logged loss of a stage up to a step, for people; empty where none is logged."""
+    losses = [loss for step, loss in read_losses(folder) if last is None or step <= last]
+    return f"; loss {losses[0]:.4g} → {losses[-1]:.4g}" if losses else ""
 
 
 def _keep_batch_size(context: TrainingContext, *, resumed: bool) -> None:
