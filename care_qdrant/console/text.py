@@ -14,8 +14,10 @@ import click
 _HARMFUL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """Controls of a terminal, separators of lines, and controls of the direction of writing."""
 _WIDE = "\u1100-\u115f\u2e80-\ua4cf\ua960-\ua97c\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff00-\uff60\uffe0-\uffe6"
-_PIECE = re.compile(rf"\s+|[{_WIDE}]|[^\s{_WIDE}]+")
-"""Piece of a text that is not broken: a Latin word, or one Chinese character."""
+_OPENING = "\uff08\u3008\u300a\u300c\u300e\u3010\u3014\uff3b\uff5b\u201c\u2018"
+_CLOSING = "\u3001\u3002\uff0c\uff1a\uff1b\uff1f\uff01\uff09\u3009\u300b\u300d\u300f\u3011\u201d\u2019\u2026"
+_PIECE = re.compile(rf"\s+|[{_OPENING}]{{0,3}}(?:[{_WIDE}]|[^\s{_WIDE}]+)[{_CLOSING}]{{0,3}}")
+"""Piece of a text that is not broken: a Latin word, or one Chinese character, with its punctuation."""
 _LABEL = re.compile(r"\s*(?:\S+(?: \S+)*\s{2,})?")
 """Beginning of a line under which its continuation is aligned: blanks, or a label with a gap behind it."""
 _COMMAND = re.compile(r"(?<=: )care(?:-[a-z]+)? [a-z].*$")
@@ -60,7 +62,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | 
 def beginning(text: str, *, indent: int = 0, max_lines: int = 3, width: int | None = None) -> list[str]:
     """Return the beginning of a text in lines of a terminal, with an ellipsis where something is left out."""
     room = (width or shutil.get_terminal_size().columns) - indent
-    lines = list(_broken(" ".join(harmless(text).split()), room, room))
+    lines = [cut(line, room) for line in _broken(" ".join(harmless(text).split()), room, room)]
     if len(lines) > max_lines:
         last = cut(lines[max_lines - 1], room - 1)
         lines[max_lines - 1 :] = [last if last.endswith("…") else f"{last}…"]
@@ -100,7 +102,7 @@ def _fitted(line: str, columns: int) -> Iterator[str]:
 
 
 def _broken(text: str, first: int, later: int) -> Iterator[str]:
-    """Yield the lines of a text, broken between words or Chinese characters; a word wider than a line is cut."""
+    """Yield the lines of a text, broken between words or Chinese characters; a longer word, as a path, stays whole."""
     line, used, room = "", 0, first
     for piece in _PIECE.findall(text):
         columns = display_width(piece)
@@ -109,11 +111,6 @@ def _broken(text: str, first: int, later: int) -> Iterator[str]:
             line, used, room = "", 0, later
             if piece.isspace():
                 continue
-        while columns > room and not piece.isspace():
-            head = cut(piece, room + 1).removesuffix("…") or piece[0]
-            yield head
-            piece, room = piece[len(head) :], later
-            columns = display_width(piece)
         line, used = line + piece, used + columns
     if line.strip():
         yield line.rstrip()

@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import os
+import re
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,12 @@ from care_qdrant.console.text import beginning, display_width, echo, harmless, t
 HOSTILE = "a\x1b[2Jb\x07\r\x9b31m\u202e\u2028\u2066c"
 CONTROLS = {"Cc", "Zl", "Zp"}
 DIRECTIONS = {"LRE", "RLE", "PDF", "LRO", "RLO", "LRI", "RLI", "FSI", "PDI"}
-WORDS = st.lists(st.sampled_from(["care", "HbA1c", "糖尿病", "vector_name", "的", "7,102", "--path"]), max_size=60)
+WORDS = st.lists(
+    st.sampled_from(
+        ["care", "HbA1c", "糖尿病", "vector_name", "的", "7,102", "--path", "头痛，", "（见", "“药”。", "f" * 90]
+    ),
+    max_size=60,
+)
 
 
 class _Terminal(io.StringIO):
@@ -76,12 +82,13 @@ def test_texts_of_others_are_harmless_wherever_they_are_printed() -> None:
 def test_a_terminal_breaks_no_word(words: list[str]) -> None:
     with terminal() as shown:
         echo("report                       " + " ".join(words))
-    lines = shown.getvalue().splitlines()
-    assert all(display_width(line) <= 80 for line in lines)
-    # A Chinese text breaks between any two characters.
+    lines = [line.strip() for line in shown.getvalue().splitlines()]
+    assert all(display_width(line) <= 80 or " " not in line for line in lines)
+    # A Chinese text breaks between any two characters, but for punctuation.
     assert "".join(" ".join(lines).split()) == "".join(["report", *words])
     latin = [word for word in words if word.isascii()]
-    assert [part for part in " ".join(lines).split() if part.isascii()][1:] == latin
+    assert re.findall(r"[!-~]+", " ".join(lines))[1:] == latin
+    assert not any(line[0] in "，”。" or line[-1] in "（“" for line in lines)
 
 
 def test_a_pipe_gets_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
