@@ -1,13 +1,17 @@
 """A new version behind an alias: verified before anybody sees it, one switch, and the way back."""
 
+import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.cli.publish import command
 from care_qdrant.contracts.metadata import LOAD, RUN
 from care_qdrant.errors import InputError, NotVerified, QdrantError
 from care_qdrant.ingestion import rows as reading
@@ -326,3 +330,20 @@ def test_readers_never_miss_the_alias(client: QdrantClient, server: StandIn) -> 
         thread.join()
     assert not failures
     assert set(answers) == {5}
+
+
+def test_the_command_says_in_a_sentence_what_the_alias_points_at_now(tmp_path: Path) -> None:
+    with open_client(path=tmp_path) as client:
+        fill(client, "docs", PAIR, 20)
+
+    def run(*arguments: str) -> str:
+        done = CliRunner().invoke(command, [*arguments, "--path", str(tmp_path)])
+        assert done.exit_code == 0, done.output
+        return done.stdout.strip()
+
+    dry = run("docs", "--as", "live", "--dry-run")
+    assert dry == "dry run, nothing was written: live → live_v1 (20 points of docs)"
+    assert run("docs", "--as", "live") == "live → live_v1 (20 points of docs)"
+    assert run("docs", "--as", "live") == "live → live_v2 (20 points of docs); live_v1 is kept"
+    assert run("live", "--rollback").startswith("live → live_v1 (20 points); live_v2 is kept (20 points)")
+    assert json.loads(run("docs", "--as", "live", "--keep", "0", "--json"))["alias"] == "live"
