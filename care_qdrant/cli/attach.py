@@ -131,14 +131,14 @@ def command(
         attach_vector, model=model, vector_name=vector_name, settings=settings
     )
     if watch_seconds is not None:
-        _watch(target, collection, attach, policy, watch_seconds, as_json)
+        _watch(target, collection, model, attach, policy, watch_seconds, as_json)
         return
     with target.open() as client, points_bar(collection) as show:
         report = attach(Collection(client, collection, policy), on_preflight=_tell, on_progress=show)
     show_report(report, as_json=as_json)
     if not (as_json or bm25):
         echo(f"next: {search_command(collection, target)}")
-    _warn(report)
+    _warn(report, model)
     if not report.points:
         echo("the collection has no points at the moment, so there was nothing to do", err=True)
     if report.covered + report.without_text < report.points:
@@ -195,6 +195,7 @@ def _plan_lines(plan: "AttachPlan") -> Iterator[str]:
 def _watch(
     target: Target,
     collection: str,
+    model: "CareModel | None",
     attach: Callable[..., "AttachReport"],
     policy: "RetryPolicy",
     seconds: float,
@@ -214,14 +215,21 @@ def _watch(
 
     for report in passes(run_pass, seconds):
         show_report(report, as_json=as_json)
-        _warn(report)
+        _warn(report, model)
 
 
-def _warn(report: "AttachReport") -> None:
+def _warn(report: "AttachReport", model: "CareModel | None") -> None:
     from care_qdrant.vectors.points import other_field_warning, unreadable_warning
 
     others = other_field_warning(report.points, report.in_other_field, report.text_field)
-    for warning in filter(None, (others, unreadable_warning(report.unreadable))):
+    cut = None
+    if model is not None and report.truncated:
+        cut = (
+            f"{report.truncated:,} of {report.encoded:,} texts are longer than the "
+            f"{model.document_tokenizer.max_tokens:,} tokens that the encoder reads; the rest of them is only found by "
+            "BM25 (care attach --bm25). care ingest cuts texts into chunks that the encoder reads whole"
+        )
+    for warning in filter(None, (others, unreadable_warning(report.unreadable), cut)):
         echo(f"warning: {warning}", err=True)
 
 

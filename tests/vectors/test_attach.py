@@ -1,13 +1,18 @@
 """A run of attach: the points that it encodes, those that it leaves alone, and its report."""
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.cli.attach import command
 from care_qdrant.errors import EncodingError, Unreachable
 from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.connection import open_client
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Vectors
@@ -59,6 +64,15 @@ def test_texts_longer_than_the_encoder_reads_are_counted(qdrant: QdrantClient, m
     qdrant.upsert(NAME, [point("named", "plain", 7, "长" * 500)], wait=True)
     longer = sum(len(text) + 2 > 64 for text in medical_texts(2))
     assert attach_vector(qdrant, NAME, model).truncated == 1 + longer
+
+
+def test_the_command_says_what_cut_texts_mean_and_what_to_do(tmp_path: Path, pair_folder: Path) -> None:
+    with open_client(path=tmp_path) as client:
+        fill(client, "named", "plain", count=2)
+        client.upsert(NAME, [point("named", "plain", 7, "长" * 5_000)], wait=True)
+    done = CliRunner().invoke(command, [NAME, "--path", str(tmp_path), "--model", str(pair_folder), "--any-language"])
+    assert done.exit_code == 0, done.output
+    assert re.search(r"1 of 3 texts are longer than the \d+ tokens that the encoder reads;.*--bm25", done.stderr)
 
 
 def test_the_field_that_the_user_named_is_remembered(qdrant: QdrantClient, model: HashModel) -> None:
