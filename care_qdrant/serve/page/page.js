@@ -139,7 +139,7 @@ function showCollection() {
   const rest = keys.filter(([key]) => !few.some(([name]) => name === key)).map(([key]) => key);
   $("conditions").title = rest.length ? t("moreKeys", rest.join(", ")) : "";
   const [sample] = keys;
-  $("conditions").placeholder = sample ? `${sample[0]}=${sample[1][0] ?? "…"}${rest.length ? `; ${rest[0]}=…` : ""}` : "key=value";
+  $("conditions").placeholder = sample ? `${sample[0]}=${sample[1].length ? written(sample[1][0]) : "…"}${rest.length ? `; ${rest[0]}=…` : ""}` : "key=value";
   $("facets").replaceChildren(...few.map(([key, values]) => {
     const choice = element("select", {}, element("option", { value: "" }, t("any")), ...values.map((value) => element("option", { value: written(value) }, String(value))));
     const set = conditions().find((part) => part.startsWith(`${key}=`));
