@@ -19,12 +19,13 @@ from care_qdrant.console.options import (
     settings_of,
     target_options,
 )
-from care_qdrant.console.text import echo
 
 if TYPE_CHECKING:
     from care_qdrant.encoders.engine import Engine
     from care_qdrant.model.care_model import CareModel
     from care_qdrant.serve.settings import ServeSettings
+
+logger = logging.getLogger(__name__)
 
 
 @click.command(
@@ -121,7 +122,7 @@ def command(
     from care_qdrant.errors import COMPLETE, InputError, require_packages
     from care_qdrant.serve.settings import LOOPBACK, ServeSettings
 
-    COMPLETE.set(None)  # a client has other ways to the database than this process, and need not know them
+    COMPLETE.set(lambda words, _: words)  # a client has other ways to the database than the options of this process
 
     embedded_by_many = target.path is not None and workers > 1
     if collections and embedded_by_many:
@@ -166,12 +167,11 @@ def command(
 
     _set_up_access_log()
     if host not in LOOPBACK and keys is None:
-        echo(f"warning: everyone who can reach {host} can use this service; give --keys FILE", err=True)
+        logger.warning("everyone who can reach %s can use this service; give --keys FILE", host)
 
     def announce(address: str) -> None:
-        echo(f"serving on {address}", err=True)
-        for line in _facts(settings, loaded, target):
-            echo(line, err=True)
+        for line in (f"serving on {address}", *_facts(settings, loaded, target)):
+            logger.info("%s", line)
 
     serve(settings, announce)
 
@@ -207,7 +207,7 @@ def _look_for(collections: tuple[str, ...], target: Target) -> None:
     except (FolderLocked, NoCollection, Unreachable) as error:
         if isinstance(error, NoCollection) and target.path is not None:
             raise
-        echo(f"warning: not served yet: {error}", err=True)
+        logger.warning("not served yet: %s", error)
 
 
 def _set_up_access_log() -> None:

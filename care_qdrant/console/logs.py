@@ -35,7 +35,8 @@ class _Lines(logging.Formatter):
 
     @override
     def formatMessage(self, record: logging.LogRecord) -> str:
-        return super().formatMessage(record).replace("\n", "\\n")
+        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        return level + super().formatMessage(record).replace("\n", "\\n")
 
 
 class _Stderr(logging.Handler):

@@ -18,7 +18,7 @@ from care_qdrant.contracts.layouts import Layout, Payload, Point, guess_layout, 
 from care_qdrant.contracts.learned import LearnedContract
 from care_qdrant.contracts.metadata import SHARE
 from care_qdrant.encoders.terms import bm25
-from care_qdrant.errors import InputError, Rejected
+from care_qdrant.errors import InputError, Rejected, next_command
 from care_qdrant.qdrant.checks import check_contract, check_sparse_contract, require_learned_from
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.measurements import Measurement
@@ -415,8 +415,8 @@ def _check_dense(schema: CollectionSchema, vector_name: str, config: StoreConfig
     elif vector_name not in schema.dense:
         raise InputError(
             f"collection {schema.name!r} has no vector {vector_name!r} "
-            f"(it has: {', '.join(map(repr, schema.dense)) or 'none'}); add it, with --model naming the one that you "
-            f"ask with, and --path or --url this database: care attach {schema.name} --vector-name {vector_name}"
+            f"(it has: {', '.join(map(repr, schema.dense)) or 'none'}); add it, "
+            + next_command(f"care attach {schema.name} --vector-name {vector_name}")
         )
 
 
