@@ -306,7 +306,7 @@ class TestBadInput:
         monkeypatch.setattr(pool, "_rankings", rank_and_delete)
         loaded = load_config(config(clinic, "http://127.0.0.1:9/v1", THREE, questions=4))
         with pytest.raises(
-            InputError, match=r"changed meanwhile: 0 documents added, \d removed.*when nobody writes to it"
+            InputError, match=r"changed meanwhile: 0 documents added, \d removed.*when nothing else writes to it"
         ):
             run_step(loaded, "pool")
         assert not (loaded.folder / pool.POOL).exists()
