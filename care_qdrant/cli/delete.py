@@ -13,7 +13,7 @@ from care_qdrant.errors import counted
 
 @click.command(cls=Command, name="delete", context_settings=CONTEXT)
 @click.argument("collection")
-@click.option("--yes", "is_confirmed", is_flag=True, help="Delete without a question; required in a script.")
+@click.option("--yes", "is_confirmed", is_flag=True, help="Do not ask for confirmation; required in a script.")
 @target_options
 @json_option
 def command(collection: str, is_confirmed: bool, target: Target, as_json: bool) -> None:

@@ -157,7 +157,7 @@ _run_options = add_options(
         "--stand-in",
         is_flag=True,
         help="Encode documents by the query encoder that care learn made, where the model of the other vectors no "
-        "longer exists. These documents are marked, and found less well.",
+        "longer exists. These documents are marked, and searches find them less reliably.",
     ),
     any_language_option,
     click.option("--limit", type=click.IntRange(min=1), help="Number of rows to read.  [default: all]"),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.argument("collection")
 @click.option("--as", "alias", help="Alias that readers search.  [default: COLLECTION, where it is an alias]")
 @target_options
-@click.option("--rollback", is_flag=True, help="Switch the alias back to the version before; copy nothing.")
+@click.option("--rollback", is_flag=True, help="Switch the alias back to the previous version; copy nothing.")
 @click.option(
     "--keep",
     type=click.IntRange(min=0),

@@ -49,7 +49,8 @@ _GOOD_MATCH_SECONDS = 10.0
 )
 @click.argument("query", required=False)
 @click.option(
-    "--collection", help="Collection or alias to search.  [default: the only one; of several, a terminal is asked]"
+    "--collection",
+    help="Collection or alias to search.  [default: the only one; if there are several, a terminal asks]",
 )
 @click.option(
     "--mode",

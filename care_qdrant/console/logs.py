@@ -110,5 +110,5 @@ log_options = click.option(
     expose_value=False,
     callback=_apply,
     help="Log more on stderr, or only warnings.",
-    environment={"CARE_LOG_FORMAT": "Form of the log: json for one object a line. [default: text]"},
+    environment={"CARE_LOG_FORMAT": "Log format: text, or json with one object a line. [default: text]"},
 )

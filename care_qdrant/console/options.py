@@ -167,7 +167,7 @@ url_option = click.option(
     "QDRANT_API_KEY.",
     environment={
         "QDRANT_API_KEY": "API key of the server of --url.",
-        "QDRANT_GRPC_PORT": "gRPC port of the server, for all that is about points. [default: HTTP]",
+        "QDRANT_GRPC_PORT": "gRPC port of the server; requests about points then use gRPC. [default: HTTP]",
     },
 )
 

@@ -174,6 +174,22 @@ class TestCache:
         with pytest.raises(InputError):
             strict.get_query_embedding(long)
 
+    def test_no_two_settings_share_a_cached_query(self, pair_folder: Path) -> None:
+        words = (None, "whole", "prompt", "task", "int8", "query", "/", "")
+        names = [
+            CareEmbedding(
+                model=str(pair_folder),
+                query_prompt=prompt,
+                on_truncation=kept,
+                precision=precision,
+                embeddings_cache=SimpleKVStore(),
+            ).embeddings_cache._scoped("embeddings")
+            for prompt in words
+            for kept in ("warn", "error")
+            for precision in ("int8", "fp32")
+        ]
+        assert len(set(names)) == len(names)
+
     async def test_a_cached_document_is_not_given_to_a_query(self, pair_folder: Path) -> None:
         embedding = CareEmbedding(model=str(pair_folder), embeddings_cache=SimpleKVStore())
         model = CareModel.load(pair_folder)

@@ -113,6 +113,15 @@ def test_an_id_that_qdrant_does_not_take_is_explained(client: QdrantClient) -> N
         CareVectorStore(NAME, client).add([TextNode(id_="doc-1", text="x", embedding=[1.0])])
 
 
+def test_one_id_may_be_written_in_several_ways(client: QdrantClient) -> None:
+    written = uuid.uuid4()
+    forms = (str(written), str(written).upper(), written.hex, f"{{{written}}}", written.urn)
+    for form in forms:
+        nodes = [TextNode(id_=name, text=text, embedding=[1.0]) for name, text in ((forms[0], "x"), (form, "y"))]
+        with pytest.raises(InputError, match="two different nodes have the id"):
+            CareVectorStore(NAME, client).add(nodes)
+
+
 def test_two_nodes_of_one_id_are_refused_before_one_is_lost(client: QdrantClient) -> None:
     node = TextNode(id_=str(uuid.uuid4()), text="x", embedding=[1.0])
     store = CareVectorStore(NAME, client)

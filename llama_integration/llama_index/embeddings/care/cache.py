@@ -84,7 +84,8 @@ class RoleCache(BaseKVStore):
             ["task", settings.query_task] if is_query and settings.query_task and settings.query_prompt is None else []
         )
         prompt = settings.query_prompt if is_query else settings.document_prompt
-        return "/".join(parts if prompt is None else [*parts, prompt])
+        # Labelled, or a prompt "whole" would be the name of another cache.
+        return "/".join(parts if prompt is None else [*parts, "prompt", prompt])
 
     async def _ascoped(self, collection: str) -> str:
         """The fingerprint can mean to read a file or to ask the hub: not on the event loop."""

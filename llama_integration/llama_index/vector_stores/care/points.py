@@ -107,12 +107,13 @@ def check_points(nodes: Iterable[BaseNode]) -> None:
             raise EncodingError(
                 f"the vector of node {node.node_id} has length {length:g}: no search would find it; nothing was written"
             )
-        if not isinstance(as_point_id(node.node_id), str):
+        point_id = as_point_id(node.node_id)
+        if not isinstance(point_id, str):
             raise InputError(
                 f"node id {node.node_id!r} is not a UUID, and Qdrant takes no other strings as point ids: "
                 "use care_qdrant.types.point_id(document_id), and keep your own id as ref_doc_id"
             )
-        other = there.setdefault(node.node_id, node)
+        other = there.setdefault(point_id, node)  # one UUID may be written in several ways
         if other is not node and other.hash != node.hash:
             raise InputError(
                 f"two different nodes have the id {node.node_id} (document {node.ref_doc_id!r}), and only one would be "
