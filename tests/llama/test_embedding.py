@@ -17,6 +17,7 @@ from llama_index.core.node_parser import SemanticSplitterNodeParser
 from llama_index.core.schema import Document
 from llama_index.core.storage.kvstore import SimpleKVStore
 from llama_index.embeddings.care import CareEmbedding, CareNodeParser
+from llama_index.embeddings.care.cache import embedding_queries
 from llama_index_instrumentation import get_dispatcher
 from pydantic import ValidationError
 
@@ -176,18 +177,20 @@ class TestCache:
 
     def test_no_two_settings_share_a_cached_query(self, pair_folder: Path) -> None:
         words = (None, "whole", "prompt", "task", "int8", "query", "/", "")
-        names = [
+        settings = [
             CareEmbedding(
                 model=str(pair_folder),
                 query_prompt=prompt,
                 on_truncation=kept,
                 precision=precision,
                 embeddings_cache=SimpleKVStore(),
-            ).embeddings_cache._scoped("embeddings")
+            )
             for prompt in words
             for kept in ("warn", "error")
             for precision in ("int8", "fp32")
         ]
+        with embedding_queries():
+            names = [each.embeddings_cache._scoped("embeddings") for each in settings]
         assert len(set(names)) == len(names)
 
     async def test_a_cached_document_is_not_given_to_a_query(self, pair_folder: Path) -> None:
