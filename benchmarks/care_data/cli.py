@@ -231,7 +231,7 @@ def anonymise(replay: bool, source: Path, output: Path, config: "Config | None")
 @output_option
 @click.option("--side", type=click.Choice(["query", "document"]), required=True, help="Text of a row, and encoder.")
 @click.option("-k", type=click.IntRange(1), default=5, show_default=True, help="Neighbours that are looked at.")
-@click.option("--threshold", type=float, help="Cosine of similar texts.  [default: query 0.85, document 0.78]")
+@click.option("--threshold", type=float, help="Cosine of similar texts.  [default: query 0.88, document 0.9]")
 @click.option("--neighbours", type=click.IntRange(0), default=1, show_default=True, help="Similar texts allowed.")
 @click.option("--seed-rows", type=click.IntRange(0), default=0, show_default=True, help="First texts, always kept.")
 @model_options(documents=True)

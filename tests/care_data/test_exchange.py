@@ -172,12 +172,12 @@ def test_diversify_keeps_whole_rows_and_leaves_no_collection(tmp_path: Path) -> 
     texts = ("发烧怎么办", "发烧怎么办？", "发烧怎么办呢", "糖尿病人能吃西瓜吗")
     source, output, folder = tmp_path / "raw.jsonl", tmp_path / "new.jsonl", tmp_path / "qdrant"
     source.write_text("".join(json.dumps({"text": text, "n": n}) + "\n" for n, text in enumerate(texts)))
-    found = command("diversify", source, "--side", "document", "--output", output, "--path", folder, "--threshold", 0.3)
+    found = command("diversify", source, "--side", "document", "--output", output, "--path", folder, "--threshold", 0.9)
     assert (found["rows"], found["kept"]) == (4, 3)
     assert [json.loads(line)["n"] for line in output.read_text().splitlines()] == [0, 1, 3]
     with open_client(path=folder) as client:
         assert client.get_collections().collections == []
-    given = ("diversify", source, "--side", "document", "--path", folder, "--threshold", 0.3, "--output")
+    given = ("diversify", source, "--side", "document", "--path", folder, "--threshold", 0.9, "--output")
     assert command(*given, tmp_path / "seeded.jsonl", "--seed-rows", 3)["kept"] == 4, "the first ones are kept unseen"
     assert command(*given, tmp_path / "none.jsonl", "-k", 3, "--neighbours", 0)["kept"] == 2
     assert command(*given, tmp_path / "two.jsonl", "-k", 3, "--neighbours", 2)["kept"] == 4

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.types import Vectors
 from care_trainer.config import Data, Diversify
 from care_trainer.data.read import Pair, iter_pairs
@@ -43,21 +44,15 @@ def diverse(settings: Diversify, pairs: Iterator[tuple[str, str]]) -> Flags:
 
 
 def _new_texts(settings: Diversify, pairs: Iterator[tuple[str, str]]) -> tuple[Flags, Flags]:
-    from sentence_transformers import SentenceTransformer
-
-    from care_qdrant.model.hub import find_folder
-
-    model = SentenceTransformer(str(find_folder(settings.encoder)))
+    model = CareModel.load(settings.encoder)
     queries = Neighbourhood(settings.query_threshold, settings.neighbours)
     documents = Neighbourhood(settings.document_threshold, settings.neighbours)
     new_queries: list[bool] = []
     new_documents: list[bool] = []
     while batch := list(islice(pairs, BATCH_ROWS)):
         asked, answers = map(list, zip(*batch, strict=True))
-        vectors: Vectors = model.encode_query(asked, show_progress_bar=False, normalize_embeddings=True)
-        new_queries += queries.add(asked, vectors)
-        vectors = model.encode_document(answers, show_progress_bar=False, normalize_embeddings=True)
-        new_documents += documents.add(answers, vectors)
+        new_queries += queries.add(asked, model.encode_query(asked))
+        new_documents += documents.add(answers, model.encode_document(answers))
     return np.array(new_queries, dtype=bool), np.array(new_documents, dtype=bool)
 
 
