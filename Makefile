@@ -28,8 +28,8 @@ demo: $(VENV)/.serve
 	$(BIN)/care search "血压量了一次150，我是不是就算高血压了" --collection sample --top-k 3
 	@printf '\nQuestion: I have been coughing for over two months, and the X-ray shows nothing\n'
 	$(BIN)/care search "咳嗽两个多月了一直不好，拍片说没事" --collection sample --top-k 3
-	@printf '\nQuestion: acid keeps coming up and burns, worse when I lie down\n'
-	$(BIN)/care search "胃老反酸烧心，躺下更难受" --collection sample --top-k 3
+	@printf '\nAn English question, for the English documents:\n'
+	$(BIN)/care search "My dad has crushing chest pain, what should we do until the ambulance comes?" --collection sample --top-k 3
 	@printf '\n"No good match" is a hint: the best score is below that of a typical match. The answer may\n'
 	@printf 'still be among the hits (docs/explanation/scores.md).\n'
 	@printf '\nNext: %s/care ingest YOUR-FILE-OR-FOLDER (file formats: docs/how-to/ingest.md)\n' $(BIN)

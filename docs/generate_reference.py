@@ -224,7 +224,7 @@ def payload_page() -> Iterator[str]:
     document = Document(
         "endo-006", "血糖平稳时可以吃少量水果。", title="糖尿病人能吃水果吗", metadata={"department": "内分泌科"}
     )
-    example = payload.chunk_payload(Chunk(document, document.text, 0, 1), {"care-nano": "9f2c…"})
+    example = payload.chunk_payload(Chunk(document, document.text, 0, 1), {"care-small": "9f2c…"})
     yield "# Payload\n\nWhat `care-ingest` writes to a point. `care attach` adds the key `_care` alone.\n"
     yield f"```json\n{json.dumps(example, ensure_ascii=False, indent=2)}\n```\n"
     yield (

@@ -244,7 +244,7 @@ def test_an_error_shows_a_command_that_reaches_the_same_database(
     model = ["--model", "built-in"] if is_typed else []
     result = CliRunner().invoke(care, ["search", "糖", "--path", "my db", *model])
     typed = " --model built-in" if is_typed else ""
-    assert str(result.exception).endswith(f"with: care attach c --vector-name care-nano{typed} --path 'my db'")
+    assert str(result.exception).endswith(f"with: care attach c --vector-name care-small{typed} --path 'my db'")
     with (
         open_client(path=Path("my db")) as client,
         pytest.raises(InputError, match=r"with the same --model .*attach c"),
@@ -383,7 +383,7 @@ def test_a_collection_of_another_pair_names_the_pair_before_it_advises_to_attach
 
 def test_the_card_reads_like_one() -> None:
     shown = CliRunner().invoke(care, ["model", "info"]).output
-    assert "two encoders into one space of 256 dimensions, license CC-BY-4.0" in shown
+    assert "two encoders into one space of 384 dimensions, license CC-BY-4.0" in shown
     assert "runs on onnxruntime" in shown
     assert all(len(line) < 120 for line in shown.splitlines())
     assert "{" not in shown

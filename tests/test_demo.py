@@ -39,9 +39,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_demo_asks_the_first_natural_question_of_three_departments() -> None:
+def test_the_demo_asks_the_first_natural_question_of_two_departments_and_of_the_english_documents() -> None:
     """They are not chosen by what is found."""
-    departments = list(dict.fromkeys(row["metadata"]["department"] for row in rows("corpus.jsonl")))[:3]
+    departments = list(dict.fromkeys(row["metadata"]["department"] for row in rows("corpus.jsonl")))
+    departments = [*departments[:2], next(name for name in departments if name.isascii())]
     of = {row["id"]: row["metadata"]["department"] for row in rows("corpus.jsonl")}
     asked: dict[str, list[str]] = {}
     for row in rows("natural.jsonl"):
@@ -65,7 +66,7 @@ def test_natural_questions_find_the_right_document_among_the_first_three(folder:
         "doctor",
         "search_box",
     }
-    assert all(4 <= len(row["text"]) <= 40 for row in questions)
+    assert all(4 <= len(row["text"]) <= (80 if row["text"].isascii() else 40) for row in questions)
     assert len(right) >= 0.9 * len(questions) and set(QUESTIONS) <= right
 
 

@@ -16,7 +16,7 @@ def test_the_notebook_answers_and_draws() -> None:
     nbclient.NotebookClient(notebook, timeout=100, resources={"metadata": {"path": str(EXAMPLES)}}).execute()
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     printed = "".join(output.text for output in outputs if output.output_type == "stream" and output.name == "stdout")
-    assert "339 documents" in printed
+    assert "369 documents" in printed
     assert "二甲双胍" in printed.partition("答：")[2]
     assert any("image/png" in getattr(output, "data", {}) for output in outputs)
     assert not [output for output in outputs if output.output_type == "stream" and output.name == "stderr"]

@@ -15,10 +15,10 @@ SAMPLES = (
 )
 
 EXAMPLES = {
-    "我爸突然胸口压得喘不上气满头大汗，怀疑是心肌梗塞，救护车来之前我们家里人能做点啥，阿司匹林能不能先给他嚼": (
-        "My father has crushing chest pain. What can we do before the ambulance comes? May he chew an aspirin?"
+    "大便又黑又亮像柏油是不是胃出血了": "My stool is black and shiny like tar. Is my stomach bleeding?",
+    "My dad has crushing chest pain, what should we do until the ambulance comes?": (
+        "The sample has English texts as well."
     ),
-    "怀孕了感冒发烧能不能吃扑热息痛": "Is paracetamol safe for a cold with fever in pregnancy?",
     "今年世界杯谁赢了": "Who won the World Cup this year? (No text here answers this.)",
 }
 """Questions that the page offers, with an English gloss.
@@ -31,7 +31,7 @@ document first, and more relevant documents among the first three hits than dens
 
 @click.command(cls=Command, name="demo", context_settings=CONTEXT)
 def command() -> None:
-    """Put the 339 sample documents into a collection, and open the search page on it.
+    """Put the 369 sample documents into a collection, and open the search page on it.
 
     It needs no server and no GPU. The database is in ./care-demo; the second start encodes nothing. The page is at
     port 8080, or at another free port. Documents that you mark as relevant there are kept in ./care-demo/labels;

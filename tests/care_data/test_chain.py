@@ -38,7 +38,7 @@ def perfect() -> Any:
 def test_it_goes_from_a_collection_to_a_scored_benchmark(clinic: Path) -> None:
     with Endpoint(perfect()) as endpoint:
         reports = run_chain(load_config(config(clinic, endpoint.url, THREE)))
-    assert reports["pool"]["documents"] == 339
+    assert reports["pool"]["documents"] == 369
     assert {each["retriever"] for each in reports["pool"]["contributions"]} == {"bm25", "pair"}
     target = clinic / "clinic" / "benchmark"
     retrieval, rerank = (load_task(task) for task in directory_tasks(target))
@@ -78,7 +78,7 @@ def test_mteb_loads_what_was_built(clinic: Path) -> None:
     folder = str(clinic / "clinic" / "benchmark")
     corpus = load_dataset(folder, "corpus", split="corpus", cache_dir=str(clinic / "cache"))
     qrels = load_dataset(folder, "default", split="test", cache_dir=str(clinic / "cache"))
-    assert len(corpus) == 339 and {"_id", "title", "text"} <= set(corpus.column_names)
+    assert len(corpus) == 369 and {"_id", "title", "text"} <= set(corpus.column_names)
     assert set(qrels.column_names) == {"query-id", "corpus-id", "score"} and set(qrels["score"]) == {0, 1}
 
 

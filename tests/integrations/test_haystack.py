@@ -1,5 +1,7 @@
 """The components in a Haystack pipeline, and the way to YAML and back."""
 
+from pathlib import Path
+
 import pytest
 
 from care_qdrant import CareModel
@@ -12,6 +14,7 @@ from haystack.components.writers import DocumentWriter
 from haystack.document_stores.in_memory import InMemoryDocumentStore
 
 from care_qdrant.integrations.haystack import CareDocumentEmbedder, CareTextEmbedder
+from tests.tiny import static_tower
 
 DOCUMENTS = [
     Document(content="二甲双胍会引起恶心和腹泻", meta={"title": "二甲双胍的副作用", "dept": "药剂科"}),
@@ -39,7 +42,7 @@ def test_a_pipeline_writes_and_finds() -> None:
 def test_the_retriever_of_haystack_leaves_out_low_scores_and_groups_by_metadata() -> None:
     stores = pytest.importorskip("haystack_integrations.document_stores.qdrant")
     retrievers = pytest.importorskip("haystack_integrations.components.retrievers.qdrant")
-    store = stores.QdrantDocumentStore(":memory:", embedding_dim=256, similarity="cosine")
+    store = stores.QdrantDocumentStore(":memory:", embedding_dim=384, similarity="cosine")
     texts = ["二甲双胍会引起恶心和腹泻", "二甲双胍要随餐吃", "急性阑尾炎要手术吗"]
     rows = [Document(content=text, meta={"dept": "外科" if "阑尾" in text else "药剂科"}) for text in texts]
     store.write_documents(CareDocumentEmbedder().run(documents=rows)["documents"])
@@ -76,7 +79,7 @@ def test_a_saved_component_knows_its_model(kind: type[CareTextEmbedder] | type[C
 
 
 @pytest.mark.parametrize("content", ["", "\f", "公式：\ud835"])
-def test_a_document_that_no_vector_can_be_made_of_is_named(content: str) -> None:
+def test_a_document_that_no_vector_can_be_made_of_is_named(content: str, tmp_path: Path) -> None:
     documents = [*DOCUMENTS, Document(id="page-3", content=content)]
     with pytest.raises(UnusableText, match=r"^document 'page-3' "):
-        CareDocumentEmbedder().run(documents=documents)
+        CareDocumentEmbedder(static_tower(tmp_path / "table")).run(documents=documents)

@@ -15,6 +15,7 @@ from langchain_tests.integration_tests import EmbeddingsIntegrationTests
 from langchain_tests.unit_tests import EmbeddingsUnitTests
 
 from care_qdrant.integrations.langchain import CareEmbeddings
+from tests.tiny import static_tower
 
 
 class _BuiltIn:
@@ -65,8 +66,9 @@ def test_langchains_store_finds_what_care_ingest_wrote(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "\f", "公式：\ud835"])
-def test_a_text_that_no_vector_can_be_made_of_is_named(text: str) -> None:
+def test_a_text_that_no_vector_can_be_made_of_is_named(text: str, tmp_path: Path) -> None:
+    embeddings = CareEmbeddings(static_tower(tmp_path / "table"))
     with pytest.raises(UnusableText, match=r"^text 1 "):
-        CareEmbeddings().embed_documents(["耳鸣吃什么药", text])
+        embeddings.embed_documents(["耳鸣吃什么药", text])
     with pytest.raises(UnusableText, match=r"^text 0 "):
-        CareEmbeddings().embed_query(text)
+        embeddings.embed_query(text)

@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from care_qdrant.errors import FingerprintMismatch, InputError, MissingExtra, UnusableText
 from care_qdrant.model.care_model import CareModel
-from tests.tiny import BusyEncoder, HashEncoder, HashModel, care_folder, medical_texts
+from tests.tiny import BusyEncoder, HashEncoder, HashModel, care_folder, medical_texts, static_tower
 
 QUERY = "高血压患者饮食上要注意什么？"
 
@@ -321,12 +321,13 @@ def test_a_setting_that_is_not_one_is_refused_and_not_left_at_its_default(
         CareEmbedding(**settings)
 
 
-def test_a_blank_text_among_others_gets_a_vector_that_can_be_compared(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_blank_text_among_others_gets_a_vector_that_can_be_compared(tmp_path: Path) -> None:
     """LlamaIndex's splitters embed blank lines and take cosines, so its stock classes give them vectors as well."""
-    embedding, texts = CareEmbedding(), [QUERY, "\f", "少吃盐。", ""]
+    folder = static_tower(tmp_path / "table")
+    embedding, texts = CareEmbedding(model=str(folder)), [QUERY, "\f", "少吃盐。", ""]
     vectors = np.array(embedding.get_text_embedding_batch(texts))
     assert np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=1e-5)
-    assert close(vectors[[0, 2]], CareModel.load().encode_document([QUERY, "少吃盐。"]))
+    assert close(vectors[[0, 2]], CareModel.load(folder).encode_document([QUERY, "少吃盐。"]))
     assert np.abs(vectors[[0, 2]] @ vectors[1]).max() < 0.5, "a blank text is near none"
     assert close(vectors[1], vectors[3])
 

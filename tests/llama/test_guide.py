@@ -24,7 +24,7 @@ def test_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     for block in re.findall(r"```py\n(.*?)```", guide, re.DOTALL):
         exec(block, names)
     try:
-        assert len(names["nodes"]) == 3 and len(names["vector"]) == 256
+        assert len(names["nodes"]) == 3 and len(names["vector"]) == 384
         groups = [node.metadata["department"] for node in names["grouped"]]
         assert len(set(groups)) == 3 and all(groups.count(each) <= 2 for each in groups)
         assert names["engine"].query("吃二甲双胍拉肚子").source_nodes

@@ -8,7 +8,6 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from care_qdrant.errors import AlteredModel, ModelError
@@ -131,15 +130,15 @@ write_checkpoint(pathlib.Path({str(folder)!r}), name="new", query=source / "quer
     assert not list(tmp_path.glob(".model.replaced"))
 
 
-def test_the_built_in_pair_encodes_documents_without_torch_and_as_with_it() -> None:
+def test_the_built_in_pair_encodes_documents_without_torch_and_nearly_as_with_it() -> None:
     script = (
         "import sys; from care_qdrant import CareModel; "
-        "assert CareModel.load().encode_document(['高血压']).shape == (1, 256); assert 'torch' not in sys.modules"
+        "assert CareModel.load().encode_document(['高血压']).shape == (1, 384); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
     texts = [*tiny.medical_texts(20), "长文档。" * 200]
     found, expected = (CareModel.load(device=device).encode_document(texts) for device in (None, "cpu"))
-    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+    assert (found * expected).sum(axis=1).min() > 0.98  # onnxruntime rounds activations to 8 bits, too
 
 
 def test_the_built_in_pair_is_bound_to_its_fingerprint() -> None:

@@ -24,7 +24,7 @@ from tests.tiny import TEXTS
         ["--mode", "dense", "--alpha", "0.3"],
         ["--mode", "sparse", "--alpha", "0.3"],
         ["--mode", "sparse", "--task", "faq"],
-        ["--mode", "sparse", "--vector-name", "care-nano"],
+        ["--mode", "sparse", "--vector-name", "care-small"],
         ["--group-size", "2"],
     ],
 )

@@ -113,10 +113,11 @@ async def test_a_good_match_is_told_from_a_poor_one(make_service, listen, client
             ("心梗发作的时候胸口疼是什么样的", True),
             ("高血压病人能吃咸菜吗", True),
             ("how do I renew my passport", False),
-            ("can diabetics eat watermelon", False),
+            ("my dad has crushing chest pain, what should we do", True),
+            ("wie verlängere ich meinen Reisepass am besten", False),
             ("二手房过户需要交哪些税", False),
         ):
-            is_foreign = query.isascii()  # and its vector lies close to all others
+            is_foreign = query.startswith("wie")  # and its vector may lie close to all others
             for mode in ("hybrid", "dense") if good or is_foreign else ("hybrid",):
                 answer = await asked.call_tool("search", {"query": query, "mode": mode})
                 assert (answer.structured_content["good_match"], query, mode) == (good, query, mode)

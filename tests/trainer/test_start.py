@@ -75,9 +75,10 @@ def test_a_file_is_prepared_once_and_another_one_refused(tmp_path: Path) -> None
         prepare(file, tmp_path / "faq")
 
 
-def test_licenses_are_counted_and_english_starts_from_scratch(tmp_path: Path) -> None:
+def test_licenses_are_counted_and_a_language_that_is_not_read_starts_from_scratch(tmp_path: Path) -> None:
     rows = [
-        {"query": f"what is {n}", "positive": f"it is {n}", "license": "free" if n % 2 else "paid"} for n in range(90)
+        {"query": f"что такое диабет {n}", "positive": f"это {n}", "license": "free" if n % 2 else "paid"}
+        for n in range(90)
     ]
     prepared = prepare(write_jsonl(tmp_path / "faq.jsonl", rows), tmp_path / "faq")
     assert (prepared.licenses, prepared.base) == ({"paid": 45, "free": 45}, SCRATCH)
@@ -215,7 +216,9 @@ def test_one_command_goes_from_pairs_to_a_table_and_on(tmp_path: Path, monkeypat
     )
     result = json.loads(Path("faq", RESULT).read_text())
     assert set(result) == {"model", "ndcg_at_10", "recall_at_10", "differences"}
-    assert CareModel.load(result["model"]).alpha == CareModel.load().alpha == 0.5, "as the model that it goes on from"
+    assert CareModel.load(result["model"]).alpha == CareModel.load().alpha is not None, (
+        "as the model that it goes on from"
+    )
     again = CliRunner().invoke(care_train, ["start", "faq.jsonl", "--output", "faq"], catch_exceptions=False)
     assert again.stdout == first.stdout
     assert "is trained already" in again.stderr and "is trained already" not in first.stderr

@@ -280,12 +280,12 @@ def test_a_vector_is_one_line_with_those_counts_that_are_not_zero(tmp_path: Path
     whole = CliRunner().invoke(care, ["verify", "c", "--path", str(tmp_path)])
     assert whole.exit_code == 0
     assert whole.stdout.splitlines() == [
-        "care-nano: 4 points have it, 4 re-encoded: lowest cosine 1.0000, searching by their opening words found 100%",
+        "care-small: 4 points have it, 4 re-encoded: lowest cosine 1.0000, searching by their opening words found 100%",
         "OK: 4 points, 1 vector",
     ]
     with open_client(path=tmp_path) as client:
-        client.delete_vectors("c", ["care-nano"], points=[point_id("d0", 0)])
+        client.delete_vectors("c", ["care-small"], points=[point_id("d0", 0)])
         client.set_payload("c", {"text": "另一段"}, points=[point_id("d1", 0)])
     broken = CliRunner().invoke(care, ["verify", "c", "--path", str(tmp_path)])
     assert isinstance(broken.exception, NotVerified)
-    assert broken.stdout.startswith("care-nano: 3 points have it, ") and ", 1 of an earlier text" in broken.stdout
+    assert broken.stdout.startswith("care-small: 3 points have it, ") and ", 1 of an earlier text" in broken.stdout

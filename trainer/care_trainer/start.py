@@ -341,23 +341,7 @@ output = {json.dumps(str(folder / "run"))}
 data_root = {json.dumps(str(folder / DATA))}
 seed = 0
 """
-    encoders = (
-        _FROM_SCRATCH
-        if base == SCRATCH
-        else f"""dim = {CareModel.load(base).dim}
-
-# Both encoders go on from this model, with its own pooling.
-[query]
-base = {json.dumps(base)}
-pooling = "own"
-max_tokens = 128
-
-[document]
-base = {json.dumps(base)}
-pooling = "own"
-max_tokens = 256
-"""
-    )
+    encoders = _FROM_SCRATCH if base == SCRATCH else _going_on(base)
     common = f"""
 [data.pairs]
 files = ["train.jsonl"]
@@ -379,11 +363,14 @@ learning_rate = 3e-4
 temperature = 0.05
 bf16 = {bf16}
 """
+    freeze = base == BUILT_IN and device == "cpu"
+    learns = "the query encoder learns" if freeze else "both encoders learn"
     joint = f"""
-# Stage II: both encoders learn that a question belongs to its document, and not to the others of the batch.
+# Stage II: {learns} that a question belongs to its document, and not to the others of the batch.
 [[stage]]
 kind = "joint"
 data = "pairs"
+freeze_document = {str(freeze).lower()}              # false: the layers of documents train, too; that needs a GPU
 epochs = {epochs}                    # passes over {rows:,} pairs; more of them take as much longer
 batch_size = {batch}
 mini_batch_size = {min(batch, 64)}
@@ -395,6 +382,28 @@ bf16 = {bf16}                        # this machine multiplies bfloat16 {"fast" 
 """
     before = _STATIC + stage_one if base == SCRATCH else ""
     return head + encoders + common + before + joint
+
+
+def _going_on(base: str) -> str:
+    """Return the part of a configuration for two encoders that go on from a model, with its own pooling and prompts."""
+    model = CareModel.load(base)
+    prompts = {
+        side: f"prompt = {json.dumps(prompt)}\n" if model.card and (prompt := getattr(model.card, side).prompt) else ""
+        for side in ("query", "document")
+    }
+    return f"""dim = {model.dim}
+
+# Both encoders go on from this model, with its own pooling.
+[query]
+base = {json.dumps(base)}
+pooling = "own"
+max_tokens = 128
+{prompts["query"]}
+[document]
+base = {json.dumps(base)}
+pooling = "own"
+max_tokens = 256
+{prompts["document"]}"""
 
 
 def _cpu_has_bf16() -> bool:

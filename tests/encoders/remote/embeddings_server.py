@@ -1,6 +1,7 @@
-"""A real embeddings server in a process of its own: the built-in pair behind OpenAI's wire, with faults on demand.
+"""A real embeddings server in a process of its own: a pair behind OpenAI's wire, with faults on demand.
 
-``python -m tests.encoders.remote.embeddings_server PORT [--other]``; ``--other`` serves other weights under that name.
+``python -m tests.encoders.remote.embeddings_server PORT FOLDER [--other]``; ``--other`` serves other
+weights under that name.
 ``POST /fault`` with ``{"kind": …, "count": n}`` spoils the next n answers.
 """
 
@@ -68,7 +69,7 @@ class Handler(BaseHTTPRequestHandler):
 
 def main() -> None:
     """Serve until killed."""
-    Handler.model, Handler.turned, Handler.faults = CareModel.load(), "--other" in sys.argv, []
+    Handler.model, Handler.turned, Handler.faults = CareModel.load(sys.argv[2]), "--other" in sys.argv, []
     Handler.model.encode_document(["热"])
     ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 

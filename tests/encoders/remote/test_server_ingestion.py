@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -29,7 +30,8 @@ DOCUMENTS = [Document(str(number), text) for number, text in enumerate(medical_t
 class Server:
     """The process, on one port through all restarts."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         with closing(socket.create_server(("127.0.0.1", 0))) as free:
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -37,7 +39,14 @@ class Server:
 
     def start(self, *options: str) -> None:
         """Start it, and wait until it listens."""
-        command = [sys.executable, "-m", "tests.encoders.remote.embeddings_server", str(self.port), *options]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.encoders.remote.embeddings_server",
+            str(self.port),
+            str(self.folder),
+            *options,
+        ]
         self._process = subprocess.Popen(command)
         for _ in range(1_200):
             assert self._process.poll() is None
@@ -59,8 +68,8 @@ class Server:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    server = Server()
+def server(pair_folder: Path) -> Iterator[Server]:
+    server = Server(pair_folder)
     yield server
     server.kill()
 
@@ -81,14 +90,14 @@ def run(server: Server, client: QdrantClient, events: dict[int, Callable[[], Non
             events[waiting.pop(0)]()
 
     settings = IngestSettings(batch_tokens=1_000)
-    model = CareModel.load(engine=engine)
+    model = CareModel.load(server.folder, engine=engine)
     return ingest(DOCUMENTS, model, client, "corpus", settings=settings, on_progress=happen)
 
 
-def require_right_vectors(client: QdrantClient, least: int) -> None:
+def require_right_vectors(server: Server, client: QdrantClient, least: int) -> None:
     """Compare every stored vector with the one that the pair itself makes."""
     records, _ = client.scroll("corpus", limit=10_000, with_vectors=True)
-    model = CareModel.load()
+    model = CareModel.load(server.folder)
     expected = model.encode_document([str((record.payload or {})["text"]) for record in records])
     stored = np.asarray([record.vector[model.name] for record in records], dtype=np.float32)  # type: ignore[index,call-overload]
     np.testing.assert_allclose(stored, expected, atol=1e-5)
@@ -106,7 +115,7 @@ def test_a_server_that_dies_slows_down_and_answers_nonsense_loses_nothing(server
     client = QdrantClient(":memory:")
     report = run(server, client, events)
     assert report.points == len(DOCUMENTS)
-    require_right_vectors(client, len(DOCUMENTS))
+    require_right_vectors(server, client, len(DOCUMENTS))
     assert report.engine["engine"] == "server"
     (endpoint,) = report.engine["endpoints"]
     assert endpoint["failed"] >= 2
@@ -122,7 +131,7 @@ def test_a_server_that_is_restarted_with_other_weights_writes_nothing_and_the_ne
     client = QdrantClient(":memory:")
     with pytest.raises(ModelError, match="None of its vectors was written"):
         run(server, client, {1_000: change})
-    require_right_vectors(client, 1_000)
+    require_right_vectors(server, client, 1_000)
     with pytest.raises(ModelError, match="serves other weights"):
         run(server, client, {})
     server.kill()
@@ -130,4 +139,4 @@ def test_a_server_that_is_restarted_with_other_weights_writes_nothing_and_the_ne
     report = run(server, client, {})
     assert report.unchanged >= 1_000
     assert report.points == len(DOCUMENTS)
-    require_right_vectors(client, len(DOCUMENTS))
+    require_right_vectors(server, client, len(DOCUMENTS))

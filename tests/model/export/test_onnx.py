@@ -171,11 +171,14 @@ def test_a_folder_gets_its_document_encoder_and_keeps_its_fingerprint(tmp_path: 
     np.testing.assert_allclose(model.encode_document(texts), stock.encode_document(texts), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("graph", ["query/onnx/model_int8.onnx", "document/model.onnx"])
-def test_the_graphs_of_the_included_pair_compute_no_layer_of_zeros(graph: str) -> None:
-    operators = Counter(node.op_type for node in onnx.load(find_folder(BUILT_IN) / graph).graph.node)
-    assert operators["Gather"], "a lookup of token vectors"
-    assert not operators["Attention"] + operators["Gelu"] + operators["Softmax"]
+def test_the_queries_of_the_included_pair_are_a_lookup_and_its_documents_twelve_layers_of_integers() -> None:
+    operators = {
+        side: Counter(node.op_type for node in onnx.load(find_folder(BUILT_IN) / side / "model.onnx").graph.node)
+        for side in ("query", "document")
+    }
+    assert operators["query"]["Gather"] and not operators["query"].keys() & {"MatMul", "Attention", "Gelu", "Softmax"}
+    assert operators["document"]["Attention"] == operators["document"]["Gelu"] == 12
+    assert operators["document"]["MatMulIntegerToFloat"] == 72 and not operators["document"]["MatMul"]
 
 
 def test_weights_of_eight_bits_serve_both_engines(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A learned query encoder encodes new documents where the old model is gone: asked for, marked, and undone."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from tests.tiny import document_tower, medical_texts
 from tests.trainer.learn.collections import WordModel, word_texts, write_langchain
 from tests.trainer.learn.conftest import TEXTS
 
+SAMPLE = Path(__file__).parents[3] / "examples" / "sample" / "corpus.jsonl"
 NEW = [Document(f"new-{number}", text) for number, text in enumerate(word_texts(40, seed=5))]
 pytestmark = pytest.mark.timeout(400)
 STAND_IN = IngestSettings(stand_in=True)
@@ -137,7 +139,8 @@ def test_its_documents_are_found_marked_and_never_learned_from(
 def test_the_model_that_made_the_collection_takes_its_place_back(tmp_path: Path) -> None:
     """A document that the model has encoded keeps its vector; what was edited meanwhile is encoded again, once."""
     client, model = QdrantClient(":memory:"), CareModel.load()
-    corpus = [Document(str(number), text) for number, text in enumerate(TEXTS[:300])]
+    rows = [json.loads(line) for line in SAMPLE.read_text("utf-8").splitlines()][:300]
+    corpus = [Document(str(number), row["text"][:200]) for number, row in enumerate(rows)]
     ingest(corpus, model, client, "articles")
     before = vectors_of(client, model.name)
     learn(client, "articles", tmp_path / "learned", settings=QUICK, force=True)
