@@ -50,6 +50,8 @@ class Unit:
     """First byte of the rows in a plain file of JSON lines, and the one after them; None for other files."""
     repeated: tuple[int, ...] = ()
     """Lines whose document an earlier row has: left out as direct ingestion leaves them out."""
+    conflicting: tuple[int, ...] = ()
+    """Lines whose id an earlier row has with other content: rejected."""
     copied: bool = False
     """Whether the rows are in the job: a unit then reads its own rows alone, and not the file from its start."""
 
@@ -82,6 +84,8 @@ class Manifest:
     units: tuple[Unit, ...] = ()
     rejected: int = 0
     """Rows of the corpus that are no documents."""
+    inputs: tuple[str, ...] = ()
+    """Files and folders that were planned, which a collection remembers; empty in a job of an earlier version."""
     format: int = FORMAT
 
     @property
@@ -114,6 +118,9 @@ class Receipt:
     rejected: int
     seconds: float
     fingerprint: str
+
+
+_RECEIPT = TypeAdapter(Receipt)
 
 
 class Job:
@@ -151,13 +158,20 @@ class Job:
 
     def write_manifest(self, manifest: Manifest, name: str = MANIFEST) -> None:
         """Write the manifest, or that of a share of a plan."""
+        if self._is_local:  # by these two names a folder is known as a job, and is no part of a corpus around it
+            self._files.makedirs(str(self._root / "receipts"), exist_ok=True)
         self.write(name, json.dumps(asdict(manifest), ensure_ascii=False, indent=1).encode())
 
     def receipts(self) -> dict[str, Receipt]:
-        """Return the receipts of the finished units, by name: those whose part has the length that they say."""
-        # A receipt may go between the list and the reading of it: whoever has another part made removes it.
-        found = [self.read(f"receipts/{name}") for name in self.files("receipts")]
-        receipts = [Receipt(**json.loads(content)) for content in found if content is not None]
+        """Return the receipts of the finished units, by name: those whose part has the length that they say.
+
+        A damaged one declares nothing done.
+        """
+        receipts: list[Receipt] = []
+        for name in self.files("receipts"):
+            # A receipt may go between the list and the reading of it: whoever has another part made removes it.
+            with suppress(ValidationError):
+                receipts.append(_RECEIPT.validate_json(self.read(f"receipts/{name}") or b""))
         parts = self.files("parts")
         return {receipt.unit: receipt for receipt in receipts if parts.get(f"{receipt.unit}.parquet") == receipt.bytes}
 

@@ -71,6 +71,7 @@ def load(
         collection,
         settings=settings,
         storage=storage,
+        inputs=manifest.inputs or (job.url,),
         on_progress=on_progress,
     )
     _finish(job, collection.sibling(report.collection), vectors, part, receipts)

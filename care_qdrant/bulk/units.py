@@ -8,9 +8,8 @@ copies the rows into the job, compressed, whatever its format is.
 import hashlib
 import io
 import json
-import logging
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -24,17 +23,26 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from care_qdrant.bulk.job import MANIFEST, ROWS, Job, Manifest, Unit
 from care_qdrant.contracts.payload import payload_hash
-from care_qdrant.corpus.files import Corpus, CorpusFile, check_corpus, typed_fields
-from care_qdrant.corpus.formats import COMPRESSIONS, READABLE, format_of, read_lines
+from care_qdrant.corpus.files import (
+    Corpus,
+    CorpusFile,
+    check_corpus,
+    choose_files,
+    log_unread,
+    name_files,
+    root_of,
+    tell_unread,
+    typed_fields,
+)
+from care_qdrant.corpus.formats import COMPRESSIONS, READABLE, Format, format_of, read_lines
 from care_qdrant.corpus.rows import Fields, Reject
 from care_qdrant.corpus.streams import HEAD_BYTES, UTF_8
 from care_qdrant.encoders import TokenCounter
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import FingerprintMismatch, InputError
-from care_qdrant.ingestion.seen import Seen
+from care_qdrant.ingestion.rows import inputs_of
+from care_qdrant.ingestion.seen import OTHER_CONTENT, Seen
 from care_qdrant.types import Chunk, Document, embedded_text
-
-logger = logging.getLogger(__name__)
 
 SAMPLE = 32
 """Distance of the documents that are tokenised for the estimates: each 32nd one is."""
@@ -72,7 +80,15 @@ def plan(
     # Units of files that this corpus does not name stay: the job is of both.
     known = {unit.name for unit in units}
     others = [] if former is None else [unit for unit in former.units if unit.name not in known]
-    manifest = replace(draft, units=(*others, *units), average_length=average, lead=lead, rejected=planner.rejected)
+    inputs = {*inputs_of(corpus), *(former.inputs if former is not None else ())}
+    manifest = replace(
+        draft,
+        units=(*others, *units),
+        average_length=average,
+        lead=lead,
+        rejected=planner.rejected,
+        inputs=tuple(sorted(inputs)),
+    )
     job.write_manifest(manifest)
     return manifest
 
@@ -110,32 +126,26 @@ class PlanReport:
 
 def corpus_files(corpus: Sequence[str]) -> list[CorpusFile]:
     """Return the files of a corpus; those of a URL are the ones that fsspec lists under it."""
-    local = [path for path in corpus if "://" not in path]
-    files = check_corpus(local) if local else []
-    for url in corpus:
-        if "://" in url:
-            system, root = fsspec.core.url_to_fs(url)
-            paths = sorted(system.glob(root) if "*" in root else system.find(root))
-            if not paths:
-                raise InputError(f"{url}: does not exist")
-            place = PurePosixPath(root.partition("*")[0].rpartition("/")[0] if "*" in root or paths == [root] else root)
-            files += list(_listed(url, {str(PurePosixPath(path).relative_to(place)): path for path in paths}, system))
-    return files
-
-
-def _listed(url: str, paths: Mapping[str, str], system: Any) -> Iterator[CorpusFile]:
-    """Yield the files below a URL whose names say a format, by their names there; others are named in a warning."""
-    foreign = []
-    for name, path in paths.items():
-        form = format_of(name)
-        if form is None:
-            foreign.append(name)
-        else:
-            yield CorpusFile(system.unstrip_protocol(path), name, form)
-    if foreign and len(foreign) == len(paths):
-        raise InputError(f"{url}: holds nothing that can be read ({', '.join(foreign[:3])}); expected {READABLE}")
-    if foreign:
-        logger.warning("%s: not read: %d, as %s; expected %s", url, len(foreign), ", ".join(foreign[:3]), READABLE)
+    found: dict[str, Format] = {}
+    roots: list[str | Path] = []
+    for given in corpus:
+        if "://" not in given:
+            found |= {file.path: file.form for file in check_corpus(given)}
+            roots.append(root_of(given))
+            continue
+        system, root = fsspec.core.url_to_fs(given)
+        paths = sorted(system.glob(root) if "*" in root else system.find(root))
+        if not paths:
+            raise InputError(f"{given}: does not exist")
+        place = PurePosixPath(root.partition("*")[0].rpartition("/")[0] if "*" in root or paths == [root] else root)
+        chosen, unread = choose_files(str(PurePosixPath(path).relative_to(place)) for path in paths)
+        if not chosen:
+            raise InputError(f"{given}: holds nothing that can be read ({paths[0]}); expected {READABLE}")
+        log_unread(given, unread)
+        found |= {system.unstrip_protocol(str(place / name)): form for name, form in chosen.items()}
+        roots.append(system.unstrip_protocol(str(place)))
+    tell_unread([given for given in corpus if "://" not in given])
+    return name_files(found, roots)
 
 
 def _typed(corpus: Sequence[str], draft: Manifest, former: Manifest | None) -> Fields:
@@ -153,10 +163,12 @@ def _typed(corpus: Sequence[str], draft: Manifest, former: Manifest | None) -> F
 def unit_rows(job: Job, manifest: Manifest, unit: Unit) -> Iterator[Row]:
     """Return the rows of a unit, without those that earlier rows repeat."""
     digest = hashlib.sha256()
-    repeated = frozenset(unit.repeated)
+    repeated, conflicting = frozenset(unit.repeated), frozenset(unit.conflicting)
     for row in copied_rows(job, unit) if unit.copied else _read(unit, manifest):
         digest.update(row_hash(row))
-        if row.line not in repeated:
+        if isinstance(row, Document) and row.line in conflicting:
+            yield Reject.of(row, OTHER_CONTENT)
+        elif row.line not in repeated:
             yield row
     if digest.hexdigest() != unit.hash:
         raise InputError(
@@ -259,6 +271,7 @@ class _Planner:
     def _unit(self, file: CorpusFile, first: int, rows: Sequence[Row], last: int) -> Unit:
         digest = hashlib.sha256()
         repeated: list[int] = []
+        conflicting: list[int] = []
         documents = characters = 0
         for row in rows:
             digest.update(row_hash(row))
@@ -271,7 +284,7 @@ class _Planner:
             verdict = self.seen.add(row)
             if verdict != "new":
                 self.rejected += verdict == "other"
-                repeated.append(row.line)
+                (conflicting if verdict == "other" else repeated).append(row.line)
                 continue
             if documents % SAMPLE == 0:
                 self._tokens += self._counter.count_tokens([text])[0]
@@ -283,8 +296,20 @@ class _Planner:
         tokens = round(characters * self._tokens / self._characters) if self._characters else 0
         content = digest.hexdigest()
         stem = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(file.name).name)[:40]
-        name = f"{stem}-{first:010d}-{content[:12]}"
-        unit = Unit(name, file.path, file.name, first, last, documents, tokens, content, repeated=tuple(repeated))
+        # Equal files of two folders are two units.
+        name = f"{stem}-{first:010d}-{hashlib.sha256(f'{file.name} {content}'.encode()).hexdigest()[:12]}"
+        unit = Unit(
+            name,
+            file.path,
+            file.name,
+            first,
+            last,
+            documents,
+            tokens,
+            content,
+            repeated=tuple(repeated),
+            conflicting=tuple(conflicting),
+        )
         if self._is_copied:
             return copy_rows(self._job, unit, rows)
         return replace(unit, bytes=self._offsets.range(first, last)) if self._offsets is not None else unit

@@ -67,8 +67,17 @@ def is_arrow_folder(entries: set[str]) -> bool:
 
 
 def arrow_files(state: str) -> list[str]:
-    """Return the files of a saved data set in order, from the content of its ``state.json``."""
-    return [str(file["filename"]) for file in json.loads(state)["_data_files"]]
+    """Return the files of a saved data set in order, from the content of its ``state.json``.
+
+    Raises:
+        InputError: It is cut off, or another file of that name.
+    """
+    try:
+        return [str(file["filename"]) for file in json.loads(state)["_data_files"]]
+    except (ValueError, LookupError, TypeError) as error:
+        raise InputError(
+            "state.json of the saved data set is damaged: it names no files; save the data set again"
+        ) from error
 
 
 def _rows(batch: Any, schema: Any, converters: Mapping[str, Convert]) -> Iterator[dict[str, Any] | str]:

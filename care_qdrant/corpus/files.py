@@ -4,16 +4,17 @@ import glob
 import io
 import logging
 import os
+import posixpath
 import sys
 import unicodedata
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import takewhile
-from pathlib import Path, PurePath
-from typing import NamedTuple, Self
+from pathlib import Path, PurePath, PurePosixPath
+from typing import Self
 
 from care_qdrant.corpus.column_types import ColumnGuess, IdGuess, require_columns
 from care_qdrant.corpus.columnar import arrow_files, is_arrow_folder
@@ -30,6 +31,7 @@ from care_qdrant.corpus.streams import (
     is_utf_8,
     open_binary,
     recoded,
+    seekable,
     wide_encoding,
 )
 from care_qdrant.corpus.tables import describe_table, guess_types, read_header
@@ -41,6 +43,13 @@ logger = logging.getLogger(__name__)
 CorpusPath = str | Path | Sequence[str | Path]
 _EXPECTED = f"expected {READABLE}, a folder of such files, a folder that Hugging Face datasets saved, or -"
 _DEFAULT_FIELDS = Fields()
+MOST_NAMED = 50
+"""Largest number of files that a message about what is not read names."""
+_FOREIGN = f"{_EXPECTED}. LlamaIndex's SimpleDirectoryReader makes text of PDF and Word files"
+_REJECTS = "lists of rejected rows: give a file itself to read it"
+_HIDDEN = "hidden files: give a file itself to read it"
+_NO_FILES = "links to folders, broken links, pipes: give what is behind them as a path of its own"
+_OWN_FOLDERS = "folders of an embedded database, a model or a bulk job"
 _ADVICE = (
     "Give its encoding with --encoding: gb18030 for GBK and GB 2312, big5, shift_jis, euc_kr, cp1252; nothing tells "
     "them apart for sure, so read some documents afterwards"
@@ -86,6 +95,7 @@ class Corpus:
             MissingExtra: The format of a file needs a package that is not installed.
         """
         self.files = check_corpus(path, form)
+        self._form = form
         self._paths = [path] if isinstance(path, str | Path) else list(path)
         self.fields, self.encoding = fields, encoding
         self.found: list[str] = []
@@ -109,8 +119,7 @@ class Corpus:
 
     def __iter__(self) -> Iterator[Document | Reject]:
         """Return the rows in order."""
-        for path in self._paths:
-            _tell_unread(Path(path))
+        tell_unread(self._paths, self._form)
         for file, size in zip(self.files, self._sizes, strict=True):
             line = 0
             try:
@@ -136,8 +145,6 @@ class Corpus:
         content = self._open(file)
         if file.form in COLUMNAR:
             _require_package(file.path, ".parquet")
-            if self._file is None or not self._file.seekable():
-                raise InputError(f"{file.path}: a {file.form} file cannot be read from a pipe; save it first")
             self.found.append(file.form)
         else:
             self._look_at_text(file, content.peek(HEAD_BYTES))
@@ -165,7 +172,7 @@ class Corpus:
         self._opened = _state(self._file)
         content = decompressed(self._file, file.path, self._stack)
         if file.form in COLUMNAR:
-            return content
+            return content if content is self._file and content.seekable() else seekable(content, self._stack)
         head = content.peek(HEAD_BYTES)
         self._require_encoding(file.path, head)
         if _is_utf_8(self.encoding) or not is_chinese_utf_8(head):  # a folder may hold both
@@ -222,7 +229,7 @@ def check_corpus(path: CorpusPath, form: Format | None = None) -> list[CorpusFil
     """Return the files of a corpus, and refuse one that cannot be read before anything else is touched."""
     paths = [path] if isinstance(path, str | Path) else list(path)
     found = {place: file for each in paths for place, file in _files_of(str(each), form).items()}
-    files = _named(found, [str(each) for each in paths])
+    files = name_files(found, [root_of(each) for each in paths if str(each) != STDIN])
     for file in files:
         for ending in (".zst", ".parquet", ".arrow"):
             if file.path.endswith(ending):
@@ -267,7 +274,7 @@ def _files_of(path: str, form: Format | None) -> dict[str, Format]:
         if known is None:
             raise InputError(f"{path}: its name has no ending that says a format; give --format, or a name with one")
         return {path: known}
-    if not place.exists() and (matches := _matches(path)):
+    if matches := _matches(path):
         return {file: known for match in matches for file, known in _matched(match, form).items()}
     if not place.is_dir():
         raise InputError(f"{path}: does not exist; {_EXPECTED}")
@@ -278,41 +285,56 @@ def _files_of(path: str, form: Format | None) -> dict[str, Format]:
     if "dataset_dict.json" in entries:
         splits = sorted(entry.name for entry in place.iterdir() if entry.is_dir())
         raise InputError(f"{path}: is a folder of splits; give one of them: {', '.join(f'{path}/{s}' for s in splits)}")
-    files = _walk(place).files
-    found = {str(place / name): known for name in files if (known := _format_in_folder(name)) is not None}
+    found = {str(place / name): known for name, known in _listed(place)[0].items()}
     if not found:
         raise InputError(f"{path}: is a folder without files that can be read; {_EXPECTED}")
     return found
 
 
 def _matched(path: str, form: Format | None) -> dict[str, Format]:
-    """Return what a pattern has matched: a file whose name says no format is left out, with a warning."""
-    if Path(path).is_file() and format_of(path) is None and form is None:
-        logger.warning("%s: not read, since its name has no ending that says a format; give --format", path)
-        return {}
-    return _files_of(path, form)
+    """Return what a pattern has matched, without the files that a folder is read without."""
+    is_left_out = Path(path).is_file() and not choose_files([Path(path).name], form)[0]
+    return {} if is_left_out else _files_of(path, form)
 
 
-def _named(found: Mapping[str, Format], paths: Sequence[str]) -> list[CorpusFile]:
-    """Name each file by its place below the folder that was given, or below the deepest one that holds all given.
+def present_files(path: str) -> set[str]:
+    """Return the absolute paths of the files that a path stands for now; none where nothing can be read there."""
+    try:
+        found = [path] if Path(path).is_file() else [*_files_of(path, None)]
+    except InputError:
+        found = []
+    return {str(_absolute(each)) for each in found}
 
-    In NFC, since file systems differ in that.
+
+def name_files(found: Mapping[str, Format], roots: Sequence[str | Path]) -> list[CorpusFile]:
+    """Name each file by its place below the deepest folder that holds all roots; one that is there twice counts once.
+
+    Args:
+        found: Paths or URLs of files, with their formats.
+        roots: Folders below which the files of each given path are.
+
+    Returns:
+        The files, with names in NFC, since file systems differ in that.
     """
-    roots = [_root(path) for path in paths if path != STDIN]
-    root = Path(os.path.commonpath(roots)) if roots else Path()
-    files = []
+    root = posixpath.commonpath([_place(each) for each in roots]) if roots else ""
+    files: dict[str, CorpusFile] = {}
     for path, form in found.items():
-        name = path if path == STDIN else _absolute(path).relative_to(root).as_posix()
+        name = path if path == STDIN else PurePosixPath(_place(path)).relative_to(root).as_posix()
         # Bytes of a name that are no UTF-8, as another system wrote them, can be neither an id nor part of a report.
         name = unicodedata.normalize("NFC", os.fsencode(name).decode(UTF_8, "backslashreplace"))
-        files.append(CorpusFile(path, name, form))
-    return files
+        files.setdefault(_place(path), CorpusFile(path, name, form))
+    return list(files.values())
 
 
-def _root(path: str) -> Path:
+def _place(path: str | Path) -> str:
+    """Return a path or URL in one form: ``file:/data/a.md``, ``s3:/bucket/a.md``."""
+    return str(PurePosixPath(path if "://" in str(path) else f"file:{_absolute(path).as_posix()}"))
+
+
+def root_of(path: str | Path) -> Path:
     """Return the folder below which the files of a path are named."""
     place = Path(path)
-    if not place.exists() and glob.has_magic(path):
+    if _matches(str(path)):
         parts = list(takewhile(lambda part: not glob.has_magic(part), place.parts))
         return _absolute(Path(*parts))
     return _absolute(path) if place.is_dir() else _absolute(path).parent
@@ -323,35 +345,29 @@ def _absolute(path: str | Path) -> Path:
     return Path(os.path.normpath(Path(path).absolute()))
 
 
-class _Walk(NamedTuple):
-    """Paths of the files below a folder, relative to it, sorted."""
+def _listed(folder: Path) -> tuple[dict[str, Format], dict[str, list[str]]]:
+    """Return the files of a folder that are read, with their formats, and what is not read, by the reason.
 
-    files: list[str]
-    others: list[str]
-    """Paths that are neither files nor folders, and links to folders."""
-    own: list[str]
-    """Folders that this package or Qdrant writes: embedded databases, models, bulk jobs."""
-
-
-def _walk(folder: Path) -> _Walk:
-    """List a folder.
-
-    A link to a folder is not followed: a link to the newest of several would make each document twice.
+    The names are relative to the folder. A link to a folder is not followed: a link to the newest of several would make
+    each document twice.
     """
 
     def refuse(error: OSError) -> None:
         raise InputError(f"{error.filename}: cannot be read ({error.strerror}); its documents would be missing")
 
-    found = _Walk([], [], [])
+    files: list[str] = []
+    others: list[str] = []
+    own: list[str] = []
     for parent, folders, names in os.walk(folder, onerror=refuse):
         place = Path(parent)
-        found.others.extend(_below(place / name, folder) for name in folders if (place / name).is_symlink())
-        own = [name for name in folders if _is_own(place / name)]
-        found.own.extend(_below(place / name, folder) for name in own)
-        folders[:] = [name for name in folders if name not in own]
+        others.extend(_below(place / name, folder) for name in folders if (place / name).is_symlink())
+        left_out = [name for name in folders if _is_own(place / name)]
+        own.extend(_below(place / name, folder) for name in left_out)
+        folders[:] = [name for name in folders if name not in left_out]
         for name in names:
-            (found.files if (place / name).is_file() else found.others).append(_below(place / name, folder))
-    return _Walk(*map(sorted, found))
+            (files if (place / name).is_file() else others).append(_below(place / name, folder))
+    chosen, unread = choose_files(sorted(files))
+    return chosen, {**unread, _NO_FILES: sorted(others), _OWN_FOLDERS: sorted(own)}
 
 
 def _below(path: Path, folder: Path) -> str:
@@ -367,42 +383,55 @@ def _is_own(folder: Path) -> bool:
     return any(all((folder / name).exists() for name in names) for names in _OWN)
 
 
-def _format_in_folder(name: str) -> Format | None:
-    """Return the format of a file in a folder; None where it is not read."""
-    return None if _is_hidden(name) or is_rejects_name(PurePath(name).name) else format_of(name)
+def choose_files(names: Iterable[str], form: Format | None = None) -> tuple[dict[str, Format], dict[str, list[str]]]:
+    """Return the files of a folder that are read, with their formats, and the others by the reason.
+
+    Args:
+        names: Paths below the folder.
+        form: Format of files whose names say none; None leaves them out.
+    """
+    chosen: dict[str, Format] = {}
+    unread: dict[str, list[str]] = {_FOREIGN: [], _REJECTS: [], _HIDDEN: []}
+    for name in names:
+        known = format_of(name) or form
+        if _is_hidden(name):
+            unread[_HIDDEN] += [] if known is None else [name]
+        elif is_rejects_name(PurePath(name).name):
+            unread[_REJECTS].append(name)
+        elif known is None:
+            unread[_FOREIGN].append(name)
+        else:
+            chosen[name] = known
+    return chosen, unread
 
 
-def _tell_unread(folder: Path) -> None:
-    """Log what of a folder is not read, and why."""
-    if not folder.is_dir() or is_arrow_folder({entry.name for entry in folder.iterdir()}):
-        return
-    found = _walk(folder)
-    hidden = [name for name in found.files if _is_hidden(name) and format_of(name) is not None]
-    rejects = [name for name in found.files if not _is_hidden(name) and is_rejects_name(PurePath(name).name)]
-    foreign = [name for name in found.files if not _is_hidden(name) and format_of(name) is None]
-    advice = f"{_EXPECTED}. LlamaIndex's SimpleDirectoryReader makes text of PDF and Word files"
-    reasons = (
-        (foreign, advice),
-        (found.others, "links to folders, broken links, pipes: give what is behind them as a path of its own"),
-        (found.own, "folders of an embedded database, a model or a bulk job"),
-        (rejects, "lists of rejected rows: give a file itself to read it"),
-        (hidden, "hidden files: give a file itself to read it"),
-    )
-    for names, reason in reasons:
+def tell_unread(paths: Sequence[str | Path], form: Format | None = None) -> None:
+    """Log what of folders and patterns is not read, and why."""
+    for path in map(str, paths):
+        matches = _matches(path)
+        log_unread(path, choose_files([each for each in matches if Path(each).is_file()], form)[1])
+        for place in map(Path, matches or [path]):
+            if place.is_dir() and not is_arrow_folder({entry.name for entry in place.iterdir()}):
+                log_unread(str(place), _listed(place)[1])
+
+
+def log_unread(place: str, unread: Mapping[str, Sequence[str]]) -> None:
+    """Log the files that are not read, each by its name."""
+    for reason, names in unread.items():
         if names:
-            shown = ", ".join(names[:3])
-            logger.warning("%s: not read: %d, as %s: %s", folder, len(names), shown, reason)
+            more = f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
+            shown = ", ".join(names[:MOST_NAMED]) + more
+            logger.warning("%s: not read: %d, as %s: %s", place, len(names), shown, reason)
 
 
 def _is_utf_8(encoding: str) -> bool:
     return encoding.lower() in (UTF_8, "utf8")
 
 
-def _matches(pattern: str) -> list[str]:
-    if not glob.has_magic(pattern):
-        return []
-    anchor = Path(pattern).anchor
-    return sorted(str(path) for path in Path(anchor).glob(str(Path(pattern).relative_to(anchor))))
+def _matches(path: str) -> list[str]:
+    """Return what a pattern matches, as a shell does: no hidden files; nothing for a path that is there itself."""
+    is_pattern = glob.has_magic(path) and not Path(path).exists()
+    return sorted(glob.glob(path, recursive=True)) if is_pattern else []  # noqa: PTH207  # which matches hidden files
 
 
 def _is_hidden(name: str) -> bool:

@@ -136,8 +136,11 @@ def hash_id(title: str, text: str) -> str:
 def check_document(document: Document) -> Document | Reject:
     """Let a document pass, or say what Qdrant, a tokenizer or a payload could not hold of it.
 
-    Metadata become plain dictionaries and lists, without the fields that are NaN, as tables write a missing number.
+    Metadata become plain dictionaries and lists, without the fields that are NaN, as tables write a missing number; in
+    a list, null takes its place.
     """
+    if not isinstance(document.metadata, Mapping | None):
+        return Reject.of(document, f"metadata is a {_kind(document.metadata)}; expected an object")
     try:
         document = replace(document, metadata=_plain(document.metadata or {}))
     except RecursionError:
@@ -158,7 +161,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items() if not _is_nan(inner)}
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+        return [None if _is_nan(inner) else _plain(inner) for inner in value]
     return value
 
 

@@ -4,7 +4,9 @@ import codecs
 import gzip
 import io
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -63,6 +65,14 @@ def decompressed(file: io.BufferedReader, path: str, stack: ExitStack) -> io.Buf
         elif magic == _ZSTD or (path.endswith(".zst") and not layer):
             file = io.BufferedReader(_Chunks(_zstandard(file, path)), HEAD_BYTES)
     return file
+
+
+def seekable(file: io.BufferedReader, stack: ExitStack) -> io.BufferedReader:
+    """Return the content of a pipe or a compressed file as a temporary file, which can be read in any order."""
+    copy = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115  # the stack closes it
+    shutil.copyfileobj(file, copy)
+    copy.seek(0)
+    return cast(io.BufferedReader, copy)
 
 
 def recoded(file: io.BufferedReader, encoding: str) -> io.BufferedReader:

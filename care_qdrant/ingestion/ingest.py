@@ -108,7 +108,7 @@ def ingest(
             if settings.stand_in:
                 model = _standing_in(model, target)
             vectors, is_new, rows = _joined(source, model, target, vector_name, settings, storage or Storage())
-            entry = RunEntry(target, vectors, settings, source.inputs)
+            entry = RunEntry(target, vectors, settings, source.inputs, source.files)
             run = _Run(target, model, vectors, settings, is_new, seen, entry, on_progress)
             return run.go(replace(source, rows=rows), on_stopped)
     except KeyboardInterrupt:
@@ -178,6 +178,7 @@ def ingest_encoded(
     *,
     settings: IngestSettings,
     storage: Storage | None = None,
+    inputs: Sequence[str] = (),
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> IngestReport:
     """Put documents that come cut and encoded into a collection, as `ingest` does with those that it encodes.
@@ -188,6 +189,7 @@ def ingest_encoded(
         collection: Created where it is not there, without a search graph until its load is finished.
         settings: Treatment of the documents.
         storage: Storage of the vectors of a new collection.
+        inputs: Files and folders that the documents come from.
         on_progress: Called after each batch and each window.
 
     Raises:
@@ -205,7 +207,8 @@ def ingest_encoded(
     vectors = joined or vectors
     target.create_indexes(index_schemas(settings.indexes))
     with Seen() as seen:
-        run = _Run(target, None, vectors, settings, False, seen, RunEntry(target, vectors, settings), on_progress)
+        entry = RunEntry(target, vectors, settings, inputs)
+        run = _Run(target, None, vectors, settings, False, seen, entry, on_progress)
         return run.go(Source(iter(documents)), lambda _: None)
 
 

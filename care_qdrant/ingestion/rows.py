@@ -24,7 +24,7 @@ from care_qdrant.encoders.languages import SAMPLED_TEXTS, require_language
 from care_qdrant.errors import InputError, counted
 from care_qdrant.ingestion.diff import Diff, make_diff, points_of_other_writers
 from care_qdrant.ingestion.pipeline import WINDOW_TEXTS
-from care_qdrant.ingestion.seen import Seen
+from care_qdrant.ingestion.seen import OTHER_CONTENT, Seen
 from care_qdrant.ingestion.settings import DocumentModel, IngestReport, Shard
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import PointVectors
@@ -61,6 +61,8 @@ class Source:
     """Files that were written to while they were read; grows while the rows are read."""
     inputs: Sequence[str] = ()
     """Files and folders that were given, by which a later run knows the corpus again."""
+    files: Sequence[str] = ()
+    """Files that are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +117,11 @@ def open_source(
         if file.found:
             others = f", the first of {len(file.files):,} files" if len(file.files) > 1 else ""
             logger.info("%s: %s%s", file.files[0].path, file.found[0], others)
-        yield Source(rows, lambda: file.share_read, rejects, file.changed, _inputs(corpus))
+        files = [each.path for each in file.files]
+        yield Source(rows, lambda: file.share_read, rejects, file.changed, inputs_of(corpus), files)
 
 
-def _inputs(corpus: CorpusPath) -> list[str]:
+def inputs_of(corpus: CorpusPath) -> list[str]:
     """Return the files and folders of a corpus as absolute paths, sorted; a URL and standard input as they are."""
     given = [corpus] if isinstance(corpus, str | Path) else corpus
     # A symbolic link such as "current" keeps its name.
@@ -235,7 +238,7 @@ class Reader:
         if verdict == "new":
             self.beginnings.add(embedded_text(document.title, document.text))
         if verdict == "other":
-            self._reject(Reject.of(document, "an earlier row has this id and other content"))
+            self._reject(Reject.of(document, OTHER_CONTENT))
         self.report.duplicates += verdict == "same"
         return row if verdict == "new" else None
 

@@ -7,7 +7,9 @@ run that finds an entry knows that chunks may be left behind which no document l
 with a whole run of the same corpus, or with a sync, after which there is no other corpus.
 """
 
+import glob
 import logging
+import os
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from care_qdrant.contracts.metadata import IDENTITY, INPUTS, RUN, RUN_MET
+from care_qdrant.corpus.files import present_files
 from care_qdrant.errors import CareError, FingerprintMismatch, Rejected
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.qdrant.checks import check_contract, check_sparse_contract
@@ -34,7 +37,9 @@ class RunEntry:
     vectors: PointVectors
     settings: IngestSettings
     inputs: Sequence[str] = ()
-    """Files and folders that the run reads."""
+    """Files, folders and patterns that were given to the run."""
+    files: Sequence[str] = ()
+    """Files that the run reads."""
     has_synced: bool = False
     """Whether the run has deleted what is not in its corpus."""
     identity: str | None = None
@@ -137,8 +142,15 @@ class RunEntry:
         return {} if before == after or not self.inputs else INPUTS.change(after, self._shard_key)
 
     def _reads(self, given: str) -> bool:
-        """Return whether this run reads a file or a folder that was given to another one."""
-        return any(given == own or Path(own) in Path(given).parents or Path(given).match(own) for own in self.inputs)
+        """Return whether this run answers for a path that was given to another one.
+
+        It was given the path too; or a folder or pattern that holds it, and reads all files that are there: a folder is
+        read without hidden and linked ones, and without those that have a format by --format alone.
+        """
+        if given in self.inputs:
+            return True
+        is_held = any(Path(own) in Path(given).parents or _matches_pattern(own, given) for own in self.inputs)
+        return is_held and present_files(given) <= {os.path.abspath(file) for file in self.files}  # noqa: PTH100
 
     @property
     def _place(self) -> dict[str, Any]:
@@ -152,6 +164,10 @@ class RunEntry:
         if run.get("shard_key") != own.get("shard_key") or own["shard"] not in ("1/1", run.get("shard")):
             return False
         return self.settings.limit is None and (self.has_synced or all(map(self._reads, run.get(INPUTS.name) or ())))
+
+
+def _matches_pattern(own: str, given: str) -> bool:
+    return glob.has_magic(own) and not Path(own).exists() and Path(given).match(own)
 
 
 def _other_runs(schema: CollectionSchema, own: str) -> dict[str, Any]:

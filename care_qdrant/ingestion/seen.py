@@ -19,6 +19,8 @@ from care_qdrant.types import CARE_KEY, Document, point_id
 
 Verdict = Literal["new", "same", "other"]
 Kind = Literal["kept", "surplus", "missing"]
+OTHER_CONTENT = "an earlier row has this id and other content"
+"""Why the later one of two rows with one id is rejected."""
 EXAMPLES = 3
 """Documents of deleted points that a report names."""
 

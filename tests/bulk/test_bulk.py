@@ -303,7 +303,7 @@ def test_a_unit_reads_its_own_rows_alone(tmp_path: Path, form: str) -> None:
     assert len(manifest.units) == 5
     assert sum(receipt.documents for receipt in receipts) == 45
     assert manifest.rejected == (2 if form == "jsonl.gz" else 1)
-    assert sum(receipt.rejected for receipt in receipts) == (form == "jsonl.gz")  # the plan leaves out repeated rows
+    assert sum(receipt.rejected for receipt in receipts) == manifest.rejected
     corpus.write_bytes(kept)
     assert make_plan(corpus, tmp_path / "job").units == manifest.units
 
@@ -570,3 +570,83 @@ def test_two_owners_at_once_write_what_one_writes(server: StandIn, encoded: Job)
     again = load(encoded, Collection(client, "bulk"))
     assert (again.encoded, again.updated, again.unchanged) == (0, 0, again.points)
     assert verify(encoded, Collection(client, "bulk")).problems == []
+
+
+NAMES = st.sampled_from(["a.jsonl", "x/a.jsonl", "y/a.jsonl", "x/y/b.jsonl"])
+ROWS = st.lists(st.tuples(st.sampled_from("123"), st.sampled_from(TEXTS[:2])), max_size=3)
+
+
+@given(st.dictionaries(NAMES, ROWS, min_size=1), st.booleans())
+@settings(max_examples=25)
+def test_a_folder_of_any_files_ends_as_direct_ingestion_ends_it(
+    tmp_path_factory: pytest.TempPathFactory, files: dict[str, list[tuple[str, str]]], is_url: bool
+) -> None:
+    """Equal files of two folders, rows that repeat others, ids with other content; by path and by URL."""
+    folder = tmp_path_factory.mktemp("corpus")
+    for name, lines in {**files, "z.jsonl": [("9", TEXTS[2])]}.items():
+        (folder / "c" / name).parent.mkdir(parents=True, exist_ok=True)
+        write_lines(folder / "c" / name, [{"id": id_, "text": text} for id_, text in lines])
+    make_plan([f"file://{folder}/c" if is_url else folder / "c"], folder / "job")  # type: ignore[list-item]
+    encode_all(folder / "job")
+    job = Job(str(folder / "job"))
+    with closing(QdrantClient(":memory:")) as client:
+        direct = ingest(
+            folder / "c",
+            MODEL,
+            client,
+            "direct",
+            settings=IngestSettings(sparse=True),
+            reading=reading.Reading(rejects=folder / "rejects.jsonl"),
+        )
+        load(job, Collection(client, "bulk"))
+        stored = [{r.id: r.payload for r in client.scroll(name, limit=99)[0]} for name in ("direct", "bulk")]
+        assert verify(job, Collection(client, "bulk")).right == direct.points
+    assert stored[0] == stored[1]
+    receipts = job.receipts().values()
+    assert sum(receipt.rejected for receipt in receipts) == direct.rejected == job.manifest().rejected
+
+
+def test_texts_of_two_folders_keep_their_places_whatever_door_they_come_through(tmp_path: Path) -> None:
+    for name in "xy":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.md").write_text(f"{name} {TEXTS[0]}", encoding="utf-8")
+    x, y = tmp_path / "x", tmp_path / "y"
+    doors = itertools.product((str(x), f"file://{x}"), (str(y), f"file://{y}"))
+    for number, (first, second) in enumerate(doors):
+        job = tmp_path / f"job-{number}"
+        for _ in range(2):
+            manifest = make_plan([first, second], job)  # type: ignore[list-item]  # a URL
+            assert [unit.label for unit in manifest.units] == ["x/a.md", "y/a.md"]
+            assert manifest.rejected == 0
+    assert len(make_plan([x / "a.md", tmp_path / "y/../x/a.md"], tmp_path / "twice").units) == 1
+
+
+def test_a_sync_knows_what_a_bulk_job_has_loaded(tmp_path: Path) -> None:
+    one, other = write_lines(tmp_path / "a.jsonl", rows(5)), write_lines(tmp_path / "b.jsonl", rows(5, 5))
+    make_plan([one, other], tmp_path / "job")
+    encode_all(tmp_path / "job")
+    sync = IngestSettings(sync=True, max_delete_fraction=1)
+    read = reading.Reading(rejects=tmp_path / "rejects.jsonl")
+    with closing(QdrantClient(":memory:")) as client:
+        loaded = load(Job(str(tmp_path / "job")), Collection(client, "c")).points
+        with pytest.raises(InputError, match=r"also has documents of \S+b\.jsonl, which this run does not read"):
+            ingest(one, MODEL, client, "c", settings=sync, reading=read)
+        assert client.count("c").count == loaded
+        assert ingest([one, other], MODEL, client, "c", settings=sync, reading=read).deleted == 0
+
+
+def test_a_job_inside_a_corpus_is_no_part_of_it_from_its_plan_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_lines(tmp_path / "a.jsonl", rows(3))
+    plans = [make_plan(Path(), Path("job")) for _ in range(2)]
+    assert plans[0].units == plans[1].units
+    assert plans[1].rejected == 0
+
+
+def test_a_damaged_receipt_declares_nothing_done(encoded: Job, tmp_path: Path) -> None:
+    whole = encoded.receipts()
+    for content in ("{", "{}", "[1]"):
+        (tmp_path / "job/receipts" / f"{next(iter(whole))}.json").write_text(content, encoding="utf-8")
+        assert encoded.receipts().keys() == {*whole} - {next(iter(whole))}

@@ -51,7 +51,7 @@ def test_a_letterhead_is_reported_and_can_be_cut_off(client: QdrantClient, tmp_p
 def test_what_is_no_regular_expression_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"id": "1", "text": "发烧"}\n', encoding="utf-8")
     result = CliRunner().invoke(command, [str(tmp_path / "a.jsonl"), "--skip-beginning", "("])
-    assert result.exit_code == 2 and "--skip-beginning" in result.output and "no regular expression" in result.output
+    assert result.exit_code == 2 and "--skip-beginning" in result.output and "not a regular expression" in result.output
 
 
 @pytest.mark.parametrize("title", ["", "高血压"])

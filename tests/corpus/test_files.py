@@ -247,3 +247,27 @@ def test_any_bytes_are_rows_or_rejects(content: bytes) -> None:
     lines = list(numbered_lines(io.BufferedReader(io.BytesIO(content))))
     assert b"".join(raw for _, raw in lines if isinstance(raw, bytes)) == content.removeprefix(b"\xef\xbb\xbf")
     assert [number for number, _ in lines] == list(range(1, len(lines) + 1))
+
+
+def test_a_pattern_takes_what_a_folder_takes_and_names_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    for name in ("a.jsonl", ".hidden.jsonl", "c.rejects.jsonl", "sub/b.jsonl"):
+        (tmp_path / name).write_text(json.dumps({"id": name, "text": "发烧"}), encoding="utf-8")
+    others = [f"sub/{number}.pdf" for number in range(9)]
+    for name in others:
+        (tmp_path / name).write_bytes(b"%PDF")
+    with Corpus("*") as corpus:
+        assert [row.id for row in corpus if isinstance(row, Document)] == ["a.jsonl", "sub/b.jsonl"]
+    said = caplog.text
+    assert all(name.removeprefix("sub/") in said for name in ("c.rejects.jsonl", *others))
+
+
+@pytest.mark.parametrize("state", ["{", "{}", "[]", '{"_data_files": [1]}'])
+def test_a_saved_data_set_that_is_damaged_is_refused(tmp_path: Path, state: str) -> None:
+    (tmp_path / "dataset_info.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "state.json").write_text(state, encoding="utf-8")
+    with pytest.raises(InputError, match="is damaged"):
+        Corpus(tmp_path)

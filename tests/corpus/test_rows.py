@@ -41,7 +41,6 @@ def nested(depth: int) -> dict[str, object]:
         (b'{"id": "1", "text": "a\\ud800"}', "an unpaired surrogate (\\ud800)"),
         (b'{"id": "\\udfff", "text": "a"}', "an unpaired surrogate"),
         (b'{"id": "1", "text": "a\\u0000b"}', "'text' holds a NUL character"),
-        (b'{"id": "1", "text": "a", "metadata": {"x": [NaN]}}', "'x' is nan, which JSON cannot hold"),
         (b'{"id": "1", "text": "a", "metadata": {"x": [1, -Infinity]}}', "'x' is -inf"),
         (b'{"id": "1", "text": "a", "metadata": {"x": 1e999}}', "'x' is inf"),
         (b'{"id": "1", "text": "a", "metadata": {"x": 9223372036854775808}}', "more than 64 bits"),
@@ -150,3 +149,15 @@ def test_nan_is_a_missing_field() -> None:
     assert parse_line(raw, 1, FIELDS) == Document("1", "a", metadata={"y": 1})
     reject = parse_line(b'{"id": "1", "text": NaN}', 1, FIELDS)
     assert isinstance(reject, Reject) and reject.reason == "document has no 'text' (keys: id)"
+
+
+def test_a_number_that_is_missing_in_a_list_is_null() -> None:
+    row = parse_line(b'{"id": "1", "text": "a", "x": [NaN, 1], "metadata": {"y": [[NaN]]}}', 1, FIELDS)
+    assert isinstance(row, Document)
+    assert row.metadata == {"x": [None, 1], "y": [[None]]}
+
+
+def test_metadata_that_are_no_object_reject_the_document() -> None:
+    row = check_document(Document("a", "b", metadata=[1]))  # type: ignore[arg-type]  # of a program without types
+    assert isinstance(row, Reject)
+    assert "expected an object" in row.reason

@@ -15,6 +15,8 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 from qdrant_client import QdrantClient
@@ -315,10 +317,10 @@ def test_standard_input_may_be_anything(tmp_path: Path) -> None:
         stdin="text,dept\n一,内科\n二,外科\n".encode(),
     )
     assert json.loads(result.stdout)["points"] == 2
-    with pytest.raises(InputError, match="parquet file cannot be read from a pipe"):
-        reading = Reading(format="parquet")
-        reader, writer = os.pipe()
-        os.write(writer, b"PAR1" + bytes(100))
-        os.close(writer)
-        with open_client(path=tmp_path / "other") as client, os.fdopen(reader, "rb") as pipe:
-            ingest(f"/dev/fd/{pipe.fileno()}", HashModel(), client, "c", reading=reading)
+    reader, writer = os.pipe()
+    pq.write_table(pa.table({"id": ["1"], "text": ["一"]}), tmp_path / "a.parquet")
+    os.write(writer, (tmp_path / "a.parquet").read_bytes())
+    os.close(writer)
+    with open_client(path=tmp_path / "other") as client, os.fdopen(reader, "rb") as pipe:
+        read = ingest(f"/dev/fd/{pipe.fileno()}", HashModel(), client, "c", reading=Reading(format="parquet"))
+    assert read.points == 1
