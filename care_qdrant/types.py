@@ -46,6 +46,8 @@ class TermCounts:
     """Counts by the index of a term (`care_qdrant.encoders.terms.bm25.term_counts`)."""
     lead: float | None
     """The position weights that the counts have; None where all occurrences count the same."""
+    analyser: str
+    """Name of the analyser that cut the text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.contracts.contract import VectorContract
 from care_qdrant.encoders.terms import bm25
+from care_qdrant.encoders.terms.analyser import DEFAULT, Analyser
 from care_qdrant.encoders.terms.weights import TermWeights
 from care_qdrant.types import Vectors
 
@@ -95,8 +96,8 @@ class HashModel:
     alpha = 0.5
     term_weights_digest: str | None = "of TERM_WEIGHTS"
 
-    def query_terms(self, text: str) -> models.SparseVector:
-        return TERM_WEIGHTS.query_vector(text)
+    def query_terms(self, text: str, analyser: Analyser = DEFAULT) -> models.SparseVector:
+        return TERM_WEIGHTS.query_vector(text, analyser)
 
     def encode_query(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
         return self.query_encoder.encode(texts, prompt=prompt)

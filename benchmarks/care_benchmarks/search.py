@@ -23,7 +23,7 @@ from qdrant_client import QdrantClient, models
 from care_benchmarks.results import Indexing
 from care_benchmarks.systems import EvaluatedSystem
 from care_qdrant import CareModel, Document, IngestSettings, Progress, Retriever, ingest
-from care_qdrant.encoders.terms.bm25 import ANALYSER
+from care_qdrant.encoders.terms.analyser import DEFAULT
 from care_qdrant.errors import InputError, counted
 from care_qdrant.qdrant.connection import is_embedded
 from care_qdrant.types import Vectors, point_id
@@ -249,7 +249,7 @@ def _model_meta(system: EvaluatedSystem) -> ModelMeta:
     """Describe the system to mteb, whose result cache is keyed by name and revision."""
     revision, geometry = system.model.fingerprint, system.model.geometry
     if system.mode != "dense":
-        revision = hashlib.sha256("\x1f".join([revision, ANALYSER, system.mode]).encode()).hexdigest()
+        revision = hashlib.sha256("\x1f".join([revision, DEFAULT.name, system.mode]).encode()).hexdigest()
     return ModelMeta.create_empty(
         overwrites={
             "name": f"care-qdrant/{file_name(system.name)}",

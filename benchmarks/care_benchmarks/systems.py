@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from care_qdrant import CareModel, Engine, Mode, Precision
-from care_qdrant.encoders.terms.bm25 import ANALYSER
+from care_qdrant.encoders.terms.analyser import DEFAULT
 from care_qdrant.errors import InputError
 from care_qdrant.model.card import CARD_FILE
 from care_qdrant.model.hub import fetch_document_side
@@ -39,7 +39,7 @@ class EvaluatedSystem:
     @property
     def fingerprint(self) -> str:
         """Return the fingerprint of the weights, or the name of the analyser for BM25."""
-        return ANALYSER if self.mode == "sparse" else self.model.fingerprint
+        return DEFAULT.name if self.mode == "sparse" else self.model.fingerprint
 
     @property
     def dim(self) -> int:

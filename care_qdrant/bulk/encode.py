@@ -90,7 +90,7 @@ def read_part(job: Job, manifest: Manifest, receipt: Receipt) -> Iterator[list[C
         flat = table["vector"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
         vectors = np.ascontiguousarray(flat.reshape(len(table), manifest.dim), dtype=np.float32)
         rows = table.drop_columns(["vector"]).to_pylist()
-        yield [replace(_chunk(row, manifest.lead), vector=vector) for row, vector in zip(rows, vectors, strict=True)]
+        yield [replace(_chunk(row, manifest), vector=vector) for row, vector in zip(rows, vectors, strict=True)]
 
 
 def _chunks(job: Job, manifest: Manifest, unit: Unit, model: DocumentModel, rejects: list[Reject]) -> Iterator[Chunk]:
@@ -180,8 +180,9 @@ def _parquet(tasks: Sequence[ChunkTask], vectors: Vectors, manifest: Manifest) -
         "hash": [task.hashes[manifest.vector_name] for task in tasks],
         "vector": pa.FixedSizeListArray.from_arrays(flat, manifest.dim),
     }
-    if manifest.average_length is not None:
-        counts = [bm25.term_counts(chunk.embedded_text, lead=manifest.lead) for chunk in chunks]
+    if manifest.sparse is not None:
+        analyser = manifest.sparse.analyser
+        counts = [bm25.term_counts(chunk.embedded_text, lead=manifest.lead, analyser=analyser) for chunk in chunks]
         columns["terms"] = pa.array([list(each) for each in counts], type=pa.list_(pa.uint32()))
         columns["counts"] = pa.array([list(each.values()) for each in counts], type=pa.list_(pa.float64()))
     strings = ("point_id", "id", "title", "text", "metadata", "hash")
@@ -198,9 +199,9 @@ def _parquet(tasks: Sequence[ChunkTask], vectors: Vectors, manifest: Manifest) -
     return file.getvalue()
 
 
-def _chunk(row: dict[str, Any], lead: float | None) -> Chunk:
+def _chunk(row: dict[str, Any], manifest: Manifest) -> Chunk:
     metadata = cast(dict[str, Any], json.loads(row["metadata"]))
     document = Document(row["id"], row["text"], row["title"], metadata, row["line"])
     counted = dict(zip(row["terms"], row["counts"], strict=True)) if "terms" in row else None
-    terms = None if counted is None else TermCounts(counted, lead)
+    terms = None if counted is None else TermCounts(counted, manifest.lead, manifest.analyser)
     return Chunk(document, row["text"], row["chunk"], row["chunks"], row["tokens"], terms)

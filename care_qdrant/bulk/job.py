@@ -16,9 +16,10 @@ import fsspec  # type: ignore[import-untyped]
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from care_qdrant.contracts.contract import VectorContract
+from care_qdrant.contracts.contract import SparseContract, VectorContract
 from care_qdrant.corpus.chunking import Overflow
 from care_qdrant.corpus.rows import Fields
+from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import InputError, NewerFormat
 
 FORMAT = 2
@@ -76,6 +77,8 @@ class Manifest:
     """Mean document length in terms, of the BM25 vectors; None without them."""
     lead: float | None = None
     """Position constant by which the parts have counted BM25 terms (see `SparseContract`)."""
+    analyser: str = "zh-char-bigram-1"
+    """Name of the analyser that has cut those terms; jobs of before this key have that of the default."""
     collection: str | None = None
     """Collection whose points are encoded; None for a job over a corpus."""
     text_field: str | None = None
@@ -92,6 +95,13 @@ class Manifest:
     def contract(self) -> VectorContract:
         """The record that a collection keeps of the vectors."""
         return VectorContract(self.fingerprint, self.model_name, self.dim, distance=self.distance)
+
+    @property
+    def sparse(self) -> SparseContract | None:
+        """The record that a collection keeps of the BM25 vectors; None without them."""
+        if self.average_length is None:
+            return None
+        return SparseContract(self.analyser, bm25.DEFAULT_K1, bm25.DEFAULT_B, self.average_length, self.lead)
 
     @property
     def vector_bytes(self) -> int:

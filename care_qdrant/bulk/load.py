@@ -20,7 +20,6 @@ from typing_extensions import override
 
 from care_qdrant.bulk.encode import read_part
 from care_qdrant.bulk.job import Job, Manifest, Receipt
-from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.contracts.layouts import Layout, guess_layout
 from care_qdrant.contracts.learned import stored_vector
 from care_qdrant.contracts.metadata import IDENTITY
@@ -158,10 +157,7 @@ def _finished(job: Job) -> tuple[Manifest, list[Receipt]]:
 
 
 def _vectors(manifest: Manifest) -> PointVectors:
-    average = manifest.average_length
-    new = SparseContract.of_texts(())
-    sparse = None if average is None else replace(new, average_length=average, lead=manifest.lead)
-    return PointVectors(manifest.vector_name, manifest.contract, sparse)
+    return PointVectors(manifest.vector_name, manifest.contract, manifest.sparse)
 
 
 def _documents(job: Job, manifest: Manifest, receipts: Sequence[Receipt]) -> Iterator[CutDocument]:

@@ -22,6 +22,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from care_qdrant.bulk.job import MANIFEST, ROWS, Job, Manifest, Unit
+from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.contracts.payload import payload_hash
 from care_qdrant.corpus.files import (
     Corpus,
@@ -38,7 +39,6 @@ from care_qdrant.corpus.formats import COMPRESSIONS, READABLE, Format, format_of
 from care_qdrant.corpus.rows import Fields, Reject
 from care_qdrant.corpus.streams import HEAD_BYTES, UTF_8
 from care_qdrant.encoders import TokenCounter
-from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import FingerprintMismatch, InputError
 from care_qdrant.ingestion.rows import inputs_of
 from care_qdrant.ingestion.seen import OTHER_CONTENT, Seen
@@ -73,22 +73,15 @@ def plan(
         units = [unit for file in files for unit in planner.units(file)]
     if not units:
         raise InputError(f"{', '.join(corpus)}: no document is in the corpus, so no job was made")
-    average = lead = None
-    if sparse:
-        lead = bm25.DEFAULT_LEAD if former is None else former.lead
-        average = bm25.average_length(planner.texts, lead=lead) if former is None else former.average_length
+    new = SparseContract.of_texts(planner.texts) if sparse and former is None else None
+    terms = new or (former.sparse if sparse and former is not None else None)
+    if terms is not None:
+        draft = replace(draft, average_length=terms.average_length, lead=terms.lead, analyser=terms.fingerprint)
     # Units of files that this corpus does not name stay: the job is of both.
     known = {unit.name for unit in units}
     others = [] if former is None else [unit for unit in former.units if unit.name not in known]
     inputs = {*inputs_of(corpus), *(former.inputs if former is not None else ())}
-    manifest = replace(
-        draft,
-        units=(*others, *units),
-        average_length=average,
-        lead=lead,
-        rejected=planner.rejected,
-        inputs=tuple(sorted(inputs)),
-    )
+    manifest = replace(draft, units=(*others, *units), rejected=planner.rejected, inputs=tuple(sorted(inputs)))
     job.write_manifest(manifest)
     return manifest
 

@@ -19,6 +19,7 @@ from care_qdrant.console.options import (
     Target,
     any_language_option,
     batch_tokens,
+    bm25_language_option,
     deletion_option,
     json_option,
     model_options,
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
         ],
         "Engine": ["engine"],
         "Deletion": ["max_delete_fraction"],
-        "New vector": ["quantization", "on_disk", "any_language"],
+        "New vector": ["quantization", "on_disk", "any_language", "bm25_language"],
     },
 )
 @click.argument("collection")
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
 )
 @click.option("--on-disk", is_flag=True, help="Keep the new vectors on disk.")
 @any_language_option
+@bm25_language_option
 @click.option(
     "--dry-run", is_flag=True, help="Write nothing; show what would be done, its cost, and what would be refused."
 )
@@ -165,6 +167,7 @@ def _plan(
             vector_name=vector_name,
             text_field=settings.text_field,
             any_language=settings.any_language,
+            bm25_language=settings.bm25_language,
         )
     if as_json:
         show_json(asdict(plan))

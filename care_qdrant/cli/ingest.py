@@ -22,6 +22,7 @@ from care_qdrant.console.options import (
     add_options,
     any_language_option,
     batch_tokens,
+    bm25_language_option,
     deletion_option,
     json_option,
     model_options,
@@ -160,6 +161,7 @@ _run_options = add_options(
         "longer exists. These documents are marked, and searches find them less reliably.",
     ),
     any_language_option,
+    bm25_language_option,
     click.option("--limit", type=click.IntRange(min=1), help="Number of rows to read.  [default: all]"),
     click.option(
         "--shard",

@@ -16,6 +16,7 @@ import click
 from care_qdrant.console.configuration import default_of
 from care_qdrant.console.groups import Option
 from care_qdrant.console.trust import came_from_file, environment_key, warn_of_foreign_folder, warn_of_plain_http
+from care_qdrant.encoders.terms.languages import LANGUAGES
 from care_qdrant.errors import COMPLETE, redact
 from care_qdrant.patience import PATIENCE_SECONDS, START_PATIENCE_SECONDS
 from care_qdrant.qdrant.quantization import QUANTIZATION
@@ -425,6 +426,14 @@ def quantization_option(help_: str) -> Callable[[Any], Any]:
 
 any_language_option = click.option(
     "--any-language", is_flag=True, help="Encode also texts of a language that the model does not read."
+)
+
+
+bm25_language_option = click.option(
+    "--bm25-language",
+    type=click.Choice(LANGUAGES),
+    help="Language of new BM25 terms: its words are stemmed, and its function words left out. chinese also suits mixed "
+    "texts; words, any other language.  [default: that of the first texts]",
 )
 
 

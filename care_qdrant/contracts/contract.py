@@ -9,6 +9,7 @@ Qdrant merges metadata at the top level: two writers of different vectors cannot
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import chain, islice
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -16,6 +17,9 @@ from qdrant_client import models
 
 from care_qdrant.contracts.metadata import CONTRACT
 from care_qdrant.encoders.terms import bm25
+from care_qdrant.encoders.terms.analyser import Analyser, analyser_for, find_analyser
+from care_qdrant.encoders.terms.languages import SAMPLED_TEXTS, language_of
+from care_qdrant.errors import FingerprintMismatch
 from care_qdrant.types import TermCounts
 from care_qdrant.version import __version__
 
@@ -74,10 +78,25 @@ class SparseContract:
     kind: str = "sparse"
 
     @classmethod
-    def of_texts(cls, texts: Iterable[str]) -> "SparseContract":
-        """Return the contract of a new vector of texts like these."""
-        average = bm25.average_length(texts, lead=bm25.DEFAULT_LEAD)
-        return cls(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, average, bm25.DEFAULT_LEAD)
+    def of_texts(cls, texts: Iterable[str], language: str | None = None) -> "SparseContract":
+        """Return the contract of a new vector of texts like these, by the analyser of a language, or of their own."""
+        texts = iter(texts)
+        first = list(islice(texts, SAMPLED_TEXTS))
+        analyser = analyser_for(language or language_of(first))
+        average = bm25.average_length(chain(first, texts), lead=bm25.DEFAULT_LEAD, analyser=analyser)
+        return cls(analyser.name, bm25.DEFAULT_K1, bm25.DEFAULT_B, average, bm25.DEFAULT_LEAD)
+
+    @property
+    def analyser(self) -> Analyser:
+        """The analyser of documents and queries.
+
+        Raises:
+            FingerprintMismatch: This version does not have it.
+        """
+        found = find_analyser(self.fingerprint)
+        if found is None:
+            raise FingerprintMismatch(f"the terms are those of {self.fingerprint}, which this version cannot make")
+        return found
 
     @property
     def constants(self) -> str:
@@ -87,8 +106,10 @@ class SparseContract:
 
     def vector(self, text: str, terms: TermCounts | None = None) -> models.SparseVector:
         """Return the vector of a document, whose terms may be counted already."""
-        counted = terms is not None and terms.lead == self.lead
-        counts = terms.counts if terms is not None and counted else bm25.term_counts(text, lead=self.lead)
+        if terms is not None and (terms.lead, terms.analyser) == (self.lead, self.fingerprint):
+            counts = terms.counts
+        else:
+            counts = bm25.term_counts(text, lead=self.lead, analyser=self.analyser)
         return bm25.weighted(counts, average_length=self.average_length, k1=self.k1, b=self.b)
 
     def has_terms(self, text: str) -> bool:

@@ -147,6 +147,7 @@ def _joined(
         name,
         model.contract(),
         sparse=settings.sparse is True,
+        bm25_language=settings.bm25_language,
         is_named=given is not None,
         stands_in=settings.stand_in,
     )
@@ -155,7 +156,7 @@ def _joined(
         rows = require_document(rows, target.name)
         if not settings.any_language:
             rows = require_readable(rows, model)
-        sparse, rows = (None, rows) if settings.sparse is False else sparse_contract(rows)
+        sparse, rows = (None, rows) if settings.sparse is False else sparse_contract(rows, settings.bm25_language)
         vectors = PointVectors(name, model.contract(), sparse)
     else:
         _refuse_version(target)

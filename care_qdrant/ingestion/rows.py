@@ -173,8 +173,8 @@ def require_readable(rows: Iterator[Row], model: DocumentModel) -> Iterator[Row]
     return chain(first, rows)
 
 
-def sparse_contract(rows: Iterator[Row]) -> tuple[SparseContract, Iterator[Row]]:
-    """Return the BM25 constants, the mean length taken from the first documents, and the rows again."""
+def sparse_contract(rows: Iterator[Row], language: str | None) -> tuple[SparseContract, Iterator[Row]]:
+    """Return the BM25 constants of the first documents, in a language or in their own, and the rows again."""
     first: list[Row] = []
     texts: list[str] = []
     for row in rows:
@@ -183,7 +183,7 @@ def sparse_contract(rows: Iterator[Row]) -> tuple[SparseContract, Iterator[Row]]
             texts.append(embedded_text(row.title, row.text))
         if len(texts) == WINDOW_TEXTS:
             break
-    return SparseContract.of_texts(texts), chain(first, rows)
+    return SparseContract.of_texts(texts, language), chain(first, rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from care_qdrant.contracts.contract import VectorContract
 from care_qdrant.corpus.chunking import Overflow
 from care_qdrant.encoders import Encoder, TokenCounter
 from care_qdrant.encoders.terms import bm25
+from care_qdrant.encoders.terms.languages import LANGUAGES
 from care_qdrant.errors import InputError
 from care_qdrant.qdrant.create import Index
 
@@ -40,6 +41,12 @@ def name_of_vector(given: str | None, model: DocumentModel | None) -> str:
     if given == "":
         raise InputError("a vector that is added needs a name: give --vector-name one, or leave the option out")
     return given if given is not None else bm25.VECTOR_NAME if model is None else model.name
+
+
+def require_bm25_language(language: str | None) -> None:
+    """Refuse a language that BM25 does not have."""
+    if language not in (None, *LANGUAGES):
+        raise InputError(f"BM25 has no language {language!r}; expected one of {', '.join(LANGUAGES)}")
 
 
 def require_fraction(option: str, value: float) -> None:
@@ -75,6 +82,9 @@ class IngestSettings:
     sparse: bool | None = False
     """Whether to write BM25 vectors. An existing collection that has them gets them in any case; one that lacks them is
     refused for True. None gives them to a new collection, and leaves an existing one as it is."""
+    bm25_language: str | None = None
+    """Language of BM25 in a new collection (`care_qdrant.encoders.terms.languages`); None takes that of the first
+    texts. A collection that is there keeps its own: another one is refused."""
     limit: int | None = None
     """Largest number of rows to read."""
     shard: Shard = field(default_factory=Shard)
@@ -103,6 +113,7 @@ class IngestSettings:
     """Let the server build its search graph at the end; False leaves that to whoever finishes the last part."""
 
     def __post_init__(self) -> None:
+        require_bm25_language(self.bm25_language)
         if self.sync and self.limit is not None:
             raise InputError("--sync needs the whole corpus, and --limit reads a part of it; leave one out")
         if self.stand_in and self.replace_others:

@@ -9,6 +9,7 @@ from care_qdrant.encoders import Encoder, TextReader, TokenCounter
 from care_qdrant.encoders.engine import LOCAL, Engine
 from care_qdrant.encoders.references import REFERENCE_TEXTS
 from care_qdrant.encoders.side import Geometry, Side
+from care_qdrant.encoders.terms.analyser import DEFAULT, Analyser
 from care_qdrant.errors import FingerprintMismatch, IncompleteModel, InputError
 from care_qdrant.model.card import CARD_FILE, STORED, TERM_WEIGHTS, Card, read_card, verify_term_weights
 from care_qdrant.model.hub import fetch_document_side, find_folder
@@ -182,16 +183,20 @@ class CareModel:
         encoder = self.query_encoder
         return encoder.unread(query) if isinstance(encoder, TextReader) else []
 
-    def query_terms(self, text: str) -> "SparseVector":
+    def query_terms(self, text: str, analyser: Analyser = DEFAULT) -> "SparseVector":
         """Return a query's BM25 terms: counts, times the weights that the model has learned for them, where it has any.
+
+        Args:
+            text: Of the query.
+            analyser: The collection's (`SparseContract.analyser`).
 
         Raises:
             ModelError: The weights are not those that the card lists, or of another analyser.
         """
-        return self._query_terms(text)
+        return self._query_terms(text, analyser)
 
     @cached_property
-    def _query_terms(self) -> Callable[[str], "SparseVector"]:
+    def _query_terms(self) -> Callable[[str, Analyser], "SparseVector"]:
         # Here, because they take the Qdrant client with them, as in `contract`.
         from care_qdrant.encoders.terms.bm25 import query_vector
         from care_qdrant.encoders.terms.weights import TermWeights

@@ -11,7 +11,7 @@ from qdrant_client import models
 
 from care_qdrant.contracts.contract import Contract, SparseContract, VectorContract
 from care_qdrant.contracts.learned import LearnedContract, agreement, probe_ids, probe_texts, probe_vectors, signs
-from care_qdrant.encoders.terms import bm25
+from care_qdrant.encoders.terms.analyser import find_analyser
 from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch, next_command
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.schema import CollectionSchema
@@ -65,8 +65,8 @@ def check_contract(schema: CollectionSchema, vector_name: str, expected: VectorC
         )
 
 
-def check_sparse_contract(schema: CollectionSchema, vector_name: str) -> SparseContract:
-    """Return the constants of a BM25 vector, and refuse one that another analyser wrote."""
+def check_sparse_contract(schema: CollectionSchema, vector_name: str, language: str | None = None) -> SparseContract:
+    """Return the constants of a BM25 vector; refuse an analyser that is not there, or not that of a given language."""
     where = f"sparse vector {vector_name!r} of collection {schema.name!r}"
     if vector_name not in schema.sparse:
         raise InputError(
@@ -76,11 +76,18 @@ def check_sparse_contract(schema: CollectionSchema, vector_name: str) -> SparseC
     if schema.sparse[vector_name].modifier != models.Modifier.IDF:
         raise SchemaMismatch(f"{where} was created without the IDF modifier that BM25 needs; ingest into a new one")
     found = schema.contracts.get(vector_name)
-    if not isinstance(found, SparseContract) or found.fingerprint != bm25.ANALYSER:
+    analyser = None if not isinstance(found, SparseContract) else find_analyser(found.fingerprint)
+    if not isinstance(found, SparseContract) or analyser is None:
         made_by = found.fingerprint if found is not None else "an unknown tool"
         raise FingerprintMismatch(
-            f"{where} was cut into terms by {made_by}, not by {bm25.ANALYSER}: its terms would not meet ours. "
+            f"{where} was cut into terms by {made_by}, which this version cannot do: its terms would not meet ours. "
             "Ingest the corpus again into a new collection."
+        )
+    if language not in (None, analyser.language):
+        raise FingerprintMismatch(
+            f"{where} was cut into terms by {analyser.name}, for --bm25-language {analyser.language}, and not for "
+            f"{language}. Leave the option out, or make BM25 again: care detach {schema.name} --vector-name "
+            f"{vector_name}, and then care attach {schema.name} --bm25 --bm25-language {language}"
         )
     return found
 

@@ -117,6 +117,7 @@ def join_collection(
     contract: VectorContract,
     *,
     sparse: bool,
+    bm25_language: str | None = None,
     is_named: bool = True,
     stands_in: bool = False,
 ) -> PointVectors | None:
@@ -130,6 +131,7 @@ def join_collection(
         vector_name: The dense vector.
         contract: The model of the run.
         sparse: Whether to refuse a collection without our BM25 vector.
+        bm25_language: Language that its terms must be of; None for any.
         is_named: Whether the user chose the vector. Otherwise it is the one that the model was learned from, if any.
         stands_in: Whether the model's query encoder makes the vectors, in place of the model that it was learned from.
     """
@@ -144,7 +146,7 @@ def join_collection(
     return PointVectors(
         vector_name,
         contract,
-        check_sparse_contract(schema, SPARSE_VECTOR_NAME) if has_bm25 else None,
+        check_sparse_contract(schema, SPARSE_VECTOR_NAME, bm25_language) if has_bm25 else None,
         _stand_in(schema, vector_name, contract) if stands_in else None,
         schema.stand_ins.get(vector_name, {}),
     )

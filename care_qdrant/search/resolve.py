@@ -18,6 +18,7 @@ from care_qdrant.contracts.layouts import Layout, Payload, Point, guess_layout, 
 from care_qdrant.contracts.learned import LearnedContract
 from care_qdrant.contracts.metadata import SHARE
 from care_qdrant.encoders.terms import bm25
+from care_qdrant.encoders.terms.analyser import Analyser, find_analyser
 from care_qdrant.errors import InputError, Rejected, next_command
 from care_qdrant.qdrant.checks import check_contract, check_sparse_contract, require_learned_from
 from care_qdrant.qdrant.collection import Collection
@@ -31,6 +32,7 @@ from care_qdrant.search.tuning import recorded_rescoring
 from care_qdrant.types import Hit, Vectors
 
 T = TypeVar("T")
+TermsOfQuery = Callable[[str, Analyser], Any]
 CHECK_SECONDS = 30.0
 """Time that a check of the contract holds."""
 # An alias may be switched to vectors of another model at any time.
@@ -59,8 +61,8 @@ class StoreConfig:
     """Encoder of queries, which compares vectors that were written anew under a learned encoder with their texts."""
     alpha: float | None = DEFAULT_ALPHA
     """Share of the dense score that the model's card gives; None measures it, where there are `encode` and `terms`."""
-    terms: Callable[[str], Any] | None = None
-    """Maker of the terms of queries, by which that share is measured."""
+    terms: TermsOfQuery | None = None
+    """Maker of the terms of queries by an analyser, by which that share is measured."""
     sample_points: int = 0
     """Number of points whose payloads show the layout; 0 reads none."""
 
@@ -201,13 +203,17 @@ class CollectionResolver:
         assert sparse_name is not None
         assert config.encode is not None
         assert config.terms is not None
+        assert resolved.bm25 is not None
         assert config.expected is not None
         collection, schema = resolved.collection, resolved.schema
         share = Measurement(SHARE, config.expected[:16], {"vector": vector_name, "sparse": sparse_name})
         for metadata in schema.metadata, self._measured.get(resolved.name, {}):
             if (known := share.find(metadata, schema.points, lambda entry: float(entry["alpha"]))) is not None:
                 return known
-        found = measured_alpha(collection, vector_name, sparse_name, config.encode, config.terms)
+        analyser, terms = resolved.bm25.analyser, config.terms
+        found = measured_alpha(
+            collection, vector_name, sparse_name, config.encode, lambda question: terms(question, analyser)
+        )
         if found is None:
             return DEFAULT_ALPHA
         points = collection.sibling(collection.name).schema.points  # this program may have written some meanwhile
@@ -361,7 +367,7 @@ def find_bm25(schema: CollectionSchema, vector_name: str | None = None) -> str |
     found = []
     for name, params in schema.sparse.items():
         contract = schema.contracts.get(name)
-        is_ours = isinstance(contract, SparseContract) and contract.fingerprint == bm25.ANALYSER
+        is_ours = isinstance(contract, SparseContract) and find_analyser(contract.fingerprint) is not None
         is_wanted = vector_name == name or (vector_name is None and not schema.is_being_added(name))
         if is_ours and is_wanted and params.modifier == models.Modifier.IDF:
             found.append(name)

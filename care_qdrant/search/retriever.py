@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders.terms import bm25
-from care_qdrant.encoders.terms.sparse import SparseQueryEncoder
+from care_qdrant.encoders.terms.analyser import DEFAULT, Analyser
+from care_qdrant.encoders.terms.sparse import SparseQuery, SparseQueryEncoder
 from care_qdrant.encoders.usable import require_texts
 from care_qdrant.errors import InputError, UnusableText, counted
 from care_qdrant.qdrant.collection import Collection
@@ -21,7 +22,7 @@ from care_qdrant.search.fallback import Fallback
 from care_qdrant.search.fusion import Fusion, candidates, require_fusion
 from care_qdrant.search.grouping import Grouping, find_groups
 from care_qdrant.search.query import Query, find, is_blank
-from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver, ResolvedCollection, StoreConfig
+from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver, ResolvedCollection, StoreConfig, TermsOfQuery
 from care_qdrant.types import Hit, Vectors
 
 if TYPE_CHECKING:
@@ -115,7 +116,8 @@ class Retriever:
             raise InputError(
                 "the linear fusion knows the scale of this package's BM25 alone; with sparse_encoder= take rrf"
             )
-        self._sparse_query = sparse_encoder or (self._model.query_terms if self._model else bm25.query_vector)
+        self._sparse_encoder = sparse_encoder
+        self._terms: TermsOfQuery = self._model.query_terms if self._model else bm25.query_vector
         self._mode, self._alpha = mode, alpha
         self._fusion: Fusion = fusion or ("linear" if sparse_encoder is None else "rrf")
         self._params = None if self._collection.is_embedded else params
@@ -154,6 +156,12 @@ class Retriever:
     def schema(self) -> CollectionSchema:
         """Schema of the collection, as of its last check; it is checked here if that is due."""
         return self.resolved.schema
+
+    @property
+    def analyser(self) -> Analyser:
+        """Analyser of the BM25 vector that is searched; that for Chinese where there is none."""
+        constants = self.resolved.bm25
+        return DEFAULT if constants is None else constants.analyser
 
     @property
     def fingerprint(self) -> str | None:
@@ -313,9 +321,16 @@ class Retriever:
             vectors = encoded
         is_sparse = resolved.sparse_vector_name is not None
         return [
-            replace(asked_as, vector=vector, terms=self._sparse_query(text) if is_sparse else None)
+            replace(asked_as, vector=vector, terms=self._sparse_query(resolved, text) if is_sparse else None)
             for vector, text in zip(vectors, texts, strict=True)
         ]
+
+    def _sparse_query(self, resolved: ResolvedCollection, text: str) -> SparseQuery:
+        if self._sparse_encoder is not None:
+            return self._sparse_encoder(text)
+        assert resolved.bm25 is not None, "without another encoder, the sparse vector is BM25 of this package"
+        terms: SparseQuery = self._terms(text, resolved.bm25.analyser)
+        return terms
 
     def _tell_fewer_candidates(self, resolved: ResolvedCollection, top_k: int) -> None:
         """Log once where the server's limit lets a hybrid search look at fewer points than it should."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from care_qdrant.contracts.contract import SparseContract
-from care_qdrant.encoders.terms import bm25
+from care_qdrant.encoders.terms.analyser import find_analyser
 from care_qdrant.errors import CareError, ContractError, InputError
 from care_qdrant.qdrant.collection import Collection, only_collection
 from care_qdrant.search.overview import overview
@@ -126,7 +126,9 @@ class Catalogue:
         except CareError as error:
             return CollectionState(name=name, models=[], sparse=False, problem=str(error))
         examples = self._settings.examples
-        sparse = any(isinstance(each, SparseContract) and each.fingerprint == bm25.ANALYSER for each in contracts)
+        sparse = any(
+            isinstance(each, SparseContract) and find_analyser(each.fingerprint) is not None for each in contracts
+        )
         return CollectionState(
             name=name,
             models=[f"{served.name}@{served.fingerprint[:12]}" for served in able],

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from care_qdrant.encoders.terms import bm25
+from care_qdrant.encoders.terms.analyser import DEFAULT, Analyser, find_analyser
 from care_qdrant.model.care_model import CareModel
 from care_qdrant.serve.admission import SLICE_TEXTS, Side
 from care_qdrant.serve.models import BM25_SUFFIX, ServedModel, ServedModels, check_texts
@@ -164,17 +165,34 @@ def _text(number: int, item: InferenceInput) -> str:
 
 def _terms(model: CareModel, side: Side, items: Sequence[InferenceInput], texts: Sequence[str]) -> list[dict[str, Any]]:
     vectors = (
-        model.query_terms(text) if side == "query" else bm25.document_vector(text, **_constants(item))
+        model.query_terms(text, _analyser(item))
+        if side == "query"
+        else bm25.document_vector(text, analyser=_analyser(item), **_constants(item))
         for item, text in zip(items, texts, strict=True)
     )
     return [{"indices": vector.indices, "values": vector.values} for vector in vectors]
 
 
+def _analyser(item: InferenceInput) -> Analyser:
+    """Return the analyser that the client names, as the collection's record does; that for Chinese for none."""
+    name = (item.options or {}).get("analyser", DEFAULT.name)
+    found = find_analyser(name) if isinstance(name, str) else None
+    if found is None:
+        raise Refusal(
+            400,
+            "invalid_option",
+            f"option 'analyser' of {item.model!r} is {name!r}; expected the fingerprint in the collection's record of "
+            "BM25: care status --json",
+        )
+    return found
+
+
 def _constants(item: InferenceInput) -> dict[str, Any]:
     """Return the constants of BM25 that the client gives: they are the collection's, which this service never sees."""
     given = item.options or {}
-    if unknown := set(given) - set(_BM25_OPTIONS):
-        known = ", ".join(_BM25_OPTIONS)
+    known_options = (*_BM25_OPTIONS, "analyser")
+    if unknown := set(given) - set(known_options):
+        known = ", ".join(known_options)
         raise Refusal(400, "unknown_option", f"options of {item.model!r}: {', '.join(sorted(unknown))}; known: {known}")
     constants = {name: given.get(name) for name in _BM25_OPTIONS if name != "lead" or given.get(name) is not None}
     for name, value in constants.items():

@@ -4,7 +4,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from care_qdrant.encoders.terms import bm25
+from care_qdrant.encoders.terms.analyser import DEFAULT, Analyser
 
 MAX_TERMS = 64
 """Terms of a query that are marked."""
@@ -13,14 +13,20 @@ MAX_CHARACTERS = 5_000
 MAX_HITS = 100
 """Hits of a search in which terms are marked."""
 _SEPARATORS = r"[\s-]?"
+_WORD = re.compile(r"[^\W_]+")
 
 
-def mark(query: str, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
+def mark(query: str, texts: Sequence[str], analyser: Analyser = DEFAULT) -> list[list[tuple[int, int]]]:
     """Return the spans of each text that are terms of the query: first character and end, in order, apart.
 
     A single Han character counts only where the query has no two beside each other: it would mark half of the text.
     """
-    terms = list(dict.fromkeys(bm25.terms(query)))
+    terms = list(dict.fromkeys(analyser.terms(query)))
+    if analyser.language != DEFAULT.language:  # words that have these stems
+        found = dict.fromkeys(word for text in texts for word in _WORD.findall(text[:MAX_CHARACTERS].lower()))
+        terms = [
+            word for word in found if word not in terms and not set(terms).isdisjoint(analyser.terms(word))
+        ] + terms
     longer = [term for term in terms if len(term) > 1] or terms
     if not longer:
         return [[] for _ in texts]

@@ -9,6 +9,7 @@ from functools import partial
 from pydantic import ValidationError
 from qdrant_client import models
 
+from care_qdrant.encoders.terms.analyser import Analyser
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.search.conditions import Keys, notice, parse_filter
 from care_qdrant.search.good_match import GoodMatch, Match, judge
@@ -163,7 +164,7 @@ class Searching:
         ended = time.perf_counter()
         folder = self._settings.labels
         labels = {} if folder is None else kept_labels(folder / collection, request.query)
-        shown = _shown(request.query, hits, labels, marks.MAX_HITS if request.marks else 0)
+        shown = _shown(request.query, hits, labels, retriever.analyser, marks.MAX_HITS if request.marks else 0)
         return _Outcome(retriever.mode, shown, hits[:1], good_match, retriever.unfinished, note, unread, started, ended)
 
     def _model(self, name: str | None) -> ServedModel:
@@ -187,10 +188,12 @@ def _filter(request: SearchRequest, keys: Keys | None = None) -> models.Filter |
     return given if conditions is None else models.Filter(must=[conditions, given])
 
 
-def _shown(query: str, hits: Sequence[Hit], labels: Mapping[str, bool], most: int) -> list[SearchHit]:
+def _shown(
+    query: str, hits: Sequence[Hit], labels: Mapping[str, bool], analyser: Analyser, most: int
+) -> list[SearchHit]:
     """Return the hits as answers have them; terms are marked in so many of them."""
     texts = [part for hit in hits[:most] for part in (hit.text, hit.title)]
-    spans = marks.mark(query, texts) + [[]] * (2 * len(hits) - len(texts))
+    spans = marks.mark(query, texts, analyser) + [[]] * (2 * len(hits) - len(texts))
     return [
         SearchHit(**hit.as_dict(), marks=in_text, title_marks=in_title, relevant=labels.get(hit.document_id))
         for hit, in_text, in_title in zip(hits, spans[::2], spans[1::2], strict=True)

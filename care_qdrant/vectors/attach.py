@@ -26,7 +26,7 @@ from care_qdrant.ingestion.pipeline import (
     require_encoder,
     term_vectors,
 )
-from care_qdrant.ingestion.settings import DocumentModel, name_of_vector, require_fraction
+from care_qdrant.ingestion.settings import DocumentModel, name_of_vector, require_bm25_language, require_fraction
 from care_qdrant.progress import OnProgress
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import storage_settings
@@ -36,15 +36,12 @@ from care_qdrant.qdrant.readable import PointId
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.qdrant.schema import CollectionSchema, now_noted
 from care_qdrant.search.tuning import record_rescoring
-from care_qdrant.vectors.points import MOST_UNREADABLE, Characters, PointReader, PointTask, PointWindow, stored_text
-from care_qdrant.vectors.preflight import Preflight, examine
+from care_qdrant.vectors.points import MOST_UNREADABLE, Characters, PointReader, PointTask, PointWindow, texts_of
+from care_qdrant.vectors.preflight import Preflight, begun_bm25, bm25_contract, examine
 
 WATCHING = RetryPolicy(attempts=5)
 """Retries of one pass of ``--watch``."""
 # There is another pass soon, and a signal should not wait for longer than some seconds.
-
-_BM25 = SparseContract.of_texts(())
-"""Contract of BM25 before the mean length of the texts is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +56,14 @@ class AttachSettings:
     """Padded tokens of one batch of the encoder."""
     max_delete_fraction: float = 0.2
     """Largest fraction of the vectors that may be removed because their points have no text any more, in [0, 1]."""
+    bm25_language: str | None = None
+    """Language of a new BM25 vector (`care_qdrant.encoders.terms.languages`); None takes that of the first texts."""
     any_language: bool = False
     """Attach a model also to texts of a language that it does not read."""
 
     def __post_init__(self) -> None:
         require_fraction("--max-delete-fraction", self.max_delete_fraction)
+        require_bm25_language(self.bm25_language)
 
 
 @dataclass(slots=True)
@@ -130,9 +130,9 @@ def attach_vector(
         EncodingError: The encoder returned no usable vector.
         MissingExtra: Documents cannot be encoded in this installation; nothing was written.
     """
-    settings, contract = settings or AttachSettings(), _BM25 if model is None else model.contract()
-    name = name_of_vector(vector_name, model)
-    target = collection.whole()
+    settings, name, target = settings or AttachSettings(), name_of_vector(vector_name, model), collection.whole()
+    language = settings.bm25_language
+    contract = bm25_contract(target.schema, name, language) if model is None else model.contract()
     reader = None if model is None or settings.any_language else model.document_tokenizer
     preflight = examine(target, name, contract, settings.text_field, reader)
     on_preflight(preflight)
@@ -142,7 +142,7 @@ def attach_vector(
     if model is not None and not preflight.has_vector:
         require_encoder(model)
     if isinstance(contract, SparseContract):
-        contract = _with_average_length(target, name, contract, layout)
+        contract = _with_average_length(target, name, layout, language)
     sparse = contract if isinstance(contract, SparseContract) else None
     counter = Characters() if model is None else model.document_tokenizer
     points = PointReader(layout, name, contract.constants, counter, sparse)
@@ -211,15 +211,12 @@ def _layout(target: Collection, vector_name: str, preflight: Preflight, settings
 
 
 def _with_average_length(
-    collection: Collection, vector_name: str, contract: SparseContract, layout: Layout
+    collection: Collection, vector_name: str, layout: Layout, language: str | None
 ) -> SparseContract:
-    """Return the constants that the collection has already, else those with the mean length of all its texts."""
-    begun = collection.schema.contracts.get(vector_name)
-    if isinstance(begun, SparseContract) and begun.fingerprint == contract.fingerprint:
+    """Return the constants that the collection has already, else those of all its texts."""
+    if (begun := begun_bm25(collection.schema, vector_name, language)) is not None:
         return begun
-    payloads = (record.payload or {} for page in collection.scroll("reading texts") for record in page)
-    texts = (stored_text(layout, payload) for payload in payloads if layout.of_point(payload).find_text(payload))
-    return SparseContract.of_texts(texts)
+    return SparseContract.of_texts(texts_of(collection, layout), language)
 
 
 def _require_same_field(collection: Collection, vector_name: str, layout: Layout, settings: AttachSettings) -> None:

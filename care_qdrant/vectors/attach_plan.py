@@ -1,12 +1,15 @@
 """The plan that `care attach --dry-run` shows: what an attach would write, what it costs, and what would be refused."""
 
 from dataclasses import dataclass
+from itertools import islice
 
 from care_qdrant.contracts.contract import SparseContract, VectorContract
+from care_qdrant.encoders.terms.languages import SAMPLED_TEXTS
 from care_qdrant.ingestion.settings import DocumentModel, name_of_vector
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.public import accepts_client
-from care_qdrant.vectors.preflight import bytes_per_point, examine, problem_of
+from care_qdrant.vectors.points import texts_of
+from care_qdrant.vectors.preflight import bm25_contract, bytes_per_point, examine, problem_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ def plan_attach(
     vector_name: str | None = None,
     text_field: str | None = None,
     any_language: bool = False,
+    bm25_language: str | None = None,
 ) -> AttachPlan:
     """Return what an attach would do; nothing is written.
 
@@ -48,15 +52,19 @@ def plan_attach(
         vector_name: None takes the model's name, or ``bm25``.
         text_field: Payload field with the text; None guesses.
         any_language: Whether the model may be one that does not read the texts.
+        bm25_language: Language of a new BM25 vector; None takes that of the texts.
 
     Raises:
         InputError: There is no such collection.
         QdrantError: Qdrant cannot be reached.
     """
     target, name = collection.whole(), name_of_vector(vector_name, model)
-    contract = SparseContract.of_texts(()) if model is None else model.contract()
+    contract = bm25_contract(target.schema, name, bm25_language) if model is None else model.contract()
     reader = None if model is None or any_language else model.document_tokenizer
     preflight = examine(target, name, contract, text_field, reader)
+    if isinstance(contract, SparseContract) and preflight.layout is not None:
+        first = islice(texts_of(target, preflight.layout), SAMPLED_TEXTS)
+        contract = bm25_contract(target.schema, name, bm25_language, first)
     todo = target.count() - (target.count_with_vector(name) if target.schema.has_vector(name) else 0)
     refusals = [
         str(each) for each in (*preflight.problems, problem_of(model.require_documents) if model else None) if each

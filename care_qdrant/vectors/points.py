@@ -135,6 +135,12 @@ def stored_text(layout: Layout, payload: Mapping[str, Any]) -> str:
     return embedded_text(layout.title(payload), layout.text(payload))
 
 
+def texts_of(collection: Collection, layout: Layout) -> Iterator[str]:
+    """Return what a document encoder reads of the points of a collection that have a text, page by page."""
+    payloads = (record.payload or {} for page in collection.scroll("reading texts") for record in page)
+    return (stored_text(layout, payload) for payload in payloads if layout.of_point(payload).find_text(payload))
+
+
 def possible_texts(layout: Layout, payload: Mapping[str, Any]) -> list[str]:
     """Return every text that the vector of a point may rightly have been made of; first what attach encodes."""
     return list(dict.fromkeys([stored_text(layout, payload), *_texts_of_node(layout, payload)]))

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -13,6 +13,7 @@ from care_qdrant.contracts.contract import SparseContract, VectorContract
 from care_qdrant.contracts.layouts import Layout, guess_layout
 from care_qdrant.contracts.payload import stored_hash
 from care_qdrant.encoders.languages import SAMPLED_TEXTS, require_language
+from care_qdrant.encoders.terms.analyser import find_analyser
 from care_qdrant.errors import (
     CareError,
     FingerprintMismatch,
@@ -89,7 +90,7 @@ def examine(
         lambda: (
             _require_free_or_ours(schema, vector_name, contract, lost_contract=lost_contract)
             if isinstance(contract, VectorContract)
-            else _require_free_or_bm25(schema, vector_name)
+            else _require_free_or_bm25(schema, vector_name, contract)
         ),
         lambda: _require_free_keys(collection.name, sample),
         lambda: _require_room(schema, vector_name, contract, points),
@@ -217,11 +218,25 @@ def _require_free_or_ours(
         )
 
 
-def _require_free_or_bm25(schema: CollectionSchema, vector_name: str) -> None:
+def begun_bm25(schema: CollectionSchema, vector_name: str, language: str | None) -> SparseContract | None:
+    """Return the contract of a BM25 vector of a language, None for any; None where there is none."""
+    found = schema.contracts.get(vector_name)
+    analyser = find_analyser(found.fingerprint) if isinstance(found, SparseContract) else None
+    return found if isinstance(found, SparseContract) and analyser and language in (None, analyser.language) else None
+
+
+def bm25_contract(
+    schema: CollectionSchema, vector_name: str, language: str | None, texts: Iterable[str] = ()
+) -> SparseContract:
+    """Return the contract of a BM25 vector that is there; of a new one, that of some texts."""
+    return begun_bm25(schema, vector_name, language) or SparseContract.of_texts(texts, language)
+
+
+def _require_free_or_bm25(schema: CollectionSchema, vector_name: str, contract: SparseContract) -> None:
     if vector_name in schema.dense:
         raise SchemaMismatch(f"{vector_name!r} is a dense vector of collection {schema.name!r}; use another name")
     if vector_name in schema.sparse:
-        check_sparse_contract(schema, vector_name)
+        check_sparse_contract(schema, vector_name, contract.analyser.language)
 
 
 def _require_free_keys(collection: str, sample: Sequence[models.Record]) -> None:

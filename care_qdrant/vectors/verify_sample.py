@@ -87,7 +87,9 @@ def check_sample(
         report.lowest_cosine = round(float(np.min(np.nan_to_num(found))), 6)  # NaN counts as a vector without length
     openings = [stored_text(layout, payload)[:OPENING_CHARACTERS] for _, payload in pairs]
     queries: list[Any] = (
-        list(map(bm25.query_vector, openings)) if model is None else model.query_encoder.encode(openings).tolist()
+        [bm25.query_vector(text, contract.analyser) for text in openings]
+        if model is None and isinstance(contract, SparseContract)
+        else model.query_encoder.encode(openings).tolist()  # type: ignore[union-attr]
     )
     answers = _search(collection, name, queries)
     known = [

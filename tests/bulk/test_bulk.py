@@ -159,7 +159,7 @@ def test_parts_make_the_collection_that_ingestion_makes(
             str(tmp_path / "long.jsonl"), MODEL, client, name, settings=IngestSettings(sparse=True, overflow="truncate")
         )
     ingest(str(corpus), MODEL, client, "first", settings=IngestSettings(sparse=True))
-    monkeypatch.setattr(bm25, "placed_terms", None)  # a loader counts nothing
+    monkeypatch.setattr(bm25, "term_counts", None)  # a loader counts nothing
     load(encoded, Collection(client, "counted"))
     monkeypatch.undo()
     counted = points(client, "counted")

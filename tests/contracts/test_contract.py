@@ -14,6 +14,7 @@ from care_qdrant.contracts.contract import (
 )
 from care_qdrant.contracts.learned import LearnedContract, learned_metadata, parse_learned
 from care_qdrant.encoders.terms import bm25
+from care_qdrant.encoders.terms.analyser import DEFAULT
 from care_qdrant.errors import ContractError, FingerprintMismatch, InputError, SchemaMismatch
 from care_qdrant.qdrant.checks import check_contract
 from care_qdrant.qdrant.collection import Collection
@@ -47,7 +48,7 @@ def test_all_but_the_right_model_is_refused(
     collection: Collection, vector: str, contract: VectorContract, error: type[Exception], message: str
 ) -> None:
     check_contract(collection.schema, "pair-a", OURS)
-    collection.write_contract("sparse", SparseContract("zh", k1=1.2, b=0.75, average_length=80.0))
+    collection.write_contract("sparse", SparseContract(DEFAULT.name, k1=1.2, b=0.75, average_length=80.0))
     with pytest.raises(error, match=message):
         check_contract(collection.schema, vector, contract)
 
@@ -61,7 +62,7 @@ def test_another_distance_is_refused(client: QdrantClient) -> None:
 def test_contracts_stand_beside_each_other_and_beside_the_users_metadata(
     client: QdrantClient, collection: Collection
 ) -> None:
-    sparse = SparseContract("zh", k1=1.2, b=0.75, average_length=80.0)
+    sparse = SparseContract(DEFAULT.name, k1=1.2, b=0.75, average_length=80.0)
     collection.write_contract("bm25", sparse)
     assert collection.schema.contracts == {"pair-a": OURS, "bm25": sparse}
     assert (client.get_collection("docs").config.metadata or {})["owner"] == "team"
@@ -106,14 +107,15 @@ def test_a_query_encoders_entry_of_an_earlier_version_names_no_width() -> None:
 
 
 def test_bm25_of_an_earlier_version_counts_all_positions_alike(collection: Collection) -> None:
-    entry = contract_metadata("bm25", SparseContract("zh", k1=1.2, b=0.75, average_length=12.0, lead=40.0))["care:bm25"]
+    sparse = SparseContract(DEFAULT.name, k1=1.2, b=0.75, average_length=12.0, lead=40.0)
+    entry = contract_metadata("bm25", sparse)["care:bm25"]
     assert parse_contracts({"care:bm25": entry})["bm25"].lead == 40.0  # type: ignore[union-attr]
     del entry["lead"]
     earlier = parse_contracts({"care:bm25": entry})["bm25"]
-    assert isinstance(earlier, SparseContract) and earlier.constants == "zh/1.2/0.75/12.0"
+    assert isinstance(earlier, SparseContract) and earlier.constants == f"{DEFAULT.name}/1.2/0.75/12.0"
     text = "高血压的饮食。糖尿病的用药。高血压"
     assert earlier.vector(text) == bm25.document_vector(text, average_length=12.0, k1=1.2, b=0.75, lead=None)
-    counted = TermCounts(bm25.term_counts(text, lead=40.0), 40.0)
+    counted = TermCounts(bm25.term_counts(text, lead=40.0), 40.0, DEFAULT.name)
     assert earlier.vector(text, counted) == earlier.vector(text)
 
 
@@ -121,7 +123,7 @@ def test_bm25_of_an_earlier_version_counts_all_positions_alike(collection: Colle
 def test_floats_survive_a_server_that_rounds_numbers(
     client: QdrantClient, collection: Collection, length: float
 ) -> None:
-    collection.write_contract("bm25", SparseContract("zh", k1=1.2, b=0.75, average_length=length))
+    collection.write_contract("bm25", SparseContract(DEFAULT.name, k1=1.2, b=0.75, average_length=length))
     stored = (client.get_collection("docs").config.metadata or {})["care:bm25"]
     assert not any(isinstance(value, float) for value in stored.values())
     contract = collection.schema.contracts["bm25"]

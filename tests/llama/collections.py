@@ -14,6 +14,7 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.contracts.contract import SparseContract, VectorContract, contract_metadata
 from care_qdrant.contracts.payload import chunk_payload
 from care_qdrant.encoders.terms import bm25
+from care_qdrant.encoders.terms.analyser import DEFAULT
 from care_qdrant.types import Chunk, Document
 from tests.tiny import HashEncoder, HashModel
 
@@ -78,7 +79,7 @@ def fill(
 ) -> None:
     """Create a collection with the vector ``care``, beside an unnamed one of another model if asked for."""
     dense = models.VectorParams(size=32, distance=models.Distance.COSINE)
-    lexical = SparseContract(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, average_length=12.0)
+    lexical = SparseContract(DEFAULT.name, bm25.DEFAULT_K1, bm25.DEFAULT_B, average_length=12.0)
     metadata = contract_metadata("care", contract or HashModel().contract())
     if sparse:
         metadata |= contract_metadata("bm25", lexical)

@@ -16,6 +16,7 @@ from qdrant_client import QdrantClient
 
 from care_qdrant.contracts.metadata import SHARE
 from care_qdrant.encoders.terms import bm25
+from care_qdrant.encoders.terms.analyser import DEFAULT
 from care_qdrant.encoders.terms.weights import TermWeights
 from care_qdrant.errors import FingerprintMismatch, InputError
 from care_qdrant.ingestion.ingest import ingest
@@ -53,9 +54,9 @@ def test_the_weights_of_the_pair_count_beside_vectors_only(
     client: QdrantClient, embedding: CareEmbedding, monkeypatch: pytest.MonkeyPatch, heavy: str, best: str
 ) -> None:
     fill(client, sparse=True)
-    terms = np.sort(np.array([bm25.term_id(term) for term in bm25.terms(heavy)], np.uint32))
+    terms = np.sort(np.array([bm25.term_id(term) for term in DEFAULT.terms(heavy)], np.uint32))
     weights = TermWeights(terms, np.full(len(terms), 9.0, np.float32))
-    monkeypatch.setattr(HashModel, "query_terms", lambda _, text: weights.query_vector(text))
+    monkeypatch.setattr(HashModel, "query_terms", lambda _, text, analyser: weights.query_vector(text, analyser))
     store = CareVectorStore(NAME, client, embedding=embedding, enable_hybrid=True, check_vectors=False)
     found = store.query(query_of("耳鸣 阑尾炎", alpha=0.0))
     assert (found.nodes or [])[0].ref_doc_id == best
@@ -184,7 +185,7 @@ def test_the_way_to_bm25_names_the_folder_of_the_database(tmp_path: Path) -> Non
 
 def test_another_analyser_is_refused(client: QdrantClient, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(client, sparse=True)
-    monkeypatch.setattr("care_qdrant.encoders.terms.bm25.ANALYSER", "another")
+    monkeypatch.setattr("care_qdrant.qdrant.checks.find_analyser", lambda _: None)  # as in a version without it
     with pytest.raises(FingerprintMismatch, match="cut into terms"):
         CareVectorStore(NAME, client, enable_hybrid=True)
 

@@ -76,7 +76,9 @@ def test_another_dimension_is_refused(client: QdrantClient, embedding: CareEmbed
 
 def test_a_vector_that_is_not_there_names_those_that_are(client: QdrantClient) -> None:
     fill(client)
-    with pytest.raises(InputError, match=r"has no vector 'nope'.*'care'.*with --model naming.*--vector-name nope$"):
+    with pytest.raises(
+        InputError, match=r"has no vector 'nope'.*'care'.*add it, with the same --model.*--vector-name nope$"
+    ):
         CareVectorStore(NAME, client, vector_name="nope")
 
 
@@ -108,7 +110,9 @@ def test_a_question_in_the_other_script_is_warned_of_once(
 def test_an_unclear_choice_is_not_made(client: QdrantClient) -> None:
     dense = models.VectorParams(size=32, distance=models.Distance.COSINE)
     client.create_collection(NAME, vectors_config={"a": dense, "b": dense})
-    with pytest.raises(InputError, match=r"'a' \(by another tool\), 'b' \(by another tool\), and nobody"):
+    with pytest.raises(
+        InputError, match=r"'a' \(by another tool\), 'b' \(by another tool\); choose one with --vector-name"
+    ):
         CareVectorStore(NAME, client)
 
 

@@ -8,6 +8,7 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.contracts.payload import chunk_payload
 from care_qdrant.encoders.terms import bm25
+from care_qdrant.encoders.terms.analyser import DEFAULT
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import Chunk, Document
@@ -41,7 +42,7 @@ def fill(client: QdrantClient, model: HashModel, chunks: list[Chunk], collection
         sparse_vectors_config={bm25.VECTOR_NAME: models.SparseVectorParams(modifier=models.Modifier.IDF)},
     )
     Collection(client, collection).write_contract(model.name, model.contract())
-    contract = SparseContract(bm25.ANALYSER, bm25.DEFAULT_K1, bm25.DEFAULT_B, average)
+    contract = SparseContract(DEFAULT.name, bm25.DEFAULT_K1, bm25.DEFAULT_B, average)
     Collection(client, collection).write_contract(bm25.VECTOR_NAME, contract)
     dense = model.encode_document([chunk.embedded_text for chunk in chunks])
     points = [

@@ -160,7 +160,7 @@ def test_status_shows_models_and_counts(folder: Path, pair_folder: Path) -> None
         "stand_ins": 0,
         "stand_in_models": [],
     }
-    assert (sparse["kind"], sparse["made_by"], sparse["points"]) == ("sparse", "zh-char-bigram-1", 8)
+    assert (sparse["kind"], sparse["made_by"], sparse["points"]) == ("sparse", "zh-char-bigram-2", 8)
     lines = CliRunner().invoke(status.command, ["--path", str(folder)]).stdout.splitlines()
     assert lines[1].split() == [COLLECTION, "8"]
     assert lines[2].split()[:2] == ["tiny-pair", "8"] and card.fingerprint[:12] in lines[2]

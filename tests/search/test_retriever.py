@@ -164,7 +164,7 @@ def test_another_analyser_is_refused(client: QdrantClient, model: HashModel) -> 
     contract = SparseContract("zh-word-0", 1.2, 0.75, 10.0)
     Collection(client, COLLECTION).write_contract(bm25.VECTOR_NAME, contract)
     for mode in ("sparse", "hybrid"):
-        with pytest.raises(FingerprintMismatch, match=f"zh-word-0, not by {bm25.ANALYSER}"):
+        with pytest.raises(FingerprintMismatch, match="by zh-word-0"):
             Retriever(client, COLLECTION, model, mode=mode).search(QUERIES)
     assert Retriever(client, COLLECTION, model).search(QUERIES)
 

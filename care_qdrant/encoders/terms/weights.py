@@ -2,8 +2,8 @@
 
 BM25 knows how rare a term is among the documents. In a question that misleads: 怎么办 is rare in answers, and says
 nothing of what is asked. So a query's terms carry weights of their own, which questions teach (`care_trainer.terms`).
-They change the query's vector alone: any collection with BM25 terms of this package's analyser is searched with them as
-it is.
+They change the query's vector alone: any collection with BM25 terms by the analyser for Chinese is searched with them
+as it is.
 
 What a term counts depends on the question that it is in::
 
@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 from qdrant_client import models
 
-from care_qdrant.encoders.terms.bm25 import ANALYSER, is_han, placed_terms, term_id
+from care_qdrant.encoders.terms.analyser import DEFAULT, Analyser, find_analyser, is_han
+from care_qdrant.encoders.terms.bm25 import query_vector, term_id
 from care_qdrant.errors import ModelError
 
 NO_NEIGHBOUR = 1
@@ -44,12 +45,12 @@ class QueryTerms:
     """Three keys of each term, one after the other: its kind, the character before it, the character behind it."""
 
     @classmethod
-    def of(cls, text: str) -> "QueryTerms":
+    def of(cls, text: str, analyser: Analyser = DEFAULT) -> "QueryTerms":
         """Cut a query into terms."""
         counts: dict[int, float] = {}
         first: list[tuple[int, int]] = []
         pairs: dict[int, str] = {}
-        for term, position in placed_terms(text):
+        for term, position in analyser.placed_terms(text):
             index, length = _indexed(term)
             if index in counts:
                 counts[index] += 1.0
@@ -159,7 +160,7 @@ class TermWeights:
         """Read a file of `save`.
 
         Raises:
-            ModelError: It is no such file, or its terms are those of another analyser.
+            ModelError: It is no such file, or its terms are those of an analyser for another language.
         """
         try:
             with np.load(path, allow_pickle=False) as arrays:
@@ -170,9 +171,9 @@ class TermWeights:
                     shape = Shape(*arrays["shape"].tolist())
         except (OSError, EOFError, KeyError, TypeError, ValueError, BadZipFile) as error:
             raise ModelError(f"{path}: holds no weights of terms ({error}); make them again") from error
-        if analyser != ANALYSER:
+        if (found := find_analyser(analyser)) is None or found.language != DEFAULT.language:
             raise ModelError(
-                f"{path}: its terms are those of analyser {analyser!r}, this version has {ANALYSER!r}; make them again "
+                f"{path}: its terms are those of analyser {analyser!r}, expected {DEFAULT.name!r}; make them again "
                 "with: care-train terms"
             )
         return cls(terms.astype(np.uint32), weights.astype(np.float32), contexts, shape)
@@ -181,7 +182,7 @@ class TermWeights:
         """Write the weights in half precision."""
         np.savez_compressed(
             path,
-            analyser=np.array(ANALYSER),
+            analyser=np.array(DEFAULT.name),
             terms=self._terms.keys,
             weights=np.exp(self._terms.logarithms).astype(np.float16),
             contexts=self._contexts.keys,
@@ -189,9 +190,14 @@ class TermWeights:
             shape=np.array(astuple(self._shape)),
         )
 
-    def query_vector(self, text: str) -> models.SparseVector:
-        """Return a query's weighted term counts; empty for a text without terms."""
-        query = QueryTerms.of(text)
+    def query_vector(self, text: str, analyser: Analyser = DEFAULT) -> models.SparseVector:
+        """Return a query's weighted term counts; empty for a text without terms.
+
+        The weights are those of Chinese terms: an analyser for another language gets counts.
+        """
+        if analyser.language != DEFAULT.language:
+            return query_vector(text, analyser)
+        query = QueryTerms.of(text, analyser)
         contexts = np.array(query.contexts, np.uint32).reshape(-1, 3)
         logarithms = self._terms.of(np.array(query.ids, np.uint32)) + self._contexts.of(contexts).sum(axis=1)
         rows = np.zeros(len(query.ids), np.int64)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.encoders.terms import bm25
+from care_qdrant.encoders.terms.analyser import DEFAULT
 from tests.tiny import medical_texts
 
 K1, B, LEAD = 1.4, 0.6, 5.0
@@ -38,16 +39,16 @@ K1, B, LEAD = 1.4, 0.6, 5.0
     ],
 )
 def test_terms(text: str, expected: list[str]) -> None:
-    assert list(bm25.terms(text)) == expected
+    assert list(DEFAULT.terms(text)) == expected
 
 
 def test_pairs_do_not_reach_over_punctuation() -> None:
-    assert "热咳" not in bm25.terms("发热，咳嗽")
+    assert "热咳" not in DEFAULT.terms("发热，咳嗽")
 
 
 def test_a_change_of_the_analyser_needs_another_name() -> None:
-    """Collections in production hold these indices: if this fails, `ANALYSER` needs another name."""
-    assert bm25.ANALYSER == "zh-char-bigram-1"
+    """Collections in production hold these indices: if this fails, the analyser needs another name."""
+    assert DEFAULT.name == "zh-char-bigram-2"
     text = "服用二甲双胍 500mg 后 HbA1c 为 6.5%"
     assert sum(bm25.query_vector(text).indices) == 29_547_634_047
 
@@ -71,7 +72,7 @@ def test_average_length_is_the_mean_of_the_weighed_terms() -> None:
 def test_a_term_counts_by_its_first_place_at_least(text: str, lead: float) -> None:
     weighed = bm25.term_counts(text, lead=lead)
     assert weighed.keys() == bm25.term_counts(text).keys()
-    for term, position in bm25.placed_terms(text):
+    for term, position in DEFAULT.placed_terms(text):
         assert weighed[bm25.term_id(term)] >= 1 / (1 + position / lead) - 1e-12
 
 
@@ -110,7 +111,7 @@ def _plain_bm25(query: str, documents: list[str], lead: float | None) -> dict[in
     counts = [_counts(text, lead) for text in documents]
     mean = sum(sum(c.values()) for c in counts) / len(counts)
     scores: dict[int, float] = {}
-    for term in bm25.terms(query):
+    for term in DEFAULT.terms(query):
         holders = [n for n, c in enumerate(counts) if term in c]
         idf = math.log(1 + (len(documents) - len(holders) + 0.5) / (len(holders) + 0.5))
         for n in holders:
@@ -121,6 +122,6 @@ def _plain_bm25(query: str, documents: list[str], lead: float | None) -> dict[in
 
 def _counts(text: str, lead: float | None) -> dict[str, float]:
     counts: dict[str, float] = defaultdict(float)
-    for term, position in bm25.placed_terms(text):
+    for term, position in DEFAULT.placed_terms(text):
         counts[term] += 1 if lead is None else 1 / (1 + position / lead)
     return counts

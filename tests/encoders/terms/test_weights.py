@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from care_qdrant.encoders.terms import bm25
+from care_qdrant.encoders.terms.analyser import DEFAULT, analyser_for
 from care_qdrant.encoders.terms.weights import QueryTerms, Shape, Table, TermWeights
 from care_qdrant.errors import ModelError
 
@@ -40,7 +41,7 @@ def contexts(text: str) -> dict[str, tuple[int, int, int]]:
     """Return the keys of each term of a text: kind, before, behind."""
     found = QueryTerms.of(text)
     keys = dict(zip(found.ids, zip(*[iter(found.contexts)] * 3, strict=True), strict=True))
-    return {term: keys[bm25.term_id(term)] for term in bm25.terms(text)}
+    return {term: keys[bm25.term_id(term)] for term in DEFAULT.terms(text)}
 
 
 def test_counts_are_multiplied_and_unknown_terms_count_as_they_are(weights: TermWeights, tmp_path: Path) -> None:
@@ -105,20 +106,25 @@ def test_weights_are_read_as_they_were_saved(tmp_path: Path) -> None:
 def test_a_file_of_weights_of_terms_alone_is_read(tmp_path: Path) -> None:
     terms = np.array(sorted(map(bm25.term_id, ("怎么", "怎"))), np.uint32)
     path = tmp_path / "weights.npz"
-    np.savez_compressed(path, analyser=np.array(bm25.ANALYSER), terms=terms, weights=np.full(2, 0.25, np.float16))
+    np.savez_compressed(path, analyser=np.array("zh-char-bigram-1"), terms=terms, weights=np.full(2, 0.25, np.float16))
     found = values(TermWeights.load(path), "怎么办，怎么")
     assert {term: found[bm25.term_id(term)] for term in ("怎么", "怎", "么", "办", "么办")} == pytest.approx(
         {"怎么": 0.5, "怎": 0.5, "么": 2.0, "办": 1.0, "么办": 1.0}
     )
 
 
-def test_terms_of_another_analyser_are_refused(
-    weights: TermWeights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weights.save(tmp_path / "weights.npz")
-    monkeypatch.setattr("care_qdrant.encoders.terms.weights.ANALYSER", "zh-words-2")
-    with pytest.raises(ModelError, match=r"analyser 'zh-char-bigram-1', this version has 'zh-words-2'"):
+@pytest.mark.parametrize("analyser", ["zh-words-2", "english-1"])
+def test_terms_of_another_analyser_are_refused(analyser: str, weights: TermWeights, tmp_path: Path) -> None:
+    weights.save(tmp_path / "saved.npz")
+    saved = dict(np.load(tmp_path / "saved.npz"))
+    np.savez_compressed(tmp_path / "weights.npz", **(saved | {"analyser": np.array(analyser)}))
+    with pytest.raises(ModelError, match=rf"analyser '{analyser}', expected 'zh-char-bigram-2'"):
         TermWeights.load(tmp_path / "weights.npz")
+
+
+def test_weights_change_no_terms_of_another_language(weights: TermWeights) -> None:
+    english = analyser_for("english")
+    assert weights.query_vector("怎么办 running", english) == bm25.query_vector("怎么办 running", english)
 
 
 @pytest.mark.parametrize("content", [b"", b"not an archive", None])

@@ -16,6 +16,7 @@ from qdrant_client import models
 from care_qdrant import Collection, Hit
 from care_qdrant.contracts.layouts import CARE_LAYOUT, Layout, Payload
 from care_qdrant.encoders.terms import bm25
+from care_qdrant.encoders.terms.analyser import DEFAULT
 from care_qdrant.errors import InputError, counted
 from care_qdrant.measures import TOP, ndcg_at_10, recall_at_10, reciprocal_rank_at_10
 from care_qdrant.search.query import Query, find
@@ -144,7 +145,8 @@ def measure_labelled(
     depth = TOP if labels.unit == "points" else min(_DEPTH, resolved.limits.query or _DEPTH)
     count = len(questions.texts)
     has_bm25 = resolved.sparse_vector_name is not None
-    terms = [bm25.query_vector(text) for text in questions.texts] if has_bm25 else None
+    analyser = DEFAULT if resolved.bm25 is None else resolved.bm25.analyser
+    terms = [bm25.query_vector(text, analyser) for text in questions.texts] if has_bm25 else None
 
     def ranking(
         vectors: Vectors | None, terms: Sequence[models.SparseVector] | None, where: ResolvedCollection = resolved

@@ -1,7 +1,6 @@
 """The quality of a learned query encoder, measured before anyone uses it, and the limits that it has to reach."""
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from care_qdrant.encoders.terms import bm25
+from care_qdrant.encoders.terms.analyser import analyser_for
+from care_qdrant.encoders.terms.languages import language_of
 from care_qdrant.model.export.gate import compare
 from care_qdrant.search.fusion import bm25_weight
 from care_qdrant.search.share import balanced_alpha
@@ -98,15 +99,16 @@ def fusion_alpha(questions: Sequence[str], vectors: Vectors, texts: Sequence[str
 
 def _lexical_scores(questions: Sequence[str], texts: Sequence[str]) -> npt.NDArray[np.float64]:
     """Return the BM25 part of the linear fusion (`care_qdrant.search.fusion`), (questions, texts)."""
-    average = bm25.average_length(texts)
+    analyser = analyser_for(language_of(texts))
+    average = bm25.average_length(texts, analyser=analyser)
     postings: dict[int, list[tuple[int, float]]] = {}
     for row, text in enumerate(texts):
-        vector = bm25.document_vector(text, average_length=average)
+        vector = bm25.document_vector(text, average_length=average, analyser=analyser)
         for term, weight in zip(vector.indices, vector.values, strict=True):
             postings.setdefault(term, []).append((row, weight))
     scores = np.zeros((len(questions), len(texts)))
     for number, question in enumerate(questions):
-        terms = Counter(map(bm25.term_id, bm25.terms(question)))
+        terms = bm25.term_counts(question, analyser=analyser)
         for term, count in terms.items():
             found = postings.get(term, [])
             idf = math.log(1 + (len(texts) - len(found) + 0.5) / (len(found) + 0.5))

@@ -14,6 +14,7 @@ from llama_index.embeddings.care.shared_model import ModelSettings, OnTruncation
 from typing_extensions import override
 
 from care_qdrant import Precision
+from care_qdrant.encoders.terms.analyser import DEFAULT, Analyser
 from care_qdrant.model.hub import BUILT_IN
 
 if TYPE_CHECKING:
@@ -191,9 +192,9 @@ class CareEmbedding(BaseEmbedding):
         """Return what a collection must say of its vectors for this embedding to search it; reads no weights."""
         return self._shared().contract()
 
-    def query_terms(self, text: str) -> "SparseVector":
+    def query_terms(self, text: str, analyser: Analyser = DEFAULT) -> "SparseVector":
         """Return a query's BM25 terms: counts, times the weights that the model has learned for them."""
-        return self._shared().query_terms(text)
+        return self._shared().query_terms(text, analyser)
 
     @property
     def alpha(self) -> float | None:

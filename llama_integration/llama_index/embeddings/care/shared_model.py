@@ -14,6 +14,7 @@ import numpy as np
 from care_qdrant import CareModel, Precision
 from care_qdrant.encoders import MAX_CHARACTERS_PER_TOKEN, Encoder, TokenCounter
 from care_qdrant.encoders.microbatch import MicroBatcher, Vector
+from care_qdrant.encoders.terms.analyser import DEFAULT, Analyser
 from care_qdrant.encoders.usable import require_texts
 from care_qdrant.errors import IncompleteModel, InputError, MissingExtra, UnusableText
 from care_qdrant.forking import ForkLock
@@ -77,9 +78,9 @@ class SharedModel:
         """Return what a collection must say of its vectors for this model to search it."""
         return self._model().contract()
 
-    def query_terms(self, text: str) -> "SparseVector":
+    def query_terms(self, text: str, analyser: Analyser = DEFAULT) -> "SparseVector":
         """Return a query's BM25 terms with the model's weights."""
-        return self._model().query_terms(text)
+        return self._model().query_terms(text, analyser)
 
     @property
     def alpha(self) -> float | None:

@@ -139,7 +139,7 @@ class Reader:
         """Return a query as the core takes it."""
         require_mode(query, resolved, is_hybrid=settings.enable_hybrid, finds_bm25=self.finds_bm25)
         params = options.get("search_params")
-        terms = self.terms.of_query(query) if has_terms(query) else None
+        terms = self.terms.of_query(resolved, query) if has_terms(query) else None
         own_top_k = query.hybrid_top_k if is_hybrid(query) else query.sparse_top_k if is_lexical(query) else None
         return Query(
             None if is_lexical(query) else query.query_embedding,

@@ -1,13 +1,12 @@
 """Terms of queries and nodes: BM25 by this package, or a sparse encoder that a caller puts in its place."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 from llama_index.core.schema import BaseNode, MetadataMode
 from llama_index.core.vector_stores.types import VectorStoreQuery
 from llama_index.vector_stores.care.modes import is_hybrid
-from qdrant_client import models
 
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.encoders.terms.sparse import (
@@ -19,13 +18,13 @@ from care_qdrant.encoders.terms.sparse import (
     document_terms,
 )
 from care_qdrant.errors import InputError
-from care_qdrant.search.resolve import ResolvedCollection
+from care_qdrant.search.resolve import ResolvedCollection, TermsOfQuery
 
 
 class StoreTerms:
     """Cuts the queries and the nodes of one store into terms."""
 
-    def __init__(self, encoder: SparseQueryEncoder | None, weighted: Callable[[str], models.SparseVector]) -> None:
+    def __init__(self, encoder: SparseQueryEncoder | None, weighted: TermsOfQuery) -> None:
         """Set up.
 
         Args:
@@ -35,10 +34,15 @@ class StoreTerms:
         self.encoder = encoder
         self._weighted = weighted
 
-    def of_query(self, query: VectorStoreQuery) -> SparseQuery:
+    def of_query(self, resolved: ResolvedCollection, query: VectorStoreQuery) -> SparseQuery:
         """Return the terms of a query; in a hybrid one they have the weights that the model has learned."""
-        own = self._weighted if is_hybrid(query) else bm25.query_vector
-        return (self.encoder or own)(query.query_str or "")
+        text = query.query_str or ""
+        if self.encoder is not None:
+            return self.encoder(text)
+        assert resolved.bm25 is not None, "without another encoder, the sparse vector is BM25 of this package"
+        own: TermsOfQuery = self._weighted if is_hybrid(query) else bm25.query_vector
+        terms: SparseQuery = own(text, resolved.bm25.analyser)
+        return terms
 
     def of_nodes(self, resolved: ResolvedCollection, nodes: Sequence[BaseNode]) -> list[SparseQuery]:
         """Return the terms of nodes, as a collection stores them."""
