@@ -352,3 +352,12 @@ run(command)
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "result.txt").read_text(encoding="utf-8") == "ours"
+
+
+def test_the_help_names_every_language_of_bm25() -> None:
+    from care_qdrant.encoders.terms.languages import LANGUAGES
+
+    shown = CliRunner().invoke(care, ["ingest", "--help-all"]).output
+    assert all(name in shown for name in LANGUAGES)
+    refused = CliRunner().invoke(care, ["ingest", "corpus.jsonl", "--bm25-language", "klingon"])
+    assert refused.exit_code == 2 and "'klingon' is not one of chinese" in refused.output
