@@ -289,7 +289,7 @@ UNUSABLE: dict[str, tuple[Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
     "NaN": (_all(float("nan")), "not finite"),
     "zero vectors": (_all(0.0), "no length"),
     "another dimension": (_all(1.0, 7), "expected"),
-    "no embeddings": (lambda rows: [{"detail": "?"}], "no list of embeddings"),
+    "no embeddings": (lambda rows: [{"detail": "?"}], "not a list of embeddings"),
 }
 
 

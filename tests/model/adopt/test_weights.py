@@ -246,7 +246,7 @@ def test_settings_that_a_sum_does_not_honour_are_refused(
     source = adapter(published, tmp_path / "source")
     config = source / "adapter_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {setting: value}))
-    with pytest.raises(ModelError, match=f"no plain LoRA adapter .*{setting}"):
+    with pytest.raises(ModelError, match=f"not a plain LoRA adapter .*{setting}"):
         written_vectors(source, "doc_encoder", tmp_path / "written")
 
 
