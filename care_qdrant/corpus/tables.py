@@ -204,9 +204,10 @@ def _records(text: io.TextIOWrapper, header: Header) -> Iterator[tuple[int, list
     """Return the records, each with the number of its last line.
 
     Where quotes or bytes of a record are wrong, its first line is rejected, and the next one begins a record: an open
-    quote takes one row, not the rest of the file.
+    quote takes one row, not the rest of the file. Between tabs, such quotes are part of the text.
     """
     csv.field_size_limit(MAX_LINE_BYTES)
+    width = 0
     if header.has_hint:
         text.readline()
     lines = _Lines(text)
@@ -217,15 +218,34 @@ def _records(text: io.TextIOWrapper, header: Header) -> Iterator[tuple[int, list
             cells = next(reader, None)
         except (csv.Error, _BadLine) as error:
             number += 1
+            reason = _quotes(error) if isinstance(error, csv.Error) else str(error)
+            literal = _literal_cells(lines.taken[:1], header.delimiter, width) if isinstance(error, csv.Error) else None
             lines.return_all_but_first()
-            yield number, Reject(number, _quotes(error) if isinstance(error, csv.Error) else str(error))
+            yield number, Reject(number, reason) if literal is None else literal
             reader = csv.reader(lines, delimiter=header.delimiter, strict=True)
             continue
         if cells is None:
             return
-        number += len(lines.taken)
-        lines.taken.clear()
+        if len(lines.taken) > 1 and (literal := _literal_cells(lines.taken, header.delimiter, width)) is not None:
+            cells = literal
+            lines.return_all_but_first()
+            reader = csv.reader(lines, delimiter=header.delimiter, strict=True)
+            number += 1
+        else:
+            number += len(lines.taken)
+            lines.taken.clear()
+        width = width or len(cells)
         yield number, cells
+
+
+def _literal_cells(lines: Sequence[str], delimiter: str, width: int) -> list[str] | None:
+    """Return the cells of the first of some lines as they are written; None where its quotes are those of a table.
+
+    Programs that write tabs often write no quotes around a cell, so a quote is part of the text: where each line alone
+    has the cells of a row. A quoted cell of several lines would hardly have as many tabs in each of them.
+    """
+    rows = [line.rstrip("\r\n").split(delimiter) for line in lines]
+    return rows[0] if delimiter == "\t" and width > 1 and all(len(row) == width for row in rows) else None
 
 
 def _quotes(error: csv.Error) -> str:

@@ -1,6 +1,9 @@
+import csv
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from care_qdrant.corpus.files import Corpus
 from care_qdrant.corpus.rows import HASH_ID, Fields, Reject
@@ -66,3 +69,24 @@ def test_the_index_of_pandas_is_named(tmp_path: Path) -> None:
         read(tmp_path / "a.csv", ",id,text\n0,a,一\n")
     with pytest.raises(InputError, match=r"the header has an opening quote without an end"):
         read(tmp_path / "a.csv", 'id,"text\na,一\n')
+
+
+CELLS = st.text(st.sampled_from('a中" ,'), min_size=1, max_size=5).filter(lambda text: text.strip('" '))
+
+
+@given(st.lists(CELLS, min_size=1, max_size=8), st.sampled_from(["\n", "\r\n"]))
+def test_quotes_between_tabs_join_no_rows(tmp_path_factory: pytest.TempPathFactory, texts: list[str], end: str) -> None:
+    """A table that is written without quoting has as many rows as lines; only a cell in quotes loses them."""
+    path = tmp_path_factory.mktemp("tsv") / "a.tsv"
+    lines = ["id\ttext", *(f"{number}\t{text}" for number, text in enumerate(texts))]
+    rows = read(path, end.join(lines) + end)
+    assert [row.id for row in rows if isinstance(row, Document)] == [str(number) for number in range(len(texts))]
+    for row, text in zip(rows, texts, strict=True):
+        quoted = next(csv.reader([text]))[0] if text.startswith('"') else text
+        assert isinstance(row, Document) and row.text in (text, quoted)
+
+
+def test_a_quoted_cell_of_several_lines_is_one_cell_also_between_tabs(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    content = 'id\ttext\tn\n1\t"一\n二\t三"\tx\n2\t"四"""\ty\n'
+    assert [row.text for row in read(path, content) if isinstance(row, Document)] == ["一\n二\t三", '四"']
