@@ -39,6 +39,7 @@ from care_qdrant.corpus.formats import COMPRESSIONS, READABLE, Format, format_of
 from care_qdrant.corpus.rows import Fields, Reject
 from care_qdrant.corpus.streams import HEAD_BYTES, UTF_8
 from care_qdrant.encoders import TokenCounter
+from care_qdrant.encoders.languages import SAMPLED_TEXTS, require_language
 from care_qdrant.errors import FingerprintMismatch, InputError
 from care_qdrant.ingestion.rows import inputs_of
 from care_qdrant.ingestion.seen import OTHER_CONTENT, Seen
@@ -59,9 +60,14 @@ def plan(
     counter: TokenCounter,
     *,
     sparse: bool,
+    any_language: bool = False,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> Manifest:
-    """Cut a corpus into units and write the manifest; a corpus that has grown gets more units and keeps its own."""
+    """Cut a corpus into units and write the manifest; a corpus that has grown gets more units and keeps its own.
+
+    Raises:
+        InputError: The corpus cannot be read, or the model does not read its language and ``any_language`` is not set.
+    """
     former = job.manifest() if job.read(MANIFEST) is not None else None
     draft = replace(draft, fields=_typed(corpus, draft, former))
     if former is not None:
@@ -73,6 +79,8 @@ def plan(
         units = [unit for file in files for unit in planner.units(file)]
     if not units:
         raise InputError(f"{', '.join(corpus)}: no document is in the corpus, so no job was made")
+    if not any_language:
+        require_language(draft.model_name, counter, planner.texts[:SAMPLED_TEXTS])
     new = SparseContract.of_texts(planner.texts) if sparse and former is None else None
     terms = new or (former.sparse if sparse and former is not None else None)
     if terms is not None:

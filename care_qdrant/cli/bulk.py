@@ -14,6 +14,7 @@ from care_qdrant.console.options import (
     PATIENCE,
     LoadModel,
     Target,
+    any_language_option,
     batch_tokens,
     engine_options,
     json_option,
@@ -72,7 +73,7 @@ def _open(url: str) -> "Job":
     groups={
         "Options": ["collection", "model", "path", "url", "sparse", "as_json"],
         "Corpus": ["id_field", "text_field", "title_field", "types", "encoding", "overflow"],
-        "Job": ["vector_name", "float16", "unit_rows", "workers"],
+        "Job": ["vector_name", "any_language", "float16", "unit_rows", "workers"],
     },
 )
 @click.argument("corpus", nargs=-1)
@@ -86,6 +87,7 @@ def _open(url: str) -> "Job":
     default=True,
     help="Add a BM25 vector, for hybrid search.  [default: in a new collection; an existing one keeps what it has]",
 )
+@any_language_option
 @click.option("--float16", is_flag=True, help="Store the vectors of the parts in half precision.")
 @click.option(
     "--unit-rows", type=click.IntRange(1), default=8_192, show_default=True, help="Rows, or points, of a unit."
@@ -108,6 +110,7 @@ def plan(
     skip_beginning: str | None,
     vector_name: str | None,
     sparse: bool,
+    any_language: bool,
     float16: bool,
     collection: str | None,
     workers: int | None,
@@ -175,7 +178,9 @@ def plan(
         show = stack.enter_context(points_bar("rows", "read"))
         on_progress: Callable[[int], None] = lambda done: show(done, 0)  # noqa: E731  # two callers
         if place is None:
-            manifest = plan_units(corpus, opened, draft, counter, sparse=sparse, on_progress=on_progress)
+            manifest = plan_units(
+                corpus, opened, draft, counter, sparse=sparse, any_language=any_language, on_progress=on_progress
+            )
         else:
             manifest = plan_points(
                 place,

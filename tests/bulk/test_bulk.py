@@ -650,3 +650,20 @@ def test_a_damaged_receipt_declares_nothing_done(encoded: Job, tmp_path: Path) -
     for content in ("{", "{}", "[1]"):
         (tmp_path / "job/receipts" / f"{next(iter(whole))}.json").write_text(content, encoding="utf-8")
         assert encoded.receipts().keys() == {*whole} - {next(iter(whole))}
+
+
+def test_a_model_that_does_not_read_a_corpus_is_refused_before_the_job_is_made(tmp_path: Path) -> None:
+    class Blind(HashModel):
+        def unread(self, text: str) -> list[str]:
+            return text.split()
+
+        def count_tokens(self, texts: Sequence[str]) -> list[int]:
+            return [len(text) for text in texts]
+
+        max_tokens = 40
+
+    corpus, job = write_lines(tmp_path / "a.jsonl", rows(5)), Job(str(tmp_path / "job"))
+    with pytest.raises(InputError, match="does not read 100% of 5 sampled texts"):
+        plan([str(corpus)], job, draft(), Blind(), sparse=True)
+    assert job.read("manifest.json") is None
+    assert plan([str(corpus)], job, draft(), Blind(), sparse=True, any_language=True).units
