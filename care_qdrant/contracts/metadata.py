@@ -1,4 +1,4 @@
-"""What a collection remembers in its metadata: the kinds of entries, who writes and reads each, and how long it stays.
+"""The metadata of a collection: the kinds of entries, who writes and reads each, and how long it stays.
 
 Qdrant merges metadata at the top level, so that every entry has a key of its own: two writers of different entries
 cannot lose each other's. A new kind of entry is a row of `KEYS` and nothing else.

@@ -159,7 +159,7 @@ class CollectionResolver:
         self._named, self._check_seconds = collection, check_seconds
         self._keys: tuple[Collection, Keys] | None = None
         self._measured: dict[str, dict[str, Any]] = {}
-        """What was measured here, by collections: not all programs may write it into the metadata."""
+        """Measurements of this process, by collections: not all programs may write it into the metadata."""
 
     def forget(self) -> None:
         """Check again at the next use."""

@@ -1,4 +1,4 @@
-"""What a collection remembers: each key is in one table, which says how long its entries stay."""
+"""Keys of a collection's metadata: each is in one table, which says how long its entries stay."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""What others do to a vector while an attach writes it: the run ends with an error, or the vector is its own."""
+"""Changes by others to a vector while an attach writes it: the run ends with an error, or the vector is its own."""
 
 from collections.abc import Callable
 
