@@ -45,10 +45,9 @@ _HISTORY = ("stage", "kind", "seed", "trainable", "temperature", "evaluation", "
 """Keys of a stage's record that the CARE folder keeps."""
 
 _HEAD = """---
-language: zh
 library_name: sentence-transformers
 pipeline_tag: feature-extraction
-tags: [asymmetric-retrieval, medical, care]
+tags: [asymmetric-retrieval, care]
 {license}---
 
 # {name}
