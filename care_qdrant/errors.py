@@ -4,7 +4,7 @@
 
     CareError                     1
     ├── InputError                2   a path, an option or a configuration is wrong
-    │   ├── NoCollection              there is no collection of that name
+    │   ├── NoCollection              no collection has that name
     │   └── TooFewDocuments           a collection has too few documents to learn from
     ├── ModelError                3   a CARE folder cannot be used
     │   ├── IncompleteModel           a file is missing
@@ -86,7 +86,7 @@ class InputError(CareError):
 
 
 class NoCollection(InputError, ValueError):
-    """There is no collection of that name; a ValueError, too, as over an embedded database in LlamaIndex's store."""
+    """No collection has that name; a ValueError, too, as over an embedded database in LlamaIndex's store."""
 
 
 class TooFewDocuments(InputError):

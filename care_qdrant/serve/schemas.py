@@ -224,7 +224,7 @@ class SearchRequest(_Request):
         description="On metadata, such as `dept=内科`, `dept!=外科`, `year>=2020`, `date>=2024-03-01`; all must hold. "
         "A key that holds `=`, `<`, `>` or `!` stands in double quotes.",
     )
-    filter: dict[str, Any] | None = Field(default=None, description="A filter of Qdrant, beside the conditions.")
+    filter: dict[str, Any] | None = Field(default=None, description="A filter of Qdrant, beyond the conditions.")
     fusion: Literal["linear", "dbsf", "rrf"] = "linear"
     alpha: float | None = Field(
         default=None,
