@@ -85,7 +85,7 @@ class Run:
     async def all(self, requests: int) -> dict[str, Any]:
         """Send all requests and return the counts."""
         numbers = iter(range(requests))
-        kinds = [self.query] * 8 + [self.batch] * 2 + [self.openai] * 2 + [self.tei] * 2 + [self.document]
+        kinds = [self.query] * 8 + [self.batch] * 2 + [self.openai] * 2 + [self.document]
         kinds += [self.wrong_key, self.malformed, self.oversized, self.blank, self.cancelled, self.half_a_body]
         memory: list[float] = []
 
@@ -168,12 +168,6 @@ class Run:
         vectors = [row["embedding"] for row in answer.json()["data"]] if answer.status_code == 200 else None
         return self.judge(answer, 200, vectors, self._expected["search"][numbers])
 
-    async def tei(self, http: httpx.AsyncClient) -> str:
-        """Ask as clients of text-embeddings-inference do."""
-        numbers = self.pick(2)
-        answer = await http.post("/embed", json={"inputs": [TEXTS[n] for n in numbers]})
-        return self.judge(answer, 200, answer.json(), self._expected["search"][numbers])
-
     async def wrong_key(self, http: httpx.AsyncClient) -> str:
         """Show a key that is not accepted."""
         headers = {"authorization": "Bearer not-a-key-of-this-service"}
@@ -187,7 +181,7 @@ class Run:
         """Declare a body that is larger than the limit, and send a part of it."""
         parts = self._url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(parts[0], int(parts[1]))
-        head = f"POST /embed HTTP/1.1\r\nhost: {parts[0]}\r\nauthorization: Bearer {KEY}\r\n"
+        head = f"POST /inference HTTP/1.1\r\nhost: {parts[0]}\r\nauthorization: Bearer {KEY}\r\n"
         writer.write(f"{head}content-type: application/json\r\ncontent-length: 100000000\r\n\r\n{'x' * 1000}".encode())
         await writer.drain()
         status = (await reader.read(4096)).split(b" ")[1:2]
@@ -196,7 +190,7 @@ class Run:
 
     async def blank(self, http: httpx.AsyncClient) -> str:
         """Send a text without content."""
-        return self.judge(await http.post("/embed", json={"inputs": " "}), 400)
+        return self.judge(await http.post("/search", json={"query": " "}), 400)
 
     async def cancelled(self, http: httpx.AsyncClient) -> str:
         """Leave before the answer comes."""
@@ -212,7 +206,7 @@ class Run:
         """Close the connection in the middle of the body."""
         parts = self._url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(parts[0], int(parts[1]))
-        head = f"POST /embed HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n"
+        head = f"POST /inference HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n"
         writer.write(f"{head}content-type: application/json\r\ncontent-length: 100\r\n\r\n{{".encode())
         await writer.drain()
         writer.close()

@@ -159,7 +159,7 @@ def command(
     if settings.open_qdrant is not None:
         _look_for(collections, target)
     if mcp == "stdio":
-        from care_qdrant.serve.stdio import serve_stdio
+        from care_qdrant.serve.app import serve_stdio
 
         serve_stdio(settings)
         return

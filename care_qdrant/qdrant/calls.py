@@ -1,12 +1,10 @@
 """`Calls`: calls to Qdrant about one collection, tried again as long as the caller is patient."""
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from qdrant_client import QdrantClient, models
@@ -27,15 +25,6 @@ logger = logging.getLogger(__name__)
 I = TypeVar("I")  # noqa: E741  # an item
 T = TypeVar("T")
 Written = models.UpdateResult | Sequence[models.UpdateResult]
-
-DEADLINE: ContextVar[float | None] = ContextVar("care_deadline", default=None)
-"""`time.monotonic()` from which on nobody waits for the answers of this context; None where somebody always does."""
-
-
-def seconds_left() -> int | None:
-    """Return how long a server may take for a request, at least a second; None leaves it to the client's timeout."""
-    deadline = DEADLINE.get()
-    return None if deadline is None else max(1, math.ceil(deadline - time.monotonic()))
 
 
 def in_pages(items: Sequence[I], size: int) -> Iterator[Sequence[I]]:
@@ -91,7 +80,7 @@ class Calls:
                 since = since if attempts else now
                 attempts += 1
                 logger.debug("%s: attempt %d failed (%s)", where, attempts, describe_error(error))
-                if self.policy.is_over(attempts, now - since) or now >= (DEADLINE.get() or math.inf):
+                if self.policy.is_over(attempts, now - since):
                     raise Unreachable(
                         f"{where}: gave up after {counted(attempts, 'attempt')} ({describe_error(error)})"
                     ) from error

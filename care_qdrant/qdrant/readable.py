@@ -8,7 +8,7 @@ from qdrant_client import models
 
 from care_qdrant.contracts.stand_in import made_by
 from care_qdrant.errors import InputError, Rejected, counted
-from care_qdrant.qdrant.calls import in_requests, seconds_left
+from care_qdrant.qdrant.calls import in_requests
 from care_qdrant.qdrant.described import DescribedCollection
 from care_qdrant.qdrant.embedded_search import search_arrays
 from care_qdrant.qdrant.retry import RequestTooLarge
@@ -164,7 +164,7 @@ class ReadableCollection(DescribedCollection):
         """Ask Qdrant, or the arrays beside an embedded database for what they answer."""
         if self.is_embedded:
             return [self._query_embedded(request) for request in requests]
-        return [answer.points for answer in self.client.query_batch_points(self.name, requests, timeout=seconds_left())]
+        return [answer.points for answer in self.client.query_batch_points(self.name, requests)]
 
     def _query_embedded(self, request: models.QueryRequest) -> list[models.ScoredPoint]:
         if request.shard_key is not None:

@@ -13,7 +13,6 @@ import numpy as np
 from care_qdrant.encoders import Encoder
 from care_qdrant.encoders.microbatch import MicroBatcher
 from care_qdrant.errors import EncodingError, counted
-from care_qdrant.serve import tracing
 from care_qdrant.serve.metrics import Metrics
 from care_qdrant.serve.refusal import Refusal
 from care_qdrant.types import Vectors
@@ -65,25 +64,17 @@ class QuerySide:
     """The query encoder of one model, micro-batched over all requests of this process."""
 
     def __init__(self, name: str, encoder: Encoder, *, capacity: int, metrics: Metrics) -> None:
-        self._run = _Run(encoder, "query", name, metrics)
-        self._batcher = MicroBatcher(self._run, max_batch=SLICE_TEXTS)
+        self._batcher = MicroBatcher(_Run(encoder, "query", name, metrics), max_batch=SLICE_TEXTS)
         self.queue = AdmissionQueue("query", self._encode_slice, capacity=capacity, metrics=metrics)
 
     async def _encode_slice(self, texts: Sequence[str]) -> Vectors:
-        trace, moments, run = tracing.current(), tracing.Moments(), self._run
-        submitted = [self._batcher.submit(text) for text in texts]
-        if trace is not None:  # called in the thread of the encoder, before its next run
-            submitted[-1].add_done_callback(lambda _: moments.ran(run.began))
-        futures = [asyncio.wrap_future(future) for future in submitted]
+        futures = [asyncio.wrap_future(self._batcher.submit(text)) for text in texts]
         try:
-            rows = np.stack(await asyncio.gather(*futures))
+            return np.stack(await asyncio.gather(*futures))
         except BaseException:
             for future in futures:
                 future.cancel()
             raise
-        if trace is not None:
-            moments.record(trace, "query", len(texts))
-        return rows
 
     def close(self) -> None:
         """Answer what was accepted, then end the thread."""
@@ -110,17 +101,7 @@ class DocumentSide:
     async def _encode_slice(self, texts: Sequence[str]) -> Vectors:
         if self._run is None:
             raise Refusal(503, "not_ready", f"the document encoder of {self._name} is still loading; ask again later")
-        run, moments = self._run, tracing.Moments()
-
-        def encode() -> Vectors:
-            vectors = run(list(texts))
-            moments.ran(run.began)
-            return vectors
-
-        vectors = await asyncio.get_running_loop().run_in_executor(self._thread, encode)
-        if (trace := tracing.current()) is not None:
-            moments.record(trace, "document", len(texts))
-        return vectors
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, list(texts))
 
     def close(self) -> None:
         """Finish the running batch, then end the thread."""
@@ -134,11 +115,9 @@ class _Run:
         self._encoder, self._what = encoder, f"the {side} encoder of {name}"
         self._texts, self._batch = metrics.texts.labels(name, side), metrics.batch.labels(side)
         self._seconds = metrics.encode_seconds.labels(side)
-        self.began = 0
-        """`time.time_ns()` at which the last run began."""
 
     def __call__(self, texts: list[str]) -> Vectors:
-        self.began, started = time.time_ns(), time.perf_counter()
+        started = time.perf_counter()
         vectors = self._encoder.encode(texts)
         if vectors.shape != (len(texts), self._encoder.dim) or not np.isfinite(vectors).all():
             raise EncodingError(

@@ -5,7 +5,7 @@ import json
 import logging
 import re
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, closing, nullcontext
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,13 +19,12 @@ from care_qdrant.model.care_model import CareModel
 from care_qdrant.serve import pages, schemas
 from care_qdrant.serve.backend import Backend
 from care_qdrant.serve.catalogue import Catalogue
-from care_qdrant.serve.embeddings import SIDES, infer, openai_embeddings, openai_models, tei_embed, tei_info
+from care_qdrant.serve.embeddings import SIDES, infer, openai_embeddings, openai_models
 from care_qdrant.serve.endpoint import Get, Post
 from care_qdrant.serve.gateway import METRICS_PATH, Exchange, Gateway, unknown_key, unknown_path
 from care_qdrant.serve.keys import Keys, KeyScope
 from care_qdrant.serve.metrics import CONTENT_TYPE, Metrics
 from care_qdrant.serve.models import ServedModel, ServedModels, check_answers
-from care_qdrant.serve.pages import PATHS, PageFile
 from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.searching import Searching
 from care_qdrant.serve.settings import ServeSettings
@@ -42,7 +41,7 @@ _TOKEN = re.compile(rb'"token"\s*:\s*("(?:[^"\\]|\\.)*+")')
 """A key in a body, as JSON writes it; inside a text the quotes are escaped, and it does not match."""
 _MAX_TOKENS = 16
 """Places of a body in which its key is looked for before it is parsed."""
-_SEARCH_ERRORS = (400, 401, 403, 404, 408, 409, 413, 415, 421, 429, 503, 504)
+_SEARCH_ERRORS = (400, 401, 403, 404, 408, 409, 413, 415, 421, 429, 503)
 
 
 class Service:
@@ -100,10 +99,8 @@ class Service:
     def _routes(self) -> Router:
         endpoints = self._endpoints()
         description = pages.describe(endpoints, keys_required=self._keys.required)
-
-        endpoints.append(Get(pages.PATH, "This description.", None, lambda _: description))
+        endpoints += [Get(pages.PATH, "This description.", None, lambda _: description), *pages.page_files()]
         routes = [Route(endpoint.path, endpoint) for endpoint in endpoints]
-        routes += [Route(path, PageFile(path)) for path in PATHS]
         if self.mcp is not None:
             routes.append(Route(MCP_PATH, self.mcp))
         return Router(routes, redirect_slashes=False, default=_unknown_path)
@@ -133,14 +130,6 @@ class Service:
                 "The models in the shape of OpenAI.",
                 schemas.OpenAIModels,
                 lambda _: openai_models(self.models),
-            ),
-            Post(
-                "/embed",
-                "Vectors in the shape of text-embeddings-inference.",
-                schemas.EmbedRequest,
-                list[list[float]],
-                self._embed,
-                texts,
             ),
             Post(
                 "/search",
@@ -178,12 +167,6 @@ class Service:
             ),
             Get("/health", "Whether the process answers, and what it serves.", schemas.State, self._state, ()),
             Get("/ready", "Whether every encoder is loaded.", schemas.State, self._ready, (503,)),
-            Get(
-                "/info",
-                "The default model in the shape of text-embeddings-inference.",
-                schemas.TEIInfo,
-                lambda _: tei_info(self.models.default, self._limits),
-            ),
             Get(METRICS_PATH, "Counters for Prometheus.", None, self._render_metrics, (401, 403)),
         ]
 
@@ -209,11 +192,6 @@ class Service:
         texts = 1 if isinstance(request.input, str) else len(request.input)
         self._enter(exchange, "inference", texts, side=request.side, model=request.model[:200])
         return await openai_embeddings(self.models, request)
-
-    async def _embed(self, request: schemas.EmbedRequest, exchange: Exchange) -> list[list[float]]:
-        texts = 1 if isinstance(request.inputs, str) else len(request.inputs)
-        self._enter(exchange, "inference", texts, side=request.side, model=self.models.default.name)
-        return await tei_embed(self.models, request)
 
     async def _search(self, request: schemas.SearchRequest, exchange: Exchange) -> schemas.SearchAnswer:
         collection = await self._enter_search(exchange, request.collection, mode=request.mode, top_k=request.top_k)
@@ -292,6 +270,18 @@ class Service:
         if exchange.key is not None:
             exchange.key.require("metrics")
         return Response(await asyncio.to_thread(self._metrics.render), media_type=CONTENT_TYPE)
+
+
+def serve_stdio(settings: ServeSettings) -> None:
+    """Answer an assistant over stdin and stdout until it closes stdin. Logs go to stderr."""
+
+    async def answer(service: Service) -> None:
+        await service.load()
+        assert service.mcp is not None  # set by `ServeSettings.mcp`
+        await service.mcp.server.run_stdio_async()
+
+    with closing(Service(settings, settings.load_models())) as service:
+        asyncio.run(answer(service))
 
 
 def _text_of(token: bytes) -> str | None:

@@ -65,7 +65,7 @@ class Backend:
             self._room.release()
 
     async def run(self, call: Callable[[], T]) -> T:
-        """Return what a call returns in a thread of the searches; it keeps the deadline of the request."""
+        """Return what a call returns in a thread of the searches; Qdrant gets the id of the request."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, call)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""The requests of others for vectors: Qdrant's ``/inference``, OpenAI's ``/v1/embeddings``, and TEI's ``/embed``.
+"""Requests for vectors in the shapes of others: Qdrant's ``/inference`` and OpenAI's ``/v1/embeddings``.
 
-OpenAI and text-embeddings-inference have no two sides. The query side answers unless the request names the document
-side (``input_type``, ``task``, ``task_type``, ``prompt_name``), and a service without document encoders refuses that.
+OpenAI has no two sides. The query side answers unless the request names the document side (``input_type``, ``task``,
+``task_type``, ``prompt_name``), and a service without document encoders refuses that.
 
 ``POST /inference`` is what a Qdrant server asks where its `inference.address` names this service: it posts here
 whenever a client sent ``Document{text, model}`` instead of a vector. ``search`` (queries) and ``update`` (points that
@@ -21,20 +21,17 @@ import numpy as np
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.encoders.terms.analyser import DEFAULT, Analyser, find_analyser
 from care_qdrant.model.care_model import CareModel
-from care_qdrant.serve.admission import SLICE_TEXTS, Side
-from care_qdrant.serve.models import BM25_SUFFIX, ServedModel, ServedModels, check_texts
+from care_qdrant.serve.admission import Side
+from care_qdrant.serve.models import BM25_SUFFIX, ServedModels, check_texts
 from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.schemas import (
-    EmbedRequest,
     InferenceInput,
     InferenceRequest,
     OpenAIModel,
     OpenAIModels,
     OpenAIRequest,
-    TEIInfo,
 )
 from care_qdrant.serve.settings import Limits
-from care_qdrant.version import __version__
 
 SIDES: Mapping[str, Side] = {"search": "query", "update": "document"}
 _BM25_OPTIONS = ("average_length", "k1", "b", "lead")
@@ -72,40 +69,6 @@ async def openai_embeddings(models: ServedModels, request: OpenAIRequest) -> dic
 def openai_models(models: ServedModels) -> OpenAIModels:
     """Return the names that ``/v1/embeddings`` and ``/inference`` take, with their fingerprints."""
     return OpenAIModels(data=[OpenAIModel(id=f"{served.name}@{served.fingerprint[:12]}") for served in models])
-
-
-async def tei_embed(models: ServedModels, request: EmbedRequest) -> list[list[float]]:
-    """Return the vectors of the default model, in the order of the texts."""
-    if not request.normalize:
-        raise Refusal(400, "invalid_request", "normalize is false; the vectors of a model always have unit length")
-    texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
-    served, side = models.default, request.side
-    vectors = await served.encode(texts, side)
-    counts = await served.count_tokens(texts, side)
-    if request.truncate:
-        served.cut_texts(counts, side)
-    elif long := [index for index, count in enumerate(counts) if count > served.max_tokens(side)]:
-        reason = (
-            f"text {long[0]} has {counts[long[0]]} tokens; {served.max_tokens(side)} are read: cut it, or pass truncate"
-        )
-        raise Refusal(413, "too_many_tokens", reason)
-    rows: list[list[float]] = vectors.tolist()
-    return rows
-
-
-def tei_info(served: ServedModel, limits: Limits) -> TEIInfo:
-    """Return what clients of text-embeddings-inference ask a server about itself."""
-    return TEIInfo(
-        model_id=served.name,
-        model_sha=served.fingerprint,
-        model_type={"embedding": {"pooling": served.model.card.query.pooling if served.model.card is not None else ""}},
-        max_concurrent_requests=limits.waiting_texts,
-        max_input_length=served.max_tokens("query"),
-        max_batch_tokens=served.max_tokens("query") * SLICE_TEXTS,
-        max_batch_requests=SLICE_TEXTS,
-        max_client_batch_size=limits.batch_texts,
-        version=__version__,
-    )
 
 
 def _texts(request: OpenAIRequest) -> list[str]:

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 import re
 import time
 import uuid
@@ -15,7 +14,6 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from care_qdrant.qdrant.calls import DEADLINE
 from care_qdrant.serve.keys import Key, Keys, presented_key
 from care_qdrant.serve.metrics import Metrics
 from care_qdrant.serve.refusal import Refusal, refusal_of
@@ -62,8 +60,6 @@ class Exchange:
     status: int = 500
     code: str | None = None
     """Word of the refusal; None for a request that was not refused."""
-    deadline: float | None = None
-    """`time.monotonic()` from which on the client does not wait any more."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Facts for the log that the endpoint adds: number of texts, model, side."""
 
@@ -98,8 +94,6 @@ class Gateway:
             try:
                 exchange.internal = (scope.get("server") or ("", None))[1] == self._metrics_port is not None
                 self._admit(headers, exchange)
-                exchange.deadline = _deadline(headers)
-                DEADLINE.set(exchange.deadline)
                 await self._app(scope, receive, send_with_headers)
             except ClientGone:
                 exchange.status, exchange.code = 499, "client_gone"
@@ -200,7 +194,8 @@ def _attributes(exchange: Exchange) -> Mapping[str, Any]:
         "http.response.status_code": exchange.status,
         "error.type": exchange.code,
         "care.request_id": exchange.request_id,
-        **{f"care.{name}": value for name, value in exchange.facts.items() if not isinstance(value, dict)},
+        **{f"care.{name}": value for name, value in exchange.facts.items() if name != "timing_ms"},
+        **{f"care.{part}_ms": value for part, value in exchange.facts.get("timing_ms", {}).items()},
     }
     return {name: value for name, value in values.items() if value is not None}
 
@@ -208,19 +203,6 @@ def _attributes(exchange: Exchange) -> Mapping[str, Any]:
 def _request_id(headers: Headers) -> str:
     given = headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-
-
-def _deadline(headers: Headers) -> float | None:
-    given = headers.get("x-request-timeout")
-    if given is None:
-        return None
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise Refusal(400, "invalid_request", f"X-Request-Timeout is {given[:100]!r}; expected seconds above 0, as 2.5")
-    return time.monotonic() + seconds
 
 
 def _host_name(host: str) -> str:

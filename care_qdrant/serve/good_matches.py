@@ -2,14 +2,12 @@
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Sequence
 from contextvars import Context
 
 import numpy as np
 
-from care_qdrant.qdrant.calls import DEADLINE
 from care_qdrant.qdrant.measurements import holds
 from care_qdrant.search.good_match import GoodMatch, fixed_questions, known_good_match, measure_good_match
 from care_qdrant.search.overview import Question
@@ -47,8 +45,8 @@ class GoodMatches:
     async def score(self, collection: str, served: ServedModel, mode: Mode) -> float | None:
         """Return the score from which on a best hit is a good match, by the collection's own questions.
 
-        Where the collection does not keep it, it is measured: once for all requests that wait, with the deadline of
-        none of them.
+        Where the collection does not keep it, it is measured: once for all requests that wait, and to its end where
+        they leave.
         """
         retriever = await self._backend.run(lambda: self._backend.retriever(collection, served, mode))
         good_match = await self._backend.run(lambda: self.known(retriever, collection, served, mode))
@@ -57,13 +55,9 @@ class GoodMatches:
         return None if good_match is None else good_match.score
 
     async def wait(self, collection: str, served: ServedModel, mode: Mode, seconds: float) -> GoodMatch | None:
-        """Let a score be measured, and return it if that is done in time: a search does not depend on it.
-
-        It waits at most so long, and at most half of the time that the request has left.
-        """
-        task, deadline = self._measuring(collection, served, mode), DEADLINE.get()
-        left = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
-        await asyncio.wait((task,), timeout=min(seconds, left / 2))
+        """Let a score be measured, and return it if that is done in time: a search does not depend on it."""
+        task = self._measuring(collection, served, mode)
+        await asyncio.wait((task,), timeout=seconds)
         return task.result() if task.done() and not task.cancelled() and task.exception() is None else None
 
     def _measuring(self, collection: str, served: ServedModel, mode: Mode) -> "asyncio.Task[GoodMatch | None]":
@@ -71,7 +65,7 @@ class GoodMatches:
         key = (collection, served.fingerprint, mode)
         made, task = self._measurements.get(key, (0.0, None))
         if task is None or (task.done() and time.monotonic() - made > _PAUSE_SECONDS):
-            # In a context of its own: that of the request that comes first holds its deadline and its trace.
+            # In a context of its own: that of the request that comes first holds its id and its trace.
             task = asyncio.create_task(self._measure(collection, served, mode), context=Context())
             self._measurements[key] = (time.monotonic(), task)
             task.add_done_callback(_log_failure)

@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field, ValidationError
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
-from care_qdrant.serve.endpoint import enter, in_time, read_body, while_connected
+from care_qdrant.serve.endpoint import enter, read_body, while_connected
 from care_qdrant.serve.gateway import Exchange
 from care_qdrant.serve.refusal import invalid_body, refusal_of
 from care_qdrant.serve.schemas import Collections, SearchRequest, WholeDocument, WithoutNulls
@@ -153,7 +153,7 @@ class McpPath:
         token = _EXCHANGE.set(exchange)
         try:
             handled = self.server.session_manager.handle_request(scope, replay, send)
-            await in_time(while_connected(handled, receive), exchange.deadline)
+            await while_connected(handled, receive)
         finally:
             _EXCHANGE.reset(token)
 

@@ -57,7 +57,7 @@ class Metrics:
         self.texts = Counter("care_texts", "Texts that were encoded.", ["model", "side"], registry=registry)
         self.cut_texts = Counter(
             "care_cut_texts",
-            "Texts that /v1/embeddings and /embed cut at the encoder's token limit.",
+            "Texts that /v1/embeddings cut at the encoder's token limit.",
             ["model", "side"],
             registry=registry,
         )

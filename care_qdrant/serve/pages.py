@@ -1,16 +1,16 @@
 """The search page, three files whose policy lets them reach nothing but this service, and the OpenAPI description."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
 from importlib.resources import files
 from typing import Any
 
 from pydantic import TypeAdapter
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
-from care_qdrant.serve.endpoint import Get, Post, enter
-from care_qdrant.serve.gateway import OPEN_PATHS
+from care_qdrant.serve.endpoint import Get, Post
+from care_qdrant.serve.gateway import OPEN_PATHS, Exchange
 from care_qdrant.serve.refusal import OPENAI_PREFIX
 from care_qdrant.serve.schemas import ErrorAnswer, OpenAIErrorAnswer
 from care_qdrant.version import __version__
@@ -19,7 +19,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
     "form-action 'self'; frame-ancestors 'none'"
 )
-PATHS: Mapping[str, tuple[str, str]] = {
+_FILES: Mapping[str, tuple[str, str]] = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
@@ -74,16 +74,14 @@ def _json(body: Any, schemas: dict[str, Any]) -> dict[str, Any]:
     return {"application/json": {"schema": schema}}
 
 
-class PageFile:
-    """One file of the page, held in memory."""
+def page_files() -> list[Get]:
+    """Return the files of the page."""
+    folder = files("care_qdrant.serve").joinpath("page")
+    return [
+        Get(path, name, None, partial(_file, folder.joinpath(name).read_bytes(), media_type))
+        for path, (name, media_type) in _FILES.items()
+    ]
 
-    def __init__(self, path: str) -> None:
-        """Read the file that a path of `PATHS` serves."""
-        name, self._media_type = PATHS[path]
-        self._path, self._content = path, files("care_qdrant.serve").joinpath("page", name).read_bytes()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        enter(self._path, scope, ("GET", "HEAD"))
-        headers = {"content-security-policy": POLICY, "cache-control": "no-cache"}
-        await Response(self._content, headers=headers, media_type=self._media_type)(scope, receive, send)
+def _file(content: bytes, media_type: str, _: Exchange) -> Response:
+    return Response(content, 200, {"content-security-policy": POLICY, "cache-control": "no-cache"}, media_type)

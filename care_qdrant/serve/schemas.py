@@ -89,9 +89,15 @@ def _own_side(word: Any) -> Any:
 _Side = Annotated[Literal["query", "document"] | None, BeforeValidator(_own_side)]
 
 
-class _OneSide(_Foreign):
-    """A request for the vectors of one side, in any of the words that clients have for it."""
+class OpenAIRequest(_Foreign):
+    """OpenAI's request for embeddings, and the side of the model in any of the words that clients have for it."""
 
+    input: StrictStr | Texts | Tokens | Annotated[list[Tokens], Field(min_length=1, fail_fast=True)] = Field(
+        description="Texts. Token numbers are refused: they belong to another tokenizer."
+    )
+    model: StrictStr
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(default=None, description="Must be the model's own, where given.")
     input_type: _Side = Field(
         default=None,
         description="The side of the model, `query` where nothing says it. Words of Cohere, NVIDIA, Jina and Google "
@@ -100,7 +106,7 @@ class _OneSide(_Foreign):
     )
     task: _Side = Field(default=None, description="The same, as Jina's clients name it.")
     task_type: _Side = Field(default=None, description="The same, as Google's clients name it.")
-    prompt_name: _Side = Field(default=None, description="The same, as clients of text-embeddings-inference name it.")
+    prompt_name: _Side = Field(default=None, description="The same, as sentence-transformers names it.")
 
     @property
     def side(self) -> Literal["query", "document"]:
@@ -108,21 +114,10 @@ class _OneSide(_Foreign):
         return self.input_type or self.task or self.task_type or self.prompt_name or "query"
 
     @model_validator(mode="after")
-    def _agree(self) -> "_OneSide":
+    def _agree(self) -> "OpenAIRequest":
         if len({self.input_type, self.task, self.task_type, self.prompt_name} - {None}) > 1:
             raise ValueError("input_type, task, task_type and prompt_name name two sides; give one of them")
         return self
-
-
-class OpenAIRequest(_OneSide):
-    """OpenAI's request for embeddings, and the side of the model."""
-
-    input: StrictStr | Texts | Tokens | Annotated[list[Tokens], Field(min_length=1, fail_fast=True)] = Field(
-        description="Texts. Token numbers are refused: they belong to another tokenizer."
-    )
-    model: StrictStr
-    encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(default=None, description="Must be the model's own, where given.")
 
 
 class OpenAIEmbedding(BaseModel):
@@ -166,35 +161,6 @@ class OpenAIModels(BaseModel):
 
     object: Literal["list"] = "list"
     data: list[OpenAIModel]
-
-
-class EmbedRequest(_OneSide):
-    """The request of text-embeddings-inference; the default model answers it."""
-
-    inputs: StrictStr | Texts
-    truncate: bool = Field(default=False, description="Without it, a text with more tokens than are read is refused.")
-    normalize: bool = Field(default=True, description="Must be true: the vectors have unit length.")
-
-
-class TEIInfo(BaseModel):
-    """The description of a server in the shape of text-embeddings-inference, for the default model."""
-
-    model_config = ConfigDict(protected_namespaces=())
-
-    model_id: str
-    model_sha: str | None = Field(description="The fingerprint of the model.")
-    model_dtype: str = "float32"
-    model_type: dict[Literal["embedding"], dict[Literal["pooling"], str]]
-    max_concurrent_requests: int
-    max_input_length: int = Field(description="Tokens of a query that are read.")
-    max_batch_tokens: int
-    max_batch_requests: int | None
-    max_client_batch_size: int
-    auto_truncate: bool = False
-    tokenization_workers: int = 1
-    version: str
-    sha: str | None = None
-    docker_label: str | None = None
 
 
 class SearchRequest(_Request):

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,7 +14,7 @@ from care_qdrant.search.conditions import Keys, notice, parse_filter
 from care_qdrant.search.good_match import GoodMatch, Match, judge
 from care_qdrant.search.retriever import Mode
 from care_qdrant.search.script import script_note
-from care_qdrant.serve import marks, tracing
+from care_qdrant.serve import marks
 from care_qdrant.serve.backend import Backend
 from care_qdrant.serve.documents import read_document
 from care_qdrant.serve.good_matches import GoodMatches
@@ -63,7 +62,7 @@ class Searching:
         self._good_matches = GoodMatches(backend)
 
     async def search(self, request: SearchRequest, collection: str, good_match_seconds: float = 0.0) -> SearchAnswer:
-        """Answer one search; wait at most so long, and half of the time left, for a measurement of good matches."""
+        """Answer one search; wait at most so long for a measurement of good matches."""
         check_texts([request.query], "query", self._limits)
         if request.top_k * request.group_size > self._limits.top_k:
             groups = "" if request.group_size == 1 else f" of {request.group_size} hits each (group_size)"
@@ -140,9 +139,7 @@ class Searching:
         encode = None if vectors is None else lambda _: vectors
         keys = retriever.keys if request.conditions else None
         filter_ = _filter(request, keys)
-        trace = tracing.current()
-        part = trace.part("search", **{"db.collection.name": collection}) if trace is not None else nullcontext()
-        with part, self._metrics.qdrant_seconds.labels(collection).time():
+        with self._metrics.qdrant_seconds.labels(collection).time():
             [hits] = retriever.search(
                 [request.query],
                 request.top_k,

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -165,41 +166,23 @@ async def leave(service: Service, path: str, body: bytes) -> None:
     assert not sent
 
 
-@pytest.mark.parametrize("path", ["/inference", "/embed", "/search"])
-async def test_a_deadline_is_answered_in_time_and_its_text_is_never_encoded(
-    make_service, connect, client: QdrantClient, path: str
-) -> None:
-    gated = GatedEncoder()
-    service = make_service(pair(query=gated), collections=("corpus",), over=client)
-    http = connect(service)
-    running = asyncio.create_task(http.post("/embed", json={"inputs": "一"}))
-    await entered(gated)
-    bodies = {"/inference": asked("二"), "/embed": {"inputs": "二"}, "/search": {"query": "二"}}
-    late = await http.post(path, json=bodies[path], headers={"x-request-timeout": "0.05"})
-    assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
-    assert 'care_waiting_texts{side="query"} 1.0' in (await http.get("/metrics")).text
-    gated.gate.set()
-    assert (await running).status_code == 200
-    assert (await http.post("/embed", json={"inputs": "三"}, headers={"x-request-timeout": "20"})).status_code == 200
-    assert gated.runs == [["一"], ["三"]]
-
-
-@pytest.mark.parametrize("given", ["0", "-1", "nan", "inf", "soon", ""])
-async def test_a_deadline_that_is_none_is_refused(make_service, connect, given: str) -> None:
-    answer = await connect(make_service()).post("/embed", json={"inputs": "一"}, headers={"x-request-timeout": given})
-    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
-
-
-@pytest.mark.parametrize(("path", "field"), [("/search", "query"), ("/embed", "inputs")])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/search", {"query": "二"}),
+        ("/v1/embeddings", {"model": "pair", "input": "二"}),
+        ("/inference", asked("二")),
+    ],
+)
 async def test_a_request_whose_client_leaves_leaves_the_queue(
-    make_service, client: QdrantClient, path: str, field: str
+    make_service, client: QdrantClient, path: str, body: dict[str, Any]
 ) -> None:
     gated = GatedEncoder()
     service = make_service(pair(query=gated), collections=("corpus",), over=client)
     [served] = service.models
     running = asyncio.create_task(served.encode(["一"], "query"))
     await entered(gated)
-    await leave(service, path, json.dumps({field: "二"}).encode())
+    await leave(service, path, json.dumps(body).encode())
     gated.gate.set()
     await running
     await served.encode(["三"], "query")

@@ -11,7 +11,7 @@ import pytest
 from care_qdrant.serve import connections
 from care_qdrant.serve.app import Service
 from care_qdrant.serve.connections import bounded_protocol, most_connections
-from tests.serve.conftest import pair
+from tests.serve.conftest import asked, pair
 from tests.serve.test_admission import GatedEncoder
 
 
@@ -34,7 +34,7 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
-@pytest.mark.parametrize("said", [b"", b"GET /health HTT", b"POST /embed HTTP/1.1\r\nHost: localhost\r\n"])
+@pytest.mark.parametrize("said", [b"", b"GET /health HTT", b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\n"])
 def test_a_connection_without_a_whole_head_is_closed(
     make_service: Callable[..., Service], listen: Any, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
@@ -61,7 +61,7 @@ def test_beyond_the_limit_the_connection_that_waits_longest_is_closed(
     answers: list[int] = []
 
     def ask() -> None:
-        answers.append(httpx.post(f"{address}/embed", json={"inputs": "发烧"}, timeout=60).status_code)
+        answers.append(httpx.post(f"{address}/inference", json=asked("发烧"), timeout=60).status_code)
 
     asking = threading.Thread(target=ask)
     asking.start()

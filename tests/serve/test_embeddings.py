@@ -1,4 +1,4 @@
-"""The requests of others: OpenAI's and those of text-embeddings-inference."""
+"""The requests of OpenAI's clients."""
 
 import base64
 
@@ -98,35 +98,12 @@ async def test_models_are_listed_under_names_that_can_be_asked_for(make_service,
         assert (await http.post("/v1/embeddings", json={"model": name, "input": "发烧"})).status_code == 200
 
 
-async def test_tei_is_answered_by_the_default_pair(make_service, connect) -> None:
-    model = pair()
-    service = make_service(model, pair("other"), documents=True)
-    await service.load()
-    http = connect(service)
-    query = (await http.post("/embed", json={"inputs": "发烧"})).json()
-    assert np.array_equal(np.float32(query), model.encode_query(["发烧"]))
-    nulls = {"inputs": "发烧", "prompt_name": None, "normalize": None, "truncate": None, "dimensions": None}
-    assert (await http.post("/embed", json=nulls)).json() == query
-    body = {"inputs": TEXTS, "prompt_name": "document", "normalize": True}
-    documents = (await http.post("/embed", json=body)).json()
-    assert np.array_equal(np.float32(documents), model.encode_document(TEXTS))
-
-
-async def test_tei_refuses_what_would_be_cut_unless_told_to(make_service, connect) -> None:
-    http = connect(make_service())
-    long = {"inputs": ["短", "长" * 80]}  # the encoder reads 64 tokens
-    refused = await http.post("/embed", json=long)
-    assert (refused.status_code, refused.json()["code"]) == (413, "too_many_tokens")
-    assert (await http.post("/embed", json=long | {"truncate": True})).status_code == 200
-    assert (await http.post("/embed", json={"inputs": "短", "normalize": False})).status_code == 400
-
-
 async def test_a_cut_text_is_named_and_counted(make_service, connect) -> None:
     http = connect(make_service())
     body = {"model": "pair", "input": ["短", "长" * 80, "短"]}  # the encoder reads 64 tokens
     assert (await http.post("/v1/embeddings", json=body)).json()["truncated"] == [1]
     assert (await http.post("/v1/embeddings", json=body | {"input": "短"})).json()["truncated"] == []
-    await http.post("/embed", json={"inputs": "长" * 80, "truncate": True})
+    await http.post("/v1/embeddings", json=body)
     counters = (await http.get("/metrics")).text
     assert 'care_cut_texts_total{model="pair",side="query"} 2.0' in counters
 
@@ -153,9 +130,8 @@ async def test_the_side_is_read_in_the_words_of_others_or_refused(make_service, 
     await service.load()
     http = connect(service)
     expected = {"query": model.encode_query, "document": model.encode_document}
-    for path, body in (("/v1/embeddings", {"model": "pair", "input": "发烧"}), ("/embed", {"inputs": "发烧"})):
-        answer = await http.post(path, json=body | fields)
-        assert answer.status_code == (400 if side is None else 200), answer.text
-        if side is not None:
-            vector = answer.json()["data"][0]["embedding"] if path == "/v1/embeddings" else answer.json()[0]
-            assert np.array_equal(np.float32(vector), expected[side](["发烧"])[0])
+    answer = await http.post("/v1/embeddings", json={"model": "pair", "input": "发烧"} | fields)
+    assert answer.status_code == (400 if side is None else 200), answer.text
+    if side is not None:
+        vector = answer.json()["data"][0]["embedding"]
+        assert np.array_equal(np.float32(vector), expected[side](["发烧"])[0])

@@ -56,7 +56,7 @@ async def test_qdrant_may_send_its_key_in_the_body(make_service, connect, keys_f
     assert (await http.post("/inference", json=asked("发烧") | {"token": "wrong"})).status_code == 401
     wrong_header = {"x-api-key": "wrong"}
     assert (await http.post("/inference", json=asked("发烧") | {"token": KEY}, headers=wrong_header)).status_code == 401
-    assert (await http.post("/embed", json={"inputs": "发烧", "token": KEY})).status_code == 401
+    assert (await http.post("/search", json={"query": "发烧", "token": KEY})).status_code == 401
 
 
 async def test_without_a_key_health_says_whether_it_is_well_and_nothing_else(
@@ -68,7 +68,7 @@ async def test_without_a_key_health_says_whether_it_is_well_and_nothing_else(
         assert (answer.status_code, answer.json()["status"], answer.json()["models"]) == (200, "ok", [])
         [model] = (await http.get(path, headers={"x-api-key": KEY})).json()["models"]
         assert len(model["fingerprint"]) == 64
-    assert [(await http.get(path)).status_code for path in ("/", "/metrics", "/info")] == [401, 401, 401]
+    assert [(await http.get(path)).status_code for path in ("/", "/metrics", "/v1/models")] == [401, 401, 401]
     assert (await connect(make_service()).get("/health")).json()["models"], "a service without keys hides nothing"
 
 
@@ -88,12 +88,12 @@ def http_of(make_service, connect, tmp_path: Path):
 @pytest.mark.parametrize(
     ("words", "allowed"),
     [
-        ("", {"/inference", "/embed", "/v1/embeddings", "/search", "/metrics"}),
-        ("inference", {"/inference", "/embed", "/v1/embeddings"}),
+        ("", {"/inference", "/v1/embeddings", "/search", "/metrics"}),
+        ("inference", {"/inference", "/v1/embeddings"}),
         ("metrics", {"/metrics"}),
         ("search", {"/search"}),
         ("search:corpus", {"/search"}),
-        ("search:other inference", {"/inference", "/embed", "/v1/embeddings"}),
+        ("search:other inference", {"/inference", "/v1/embeddings"}),
     ],
 )
 async def test_a_key_may_do_what_its_line_says(http_of, client: QdrantClient, words: str, allowed: set[str]) -> None:
@@ -101,7 +101,6 @@ async def test_a_key_may_do_what_its_line_says(http_of, client: QdrantClient, wo
     http = http_of(f"{KEY} {words}", **service)
     bodies = {
         "/inference": asked("发烧"),
-        "/embed": {"inputs": "发烧"},
         "/v1/embeddings": {"model": "pair", "input": "发烧"},
         "/search": {"query": "发烧", "collection": "corpus"},
     }
@@ -135,15 +134,6 @@ async def test_a_key_in_the_body_has_its_scopes_too(http_of) -> None:
     http = http_of(f"{KEY} search")
     del http.headers["authorization"]
     assert (await http.post("/inference", json=asked("发烧") | {"token": KEY})).json()["code"] == "forbidden"
-
-
-async def test_info_is_what_clients_of_text_embeddings_inference_read(make_service, listen) -> None:
-    model = pair()
-    answer = httpx.get(f"{listen(make_service(model))}/info").json()
-    assert (answer["model_id"], answer["model_sha"]) == (model.name, model.fingerprint)
-    assert (answer["max_input_length"], answer["max_client_batch_size"]) == (64, 1024)
-    assert set(answer["model_type"]) == {"embedding"}
-    schemas.TEIInfo.model_validate(answer, extra="forbid")
 
 
 def test_keys_are_rotated_by_editing_the_file(keys_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,10 +172,10 @@ async def test_every_refusal_has_one_shape(make_service, connect) -> None:
     http = connect(make_service(limits={"body_bytes": 1000}))
     answers = {
         "unknown_path": await http.get("/nothing"),
-        "wrong_method": await http.get("/embed"),
-        "not_json": await http.post("/embed", content=b"{}", headers={"content-type": "text/plain"}),
-        "body_too_large": await http.post("/embed", json={"inputs": "x" * 1000}),
-        "invalid_request": await http.post("/embed", content=b"{", headers={"content-type": "application/json"}),
+        "wrong_method": await http.get("/search"),
+        "not_json": await http.post("/search", content=b"{}", headers={"content-type": "text/plain"}),
+        "body_too_large": await http.post("/inference", json=asked("x" * 1000)),
+        "invalid_request": await http.post("/search", content=b"{", headers={"content-type": "application/json"}),
         "unknown_collection": await http.post("/search", json={"query": "发烧"}),
         "unknown_host": await http.get("/health", headers={"host": "rebound.example"}),
     }
@@ -218,7 +208,7 @@ async def test_a_body_of_unknown_length_is_cut_off_at_the_limit(make_service, co
             yield b" " * 100_000
 
     http = connect(make_service())
-    answer = await http.post("/embed", content=endless(), headers={"content-type": "application/json"})
+    answer = await http.post("/search", content=endless(), headers={"content-type": "application/json"})
     assert (answer.status_code, answer.headers["connection"]) == (413, "close")
 
 
@@ -228,7 +218,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for(make_service, connect
         await asyncio.sleep(60)
 
     http = connect(make_service(limits={"body_seconds": 0.05}))
-    answer = await http.post("/embed", content=hanging(), headers={"content-type": "application/json"})
+    answer = await http.post("/search", content=hanging(), headers={"content-type": "application/json"})
     assert (answer.status_code, answer.json()["code"]) == (408, "body_too_slow")
 
 
@@ -300,7 +290,7 @@ async def test_the_log_holds_neither_texts_nor_keys(
     caplog.set_level(logging.INFO, ACCESS)
     await http.post("/inference", json=asked("一个病人的秘密") | {"token": KEY})
     await http.get("/?q=一个病人的秘密", headers={"x-api-key": KEY})
-    await http.post("/embed", json={"inputs": "一个病人的秘密"}, headers={"x-api-key": "a-wrong-key-that-is-long"})
+    await http.post("/inference", json=asked("一个病人的秘密"), headers={"x-api-key": "a-wrong-key-that-is-long"})
     lines = [json.loads(record.message) for record in caplog.records if record.name == ACCESS]
     assert [line["status"] for line in lines] == [200, 200, 401]
     assert lines[0]["texts"] == 1

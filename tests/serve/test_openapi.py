@@ -23,7 +23,7 @@ async def test_every_reference_leads_somewhere(make_service, connect) -> None:
     there = {f"#/components/schemas/{name}" for name in said["components"]["schemas"]}
     assert references(said)
     assert references(said) <= there
-    assert {"/inference", "/v1/embeddings", "/embed", "/search", "/health", "/metrics"} <= set(said["paths"])
+    assert {"/inference", "/v1/embeddings", "/search", "/health", "/metrics"} <= set(said["paths"])
 
 
 async def test_keys_are_described_where_they_are_needed(make_service, connect, tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ async def test_answers_have_the_described_shape(make_service, connect, client: Q
 
 
 @pytest.mark.parametrize("content", [b"", b"null", b"[]", b'{"inputs": "\\ud800"}', b"\xff", b"[" * 5000, b"NaN"])
-@pytest.mark.parametrize("path", ["/inference", "/v1/embeddings", "/embed", "/search"])
+@pytest.mark.parametrize("path", ["/inference", "/v1/embeddings", "/search"])
 async def test_no_body_is_a_failure_of_the_service(make_service, connect, path: str, content: bytes) -> None:
     answer = await connect(make_service()).post(path, content=content, headers={"content-type": "application/json"})
     assert answer.status_code == 400, answer.text

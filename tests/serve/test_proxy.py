@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.reliability.processes import free_port
-from tests.serve.conftest import KEY, pair
+from tests.serve.conftest import KEY, asked, pair
 
 CONFIGURATION = Path(__file__).parents[2] / "examples" / "deploy" / "nginx.conf"
 pytestmark = pytest.mark.skipif(
@@ -55,9 +55,9 @@ def test_nginx_gives_tls_to_a_service(make_service, listen, tmp_path: Path) -> N
                     time.sleep(0.05)
             assert (health.status_code, health.json()["models"]) == (200, [])
             assert http.get("/metrics", headers={"x-api-key": KEY}).status_code == 404
-            assert http.post("/embed", json={"inputs": "发烧"}).status_code == 401
-            headers = {"authorization": f"Bearer {KEY}", "x-request-id": "mine", "x-request-timeout": "10"}
-            answer = http.post("/embed", json={"inputs": "发烧"}, headers=headers)
+            assert http.post("/inference", json=asked("发烧")).status_code == 401
+            headers = {"authorization": f"Bearer {KEY}", "x-request-id": "mine"}
+            answer = http.post("/inference", json=asked("发烧"), headers=headers)
             assert (answer.status_code, answer.headers["x-request-id"]) == (200, "mine")
     finally:
         nginx.terminate()

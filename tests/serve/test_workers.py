@@ -229,12 +229,12 @@ def test_counters_of_all_workers_have_a_port_and_the_start_says_what_is_served(
     status = []
     for _ in range(10):  # each on a connection of its own, so that both workers are asked
         headers = {"x-api-key": "a-key-of-some-length-1"}
-        status.append(httpx.post(f"{service.url}/embed", json={"inputs": "发烧"}, headers=headers).status_code)
+        status.append(httpx.post(f"{service.url}/inference", json=asked("发烧"), headers=headers).status_code)
     assert status == [403] * 10
     counters = f"http://127.0.0.1:{port}"
     assert 'care_refusals_total{code="forbidden"} 10.0' in httpx.get(f"{counters}/metrics").text
     assert httpx.get(f"{counters}/ready").json()["models"]
-    assert httpx.post(f"{counters}/embed", json={"inputs": "发烧"}).status_code == 404
+    assert httpx.post(f"{counters}/inference", json=asked("发烧")).status_code == 404
     assert httpx.get(f"{service.url}/metrics", headers=headers).status_code == 404
 
 
