@@ -143,7 +143,7 @@ LAYERS: tuple[set[str], ...] = (
 TRAINER_LAYERS: tuple[set[str], ...] = (
     {"config", "disk", "distributed"},
     {"data"},
-    {"models", "evaluation"},
+    {"models", "evaluation", "needs"},
     {"losses"},
     {"learn"},
     {"training", "terms"},

@@ -18,6 +18,7 @@ from sentence_transformers import SentenceTransformer
 from care_qdrant.errors import InputError
 from care_qdrant.model.care_model import CareModel
 from care_qdrant.model.folder import verify_checkpoint
+from tests.tiny import write_jsonl
 from tests.trainer.tiny_run import pairs, stage, tiny_run
 
 TEXTS = [row["query"] for row in pairs()[:8]]
@@ -55,6 +56,15 @@ def test_the_recipe_runs_from_base_models_to_a_folder_that_is_what_was_trained(t
     ours = CareModel.load(str(folder), precision="fp32")
     np.testing.assert_allclose(ours.encode_query(TEXTS), query, atol=1e-5)
     assert "care-train run run.toml" in (folder / "README.md").read_text(encoding="utf-8")
+
+
+def test_single_texts_alone_train_a_query_encoder_and_are_its_probe(tmp_path: Path) -> None:
+    overrides = ["data.texts.files=['texts.jsonl']", "vocabulary.data=texts"]
+    run = tiny_run(tmp_path, stage("align"), overrides=overrides)
+    write_jsonl(tmp_path / "data/texts.jsonl", ({"text": row["query"]} for row in pairs()))
+    recipe.run_stages(run)
+    export(run, "care-train run run.toml")
+    assert CareModel.load(str(Path(run.output) / run.name)).encode_query(TEXTS).shape == (len(TEXTS), 32)
 
 
 def test_each_stage_starts_where_the_one_before_ended(tmp_path: Path) -> None:

@@ -3,10 +3,8 @@
 import dataclasses
 import functools
 import hashlib
-import importlib.util
 import json
 import logging
-import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,39 +13,31 @@ from typing import Any
 import torch
 from sentence_transformers import SentenceTransformer
 
-from care_qdrant.console.outputs import require_own
 from care_qdrant.encoders.references import keep_check_vectors
-from care_qdrant.errors import InputError, MissingExtra
+from care_qdrant.errors import InputError
 from care_qdrant.model.adopt.published import plain_vectors
-from care_qdrant.model.folder import require_destination
 from care_qdrant.progress import duration
 from care_trainer import evaluation
 from care_trainer.config import Run, Stage, stage_name
 from care_trainer.config.run import BASE, COLLECTION
-from care_trainer.data.read import existing, retrieval_file
-from care_trainer.data.table import ROWS_FOLDER
 from care_trainer.disk import write_json, writing
 from care_trainer.distributed import free_memory, main_process_first, processes
 from care_trainer.learn.snapshot import load_snapshot
 from care_trainer.models.towers import ADAPTER_FILE
+from care_trainer.needs import RUN_FILE, STAGE_FILE, require_needs
 from care_trainer.stages import align, base, contrastive, joint, prune, retromae, static
-from care_trainer.stages.context import Context, Trained
+from care_trainer.stages.context import Context, Trained, rows_of
 from care_trainer.training.checkpoints import drop_checkpoints
 from care_trainer.training.context import Report, silent
 from care_trainer.training.loop import losses_in_words
 
 logger = logging.getLogger(__name__)
 
-RUN_FILE = "run.json"
-"""Name of the file with the resolved configuration of a run: a folder that has it was written by a run."""
-STAGE_FILE = "stage.json"
-"""Name of the file that a stage writes last: a folder that has it is finished."""
 BEGUN_FILE = "settings.json"
 """Name of the file with the settings that a stage began with: an interrupted one goes on with the same."""
 MEMORY_SETTINGS = {"mini_batch_size", "mini_batch_tokens", "cached", "gradient_checkpointing"}
 """Settings that may change when a stage goes on: with less of them, one that ran out of memory still fits."""
 SIDES = ("query", "document")
-_WRITTEN = re.compile(rb'\{\s*"name": ".*",\s*"output": ')
 SHOWN_SCORES = {
     "ndcg@10": "nDCG@10",
     "recall@100": "recall@100",
@@ -80,15 +70,12 @@ def run_stages(
     names = [stage_name(stage) for stage in run.stage]
     if only is not None and only not in names:
         raise InputError(f"--stage {only}: unknown stage (known: {', '.join(names)})")
-    for tracker in run.report_to:
-        if importlib.util.find_spec(tracker) is None:
-            raise MissingExtra(f"report_to: {tracker} is not installed: pip install {tracker}; or leave it out")
-    require_files(run)
-    require_output(run)
+    require_needs(run, run.name)
     records = []
     with main_process_first() as is_main:
         if is_main:
             _write(output / RUN_FILE, dataclasses.asdict(run))
+            _read_all(run, only)
             _ensure_base(run, output / BASE, report)
     for number, stage in enumerate(run.stage):
         name = stage_name(stage)
@@ -107,38 +94,18 @@ def run_stages(
     return records
 
 
-def require_files(run: Run) -> None:
-    """Refuse a run that would miss a file of a later stage after hours."""
-    root = Path(run.data_root)
-    used = {stage.data for stage in run.stage if stage.data} | ({run.vocabulary.data} if run.vocabulary else set())
-    if run.document.collection is not None:
-        used -= {COLLECTION}  # it is read first, and its file is of this run
-    for name in sorted(used):
-        for file in run.data[name].files:
-            existing(root / file)
-    if run.evaluation is not None:
-        for name in ("corpus", "queries", "qrels"):
-            retrieval_file(root / run.evaluation.retrieval, name)
-
-
-def require_output(run: Run) -> None:
-    """Refuse an output folder that cannot be written, or whose folders of the same names are not of a run.
-
-    A resumed run removes the folders of what is not finished.
-    """
-    output = Path(run.output)
-    require_own(output, RUN_FILE, _WRITTEN, ())
-    require_destination(output / run.name)
-    if (output / RUN_FILE).is_file() or (output / BASE / STAGE_FILE).is_file():  # earlier versions wrote no RUN_FILE
-        return
-    names = [BASE, *map(stage_name, run.stage)]
-    if not (output / ROWS_FOLDER).is_symlink():  # a rehearsal's, which is removed alone and not through the link
-        names.append(ROWS_FOLDER)
-    for name in names:
-        if (output / name).is_dir() and any((output / name).iterdir()):
-            raise InputError(
-                f"{output / name}: already exists and is not of a training run; move it, or give another output"
-            )
+def _read_all(run: Run, only: str | None) -> None:
+    """Read the rows of all stages that are to train, and the evaluation set, so that a bad line ends no later stage."""
+    stages = [
+        stage
+        for stage in run.stage
+        if only in (None, stage_name(stage)) and not (Path(run.output) / stage_name(stage) / STAGE_FILE).exists()
+    ]
+    for stage in stages:
+        if stage.data in run.data:  # not the texts of a collection, which the base reads
+            rows_of(run, stage)
+    if run.evaluation is not None and any(stage.evaluate for stage in stages):
+        evaluation.load_evaluator(run.evaluation, Path(run.data_root))
 
 
 def newest(run: Run, side: str, before: Sequence[Stage] | None = None) -> Path:

@@ -29,6 +29,7 @@ from care_trainer.data.report import describe
 from care_trainer.distributed import free_memory, processes
 from care_trainer.export.checkpoint import export
 from care_trainer.models import towers
+from care_trainer.needs import STAGE_FILE, require_needs
 from care_trainer.stages.context import rows_folder
 from care_trainer.training.loop import Interrupted, peak_memory_bytes, reset_peak_memory
 
@@ -99,7 +100,7 @@ def rehearse(run: Run, *, layers: int | None = None, rows: int | None = None) ->
     """Run every stage, the export and the import of a run in small, and forecast the whole."""
     if layers is not None and layers < 2:
         raise InputError("--layers: expected at least 2; what a layer takes is measured by leaving one out")
-    recipe.require_files(run)
+    require_needs(run, run.name, weights=False)
     figures = describe(run)
     count = processes().num_processes
     full: dict[Side, int] = {"query": _layers(run, "query"), "document": _layers(run, "document")}
@@ -170,7 +171,7 @@ def _run(run: Run, name: str, depths: Depths, full: Depths, rows: int | None) ->
             recipe.run_stages(small, only=stage_label, deadline=time.monotonic(), report=clock.report)
         folder = work / stage_label
         teacher, held = _size(folder / "teacher"), _size(folder)
-        if (folder / recipe.STAGE_FILE).exists() and stage.data:
+        if (folder / STAGE_FILE).exists() and stage.data:
             raise TrainingError(f"{stage_label}: was not stopped after its first step")
         clock.steps.clear()
         recipe.run_stages(small, only=stage_label, report=clock.report)

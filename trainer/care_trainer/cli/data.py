@@ -132,7 +132,7 @@ def terms(folder: Path, pairs: str, overrides: tuple[str, ...]) -> None:
     from tempfile import TemporaryDirectory
 
     from care_trainer.config import Data
-    from care_trainer.export.checkpoint import probe_data
+    from care_trainer.needs import probe_data
     from care_trainer.terms import give_terms
 
     require_writable(folder)

@@ -71,6 +71,9 @@ def run(
     started = time.monotonic()
     loaded = load(config, overrides, preset)
     with needs_extra("train", "training"):
+        from care_trainer.needs import require_needs
+
+        require_needs(loaded, config)
         from care_trainer.data.report import leaks
         from care_trainer.distributed import processes
         from care_trainer.export.checkpoint import export
@@ -129,6 +132,9 @@ def rehearse(
 
     loaded = load(config, overrides, preset)
     with needs_extra("train", "training"):
+        from care_trainer.needs import require_needs
+
+        require_needs(loaded, config, weights=False)
         from care_trainer.distributed import processes
         from care_trainer.rehearse import rehearse as run_in_small
     quiet()

@@ -118,7 +118,10 @@ def _widened(run: Run) -> Run:
     else:
         from transformers import AutoConfig
 
-        hidden = AutoConfig.from_pretrained(str(run.document.base), revision=run.document.revision).hidden_size
+        try:
+            hidden = AutoConfig.from_pretrained(str(run.document.base), revision=run.document.revision).hidden_size
+        except (OSError, ValueError) as error:
+            raise InputError(f"document.base {run.document.base}: has no configuration to read ({error})") from error
     return replace(run, dim=int(hidden), query=replace(run.query, projection=True))
 
 

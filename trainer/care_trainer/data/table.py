@@ -34,8 +34,6 @@ from care_trainer.disk import writing
 
 logger = logging.getLogger(__name__)
 
-ROWS_FOLDER = "rows"
-"""Name of the folder below a run's output until the model is exported, or below its cache."""
 LAYOUT = 4
 """Version of the layout and of how rows are read, part of the key: a file of another version is not read."""
 PIECE_ROWS = 1024

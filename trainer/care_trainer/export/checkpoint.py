@@ -22,9 +22,9 @@ from care_qdrant.model.hub import BUILT_IN, find_folder
 from care_qdrant.model.rewrite import rewrite_weights
 from care_qdrant.types import Vectors
 from care_trainer import recipe
-from care_trainer.config import Data, Run, StoredDocuments, Tower, stage_name
+from care_trainer.config import Run, StoredDocuments, Tower, stage_name
 from care_trainer.data.read import Pair, is_kept, license_of, read_rows
-from care_trainer.data.table import pair_rows, scored
+from care_trainer.data.table import pair_rows, scored, text_rows
 from care_trainer.distributed import free_memory
 from care_trainer.learn.learn import GATE_DOCUMENTS
 from care_trainer.learn.outcome import Student, Training, conclude
@@ -33,6 +33,7 @@ from care_trainer.learn.settings import FOLDER
 from care_trainer.learn.snapshot import Snapshot, load_snapshot, opened
 from care_trainer.learn.stand_in import write_shift
 from care_trainer.models import towers
+from care_trainer.needs import holds_pairs, probe_data
 from care_trainer.stages.context import rows_folder
 from care_trainer.terms import give_terms
 
@@ -209,8 +210,11 @@ def export(run: Run, command: str) -> Card:
 def _give_terms(run: Run, card: Card) -> Card:
     """Let the model's queries weigh their BM25 terms, as its pairs teach, or else as the model that it goes on from."""
     folder = Path(run.output) / run.name
+    data, root = probe_data(run), Path(run.data_root)
     try:
-        found, gate = give_terms(folder, probe_data(run), Path(run.data_root), rows_folder(run), seed=run.seed)
+        if not holds_pairs(data, root):
+            raise InputError("single texts do not say which terms of a query count")
+        found, gate = give_terms(folder, data, root, rows_folder(run), seed=run.seed)
         logger.info(
             "weights of BM25 terms %s. %s", "written" if found else "not written, since they gain nothing", gate
         )
@@ -353,14 +357,17 @@ def _store_as(folder: Path, dtype: torch.dtype) -> None:
     path.write_text(json.dumps({**config, "dtype": loaded_as}, indent=2) + "\n", encoding="utf-8")
 
 
-def probe_data(run: Run) -> Data:
-    """Return the data set of the pairs that an export is tested on: the one that is named, or the last stage's."""
-    return run.data[run.export.probe or next(stage.data for stage in reversed(run.stage) if stage.data)]
-
-
 def _probe_pairs(run: Run) -> list[Pair]:
-    """Return pairs from all over a data set, whose queries and documents test the int8 query encoder."""
-    rows = pair_rows(probe_data(run), Path(run.data_root), rows_folder(run), by_source=True)
+    """Return pairs from all over a data set, whose queries and documents test the int8 query encoder.
+
+    Of single texts each is its own document.
+    """
+    data, root, folder = probe_data(run), Path(run.data_root), rows_folder(run)
+    if not holds_pairs(data, root):
+        texts = text_rows(data, root, folder).columns
+        step = max(1, len(texts) // run.export.probe_texts)
+        return [Pair(text, text) for text in texts[::step]["text"][: run.export.probe_texts]]
+    rows = pair_rows(data, root, folder, by_source=True)
     pairs = np.flatnonzero(~scored(rows)) if not scored(rows).all() else np.arange(len(rows))
     step = max(1, len(pairs) // run.export.probe_texts)
     chosen = rows.columns.select(pairs[::step][: run.export.probe_texts])

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from care_trainer.config import Run, stage_name
-from care_trainer.recipe import STAGE_FILE, read_record
+from care_trainer.needs import STAGE_FILE
+from care_trainer.recipe import read_record
 from care_trainer.training.callbacks import read_losses
 
 CURVES_FILE = "curves.png"

@@ -19,11 +19,11 @@ def train_align(context: Context) -> Trained:
     assert isinstance(stage, Align)
     vectors: Half
     if stage.pairs:
-        rows = context.pair_rows()
+        rows = context.rows()
         documents, vectors = context.stored_documents(rows)
         objective = align_objective(stage, context.run.geometry, documents, vectors)
         return train_student(context, objective, rows, ["query"], documents=(documents, vectors))
-    rows = context.text_rows(stage.sides)
+    rows = context.rows()
     texts = rows.columns["text"]
     if context.run.document.collection is None:
         vectors = context.stored_vectors(texts, "text", prompt=stage.teacher_prompt)
@@ -50,7 +50,7 @@ def train_distill(context: Context) -> Trained:
     """Train the query encoder on both sides of pairs, with the frozen document encoder's scores as a second target."""
     stage = context.stage
     assert isinstance(stage, Distill)
-    rows = context.pair_rows()
+    rows = context.rows()
     queries = context.stored_vectors(rows.columns["query"], "query", prompt=stage.teacher_prompt)
     documents = context.stored_documents(rows)
     objective = DistillObjective(info_nce_of(stage, context.run.geometry), kl_weight=stage.kl_weight)

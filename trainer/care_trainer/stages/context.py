@@ -11,7 +11,7 @@ from torch import nn
 
 from care_qdrant.errors import InputError
 from care_trainer import evaluation
-from care_trainer.config import Align, Data, Distill, Joint, Run, Side, Tower
+from care_trainer.config import Align, Data, Distill, Joint, RetroMae, Run, Side, Stage, Tower
 from care_trainer.config.stages import PairStage
 from care_trainer.data import table
 from care_trainer.data.collators import PairCollator, Prompts, TeacherCollator
@@ -23,13 +23,24 @@ from care_trainer.losses.embedding import embedding_loss
 from care_trainer.models import towers
 from care_trainer.models.teacher import teacher_vectors
 from care_trainer.models.vector_cache import Half
+from care_trainer.needs import ROWS_FOLDER
 from care_trainer.training.context import TrainingContext
 from care_trainer.training.loop import fit
 
 
 def rows_folder(run: Run) -> Path:
     """Return the folder of the Arrow tables, which all stages of a run share, or all runs with the same cache."""
-    return Path(run.teacher_cache or run.output) / table.ROWS_FOLDER
+    return Path(run.teacher_cache or run.output) / ROWS_FOLDER
+
+
+def rows_of(run: Run, stage: Stage) -> Rows:
+    """Return the rows of a stage: single texts, or each pair as one text, for language modelling; or pairs."""
+    data, root, folder = run.data_set(stage.data), Path(run.data_root), rows_folder(run)
+    if isinstance(stage, RetroMae):
+        return table.text_rows(data, root, folder, joined=stage.joined)
+    if isinstance(stage, Align) and not stage.pairs:
+        return table.text_rows(data, root, folder, stage.sides)
+    return table.pair_rows(data, root, folder, by_source=stage.batch_by_source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,17 +66,10 @@ class Context(TrainingContext):
         """Return the SHA-256 of each data file of the stage by name."""
         return file_hashes(self.data, self.data_root) if self.stage.data else {}
 
-    def pair_rows(self) -> Rows:
-        """Return the pairs of the stage's data set."""
+    def rows(self) -> Rows:
+        """Return the rows that the stage trains on."""
         with main_process_first():
-            return table.pair_rows(
-                self.data, self.data_root, rows_folder(self.run), by_source=self.stage.batch_by_source
-            )
-
-    def text_rows(self, sides: Sequence[Side] = ("query", "document"), *, joined: bool = False) -> Rows:
-        """Return the single texts of the stage's data set, or each pair as one text."""
-        with main_process_first():
-            return table.text_rows(self.data, self.data_root, rows_folder(self.run), sides, joined=joined)
+            return rows_of(self.run, self.stage)
 
     def load_trainable(self, side: Side) -> tuple[SentenceTransformer, int]:
         """Load the newest encoder of a side, with the number of its parameters that the recipe trains."""

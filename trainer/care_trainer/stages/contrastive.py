@@ -26,7 +26,7 @@ def _train(context: Context, side: Side) -> Trained:
     model = towers.unsliced(encoder) if stage.matryoshka else encoder
     objective = pair_objective(stage)  # one encoder on both sides: unit vectors, whatever the pair's geometry
     loss = embedding_loss(model, Matryoshka(objective, stage.matryoshka) if stage.matryoshka else objective, stage)
-    rows = context.pair_rows()
+    rows = context.rows()
     documents = ("positive", *(f"negative_{number}" for number in range(1, stage.hard_negatives + 1)))
     prompts = {"query": stage.query_prompt if side == "document" else context.run.query.prompt}
     if side in ("document", context.run.symmetric):

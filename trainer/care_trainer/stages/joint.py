@@ -29,7 +29,7 @@ def train_joint(context: Context) -> Trained:
         document, trainable["document"] = context.load_trainable("document")
     model, objective = towers.pair(query, document), pair_objective(stage, run.geometry)
     loss = embedding_loss(model, objective, stage)
-    rows = context.pair_rows()
+    rows = context.rows()
     negatives = [f"negative_{number}" for number in range(1, stage.hard_negatives + 1)]
     routes = {"query": "query", **dict.fromkeys(("positive", *negatives), "document")}
     prompts = {column: run.query.prompt if side == "query" else run.document.prompt for column, side in routes.items()}
@@ -42,7 +42,7 @@ def train_joint(context: Context) -> Trained:
 
 def _train_query(context: Context, stage: Joint) -> Trained:
     """Train the query encoder alone: the documents' vectors are computed once, as in Stage I."""
-    rows = context.pair_rows()
+    rows = context.rows()
     info_nce = info_nce_of(stage, context.run.geometry)
     trained = train_student(
         context, FrozenDocuments(info_nce), rows, ["query"], documents=context.stored_documents(rows)

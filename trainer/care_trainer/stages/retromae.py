@@ -27,7 +27,7 @@ def train_retromae(context: Context) -> Trained:
         decoder_masked=stage.decoder_masked,
         bf16=stage.bf16,
     )
-    rows = context.text_rows(joined=stage.joined)
+    rows = context.rows()
     collator = PairCollator(preprocess_fn=loss.model.preprocess, max_length=stage.max_tokens)
     metrics = fit(context, loss.model, loss, rows, collator, by_length=True)
     return Trained(query, None, {"query": trainable}, metrics)

@@ -50,7 +50,7 @@ def train_static(context: Context) -> Trained:
     assert isinstance(stage, Static)
     query = towers.load(context.query)
     is_static = towers.is_static(query)
-    rows = context.pair_rows()
+    rows = context.rows()
     # The same table, whatever drew random numbers before, as the base models or a killed run.
     set_seed(context.run.seed)
     model = random_static(
