@@ -8,9 +8,11 @@ import pytest
 from care_trainer.cli import care_train
 from care_trainer.config import load_run
 from care_trainer.data.read import Pair, plain_text
+from care_trainer.data.report import leaks
 from care_trainer.learn.labelled import Estimate
 from care_trainer.start import (
     BOTH,
+    INCLUDED_HAS_READ,
     RESULT,
     SCRATCH,
     Difference,
@@ -73,6 +75,25 @@ def test_a_file_is_prepared_once_and_another_one_refused(tmp_path: Path) -> None
     write_jsonl(file, pairs()[:40])
     with pytest.raises(InputError, match="another file"):
         prepare(file, tmp_path / "faq")
+
+
+def test_held_out_questions_search_among_answers_of_the_training_which_leak_nothing(tmp_path: Path) -> None:
+    prepared = prepare(write_jsonl(tmp_path / "faq.jsonl", pairs()), tmp_path / "faq", held_out=10)
+    data = tmp_path / "faq/data"
+    trained, searched, judged = (
+        [json.loads(line) for line in (data / name).read_text().splitlines()]
+        for name in ("train.jsonl", "held-out/corpus.jsonl", "held-out/qrels.jsonl")
+    )
+    answers, texts = {row["positive"] for row in trained}, {row["text"] for row in searched}
+    assert answers < texts and prepared.documents == len(searched)
+    relevant = {row["document_id"] for row in judged}
+    own = {row["text"] for row in searched if row["id"] in relevant}
+    assert own and not own & answers
+    run = load_run(prepared.config)
+    assert leaks(run) == []
+    with (data / "train.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"query": "another", "positive": min(own)}) + "\n")
+    assert leaks(run) == [f"pairs: {min(own)[:60]}"]
 
 
 def test_licenses_are_counted_and_a_language_that_is_not_read_starts_from_scratch(tmp_path: Path) -> None:
@@ -211,8 +232,9 @@ def test_one_command_goes_from_pairs_to_a_table_and_on(tmp_path: Path, monkeypat
     first = CliRunner().invoke(care_train, ["start", "faq.jsonl", "--output", "faq"], catch_exceptions=False)
     assert "after and BM25" in first.stdout and "after against before: " in first.stdout
     assert "recommended: " in first.stdout and "care ingest CORPUS --model " in first.stdout
+    assert INCLUDED_HAS_READ in first.stdout
     assert (
-        "CC0 48" in first.stderr and "on held-out questions nDCG@10" in first.stderr and "CPU minutes" in first.stderr
+        "CC0 48" in first.stderr and "of the evaluation nDCG@10" in first.stderr and "CPU minutes" in first.stderr
     )
     result = json.loads(Path("faq", RESULT).read_text())
     assert set(result) == {"model", "ndcg_at_10", "recall_at_10", "differences"}

@@ -144,7 +144,7 @@ def in_words(record: dict[str, Any]) -> str:
         took += f", {duration(record['cpu_seconds'])} of CPU time"
     found = record.get("evaluation") or {}
     scores = [f"{label} {found[key]:.3f}" for key, label in SHOWN_SCORES.items() if key in found]
-    return f"{took}; on held-out questions {', '.join(scores)}" if scores else took
+    return f"{took}; on the questions of the evaluation {', '.join(scores)}" if scores else took
 
 
 def _ensure_base(run: Run, folder: Path, report: Report) -> None:

@@ -37,6 +37,8 @@ _WRITTEN = re.compile(rb"# Written by: care-train start ")
 """First line of a configuration that this module wrote."""
 SCRATCH = "scratch"
 FEWEST_HELD_OUT, MOST_HELD_OUT = 20, 2000
+MOST_OTHERS = 2000
+"""Answers of the training part among which held-out questions search as well: with their own alone, all find theirs."""
 SEEN = {"cpu": 60_000, "cuda": 600_000}
 """Pairs that the last stage sees, by device: the epochs follow from it."""
 MOST_EPOCHS = 8
@@ -80,6 +82,11 @@ symmetric = true
 
 BOTH = "after and BM25"
 """Name of the search by the trained model and BM25 together."""
+INCLUDED_HAS_READ = (
+    "'before' is the included model, which was trained on public pairs: if yours are among them, it has read these "
+    "questions, its figures are too good, and so is what the training gained too small"
+)
+"""What to say beside a comparison with the included model."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,7 @@ class Prepared:
     held_out: int
     """Questions of the held-out part."""
     documents: int
-    """Documents that they are searched in."""
+    """Documents among which they search: their answers and negatives, and answers of the training part."""
     licenses: dict[str, int]
     """Pairs by license; the empty text is for those without one."""
     base: str
@@ -164,7 +171,7 @@ def prepare(
     config, content = folder / CONFIG, _config(pairs, folder, chosen, len(train), device)
     folder.mkdir(parents=True, exist_ok=True)
     config.write_text(content, encoding="utf-8")
-    documents = _write_held_out(kept, trained, folder)
+    documents = _write_held_out(kept, train, trained, folder)
     write_rows(folder / DATA / TRAIN, [pair.row() for pair in train])
     run = load_run(config)
     if found := leaks(run):
@@ -279,7 +286,7 @@ def advice(result: Result, base: str) -> str:
     """Return the command that the held-out questions speak for, and why.
 
     The trained model and BM25 together, unless another search was clearly better: questions over few documents are
-    easier than those over a whole corpus, where BM25 is of more use.
+    easier than those over a whole corpus, where BM25 is more useful.
     """
     scores = {name: score.mean for name, score in result.ndcg_at_10.items()}
     better = [each.other for each in result.differences if each.search == BOTH and each.verdict == "worse"]
@@ -310,11 +317,16 @@ def _shown(value: Estimate) -> str:
     return f"{value.mean:.3f}  [{value.low:.3f}, {value.high:.3f}]"
 
 
-def _write_held_out(pairs: Sequence[Pair], trained: set[str], folder: Path) -> int:
-    """Write the retrieval set: every document of the pairs, and those of their negatives that no training pair has."""
+def _write_held_out(pairs: Sequence[Pair], train: Sequence[Pair], trained: set[str], folder: Path) -> int:
+    """Write the retrieval set, and return the number of its documents.
+
+    They are the answers of the held-out pairs, those of their negatives that no training pair has, and answers of the
+    training part, none of which is judged.
+    """
     texts = dict.fromkeys(pair.positive for pair in pairs)
     negatives = [text for pair in pairs for text in pair.negatives if plain_text(text) not in trained]
-    documents = {text: f"d{number}" for number, text in enumerate(dict.fromkeys([*texts, *negatives]))}
+    others = list(dict.fromkeys(pair.positive for pair in train))[:MOST_OTHERS]
+    documents = {text: f"d{number}" for number, text in enumerate(dict.fromkeys([*texts, *negatives, *others]))}
     queries = {text: f"q{number}" for number, text in enumerate(dict.fromkeys(pair.query for pair in pairs))}
     root = folder / DATA / HELD_OUT
     corpus_file, queries_file, judged_file = (root / name for name in _SEARCHED)
@@ -346,7 +358,7 @@ seed = 0
 [data.pairs]
 files = ["train.jsonl"]
 
-# Questions and documents of which none is in train.jsonl.
+# Questions of which neither they nor their answers are in train.jsonl; other answers in it are searched as well.
 [evaluation]
 retrieval = "{HELD_OUT}"
 

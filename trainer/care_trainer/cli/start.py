@@ -9,6 +9,7 @@ from care_qdrant.console.options import json_option
 from care_qdrant.console.reports import show_report
 from care_qdrant.console.text import echo, table
 from care_qdrant.errors import InputError, counted, needs_extra
+from care_qdrant.model.hub import BUILT_IN
 
 
 @click.command(cls=Command)
@@ -27,8 +28,7 @@ def start(pairs: Path, output: Path | None, base: str | None, as_json: bool) -> 
 
     A tenth of them, at most 2,000, is held out, of which no text is in the rest; a commented configuration for this
     machine is written; the stages run; and a table shows the model before and after, BM25, and both together, and which
-    differences are clear. The same command
-    goes on where it was interrupted.
+    differences are clear. To continue an interrupted training, run the same command again.
 
     \b
     Example:
@@ -47,6 +47,7 @@ def start(pairs: Path, output: Path | None, base: str | None, as_json: bool) -> 
         from care_trainer.export.curves import draw_curves
         from care_trainer.recipe import run_stages
         from care_trainer.start import (
+            INCLUDED_HAS_READ,
             RESULT,
             SCRATCH,
             WORTH_SAYING,
@@ -66,8 +67,9 @@ def start(pairs: Path, output: Path | None, base: str | None, as_json: bool) -> 
     prepared = prepare(pairs, folder, base=base)
     licenses = ", ".join(f"{name or 'no license'} {count:,}" for name, count in prepared.licenses.items())
     echo(
-        f"{counted(prepared.pairs, 'pair')} to train on; {counted(prepared.held_out, 'question')} held out over "
-        f"{counted(prepared.documents, 'document')}, no text on both sides\nlicenses: {licenses}\n"
+        f"{counted(prepared.pairs, 'pair')} to train on; {counted(prepared.held_out, 'question')} held out with their "
+        f"answers, to search among {counted(prepared.documents, 'document')}: these and answers of the training\n"
+        f"licenses: {licenses}\n"
         f"base: {prepared.base}; configuration: {prepared.config}",
         err=True,
     )
@@ -104,4 +106,6 @@ def start(pairs: Path, output: Path | None, base: str | None, as_json: bool) -> 
     echo("\nnDCG@10, question by question [95 %]:")
     for line in differences_of(result):
         echo(f"  {line}")
+    if before == BUILT_IN:
+        echo(INCLUDED_HAS_READ)
     echo(f"\n{advice(result, prepared.base)}")

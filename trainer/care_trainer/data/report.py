@@ -28,11 +28,14 @@ def describe(run: Run) -> dict[str, Any]:
 
 
 def leaks(run: Run) -> list[str]:
-    """Return the training texts that are also queries or documents of the evaluation set, each cut to 60 characters."""
+    """Return the training texts that are also queries or judged documents of the evaluation set, cut to 60 characters.
+
+    A document that answers none of its queries tells nothing of them.
+    """
     if run.evaluation is None:
         raise InputError("the configuration has no [evaluation], so there is nothing to leak")
     root = Path(run.data_root)
-    held_out = set(_evaluation_texts(root / run.evaluation.retrieval))
+    held_out = set(_judged_texts(root / run.evaluation.retrieval))
     found: dict[str, None] = {}
     for stage in _reading(run):
         for row in _rows(stage, run.data_set(stage.data), root):
@@ -76,7 +79,10 @@ def _strings(row: Pair | Text) -> Sequence[str]:
     return (row.query, row.positive) if isinstance(row, Pair) else (row.text,)
 
 
-def _evaluation_texts(folder: Path) -> Iterator[str]:
-    for name in ("queries", "corpus"):
-        for row, _ in read_rows(retrieval_file(folder, name)):
+def _judged_texts(folder: Path) -> Iterator[str]:
+    judged = {str(row["document_id"]) for row, _ in read_rows(retrieval_file(folder, "qrels"))}
+    for row, _ in read_rows(retrieval_file(folder, "queries")):
+        yield plain_text(row["text"])
+    for row, _ in read_rows(retrieval_file(folder, "corpus")):
+        if str(row["id"]) in judged:
             yield plain_text(row["text"])
