@@ -92,8 +92,9 @@ def care_bench() -> None:
 def run(tasks: tuple[str, ...], output: Path, as_json: bool, **options: Any) -> None:
     """Score models on TASKS: directories, or names of mteb's Chinese medical sets.
 
-    The result folder receives result.json, per_query.json, report.md, report.html, the rankings, and mteb's result
-    cache. A killed run is finished by running it again: stored documents are not encoded again.
+    The result folder receives result.json, per_query.json, report.md, report.html, the rankings as JSON and as TREC run
+    files, and mteb's result cache. To finish a killed run, run the same command again: stored documents are not encoded
+    again.
 
     \b
     Example:

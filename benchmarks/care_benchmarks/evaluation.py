@@ -1,6 +1,7 @@
 """Evaluation of one system by mteb over loaded tasks, with scores and intervals per query."""
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +10,13 @@ from typing import Any
 import mteb
 import numpy as np
 
-from care_benchmarks.measures import Run, pearson_shares, per_query, spearman
+from care_benchmarks.measures import Run, pearson_shares, per_query, ranked, spearman
 from care_benchmarks.results import PerQuery, Score
 from care_benchmarks.search import QdrantSearch, file_name
 from care_benchmarks.statistics import Comparison, compare_with_base, mean_interval, pearson_interval
 from care_benchmarks.tasks import LoadedTask
+
+logger = logging.getLogger(__name__)
 
 BATCH_TEXTS = 64
 """Sentences per STS batch; documents are batched by tokens during ingestion."""
@@ -38,6 +41,7 @@ def evaluate(search: QdrantSearch, tasks: Sequence[LoadedTask], output: Path) ->
     for task in own:
         # mteb adds to the file of an earlier run.
         (folder / f"{task.name}_predictions.json").unlink(missing_ok=True)
+        (folder / f"{task.name}.trec").unlink(missing_ok=True)
     mteb.evaluate(
         search,
         [task.task for task in own],
@@ -58,7 +62,22 @@ def evaluate(search: QdrantSearch, tasks: Sequence[LoadedTask], output: Path) ->
         outcome.per_query.append(entry)
         if task.kind != "sts":
             outcome.runs[task.name] = predictions
+            write_trec(predictions, folder / f"{task.name}.trec", file_name(search.system.name))
     return outcome
+
+
+def write_trec(run: Run, path: Path, system: str) -> None:
+    """Write a ranking as a TREC run file, unless an id holds a blank, which separates the fields there."""
+    names = {name for query, answers in run.items() for name in (query, *answers)}
+    if blank := min((name for name in names if name.split() != [name]), default=None):
+        logger.warning("%s: not written, since a TREC run file cannot hold the id %r", path, blank)
+        return
+    lines = (
+        f"{query} Q0 {document} {rank} {answers[document]!r} {system}\n"
+        for query, answers in run.items()
+        for rank, document in enumerate(ranked(answers), start=1)
+    )
+    path.write_text("".join(lines), encoding="utf-8")
 
 
 def compare(outcomes: Sequence[Outcome], tasks: Sequence[LoadedTask]) -> dict[str, list[Comparison]]:

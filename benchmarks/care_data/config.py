@@ -46,8 +46,8 @@ class Judge:
     family: Name  # who made the model; judges of one family err together
     key_env: str | None = None  # environment variable that holds the API key; None sends no key
     tier: Annotated[int, Field(ge=1, le=2)] = 1  # 1 rates everything; 2 rates what tier 1 disputes
-    input_price: PositiveOrZero = 0.0  # of a million tokens, in any one currency
-    output_price: PositiveOrZero = 0.0
+    input_price: PositiveOrZero | None = None  # of a million tokens, in any one currency; None counts as 0, and is said
+    output_price: PositiveOrZero | None = None
     requests_per_minute: Positive = 600.0
     concurrency: Count = 4
     timeout_seconds: Positive = 60.0

@@ -17,12 +17,18 @@ from care_data.files import Rows, digest, read_rows, write_json, write_rows
 from care_data.pool import CORPUS, POOL, QUERIES
 from care_data.prompts import RELEVANT, read_grades, render
 from care_data.source import shown
-from care_data.wire import Caller, JudgeUnreachable, calling, highest_price
+from care_data.wire import Caller, JudgeUnreachable, calling, highest_price, without_price
 from care_qdrant.errors import counted
 
 logger = logging.getLogger(__name__)
 
 JUDGEMENTS, LEDGER = "judgements.jsonl", "calls.sqlite"
+PLANTED = {
+    "irrelevant": "of other questions",
+    "long": "long ones",
+    "stuffed": "stuffed with the question",
+}
+"""Kinds of planted documents, in words."""
 _LONG = 3  # unrelated documents that make one long planted one
 _STUFFED = 5  # repetitions of a question in a stuffed one
 _SHOWN = 300  # characters of an answer that could not be read
@@ -105,6 +111,7 @@ def estimate(config: Config) -> dict[str, Any]:
         "pairs": sum(map(len, to_rate.ranked.values())),
         "judges": judges,
         "highest_cost": sum(each["highest_cost"] for each in judges),
+        "without_price": without_price(config.settings.judge),
         "note": "tier 2 rates only what tier 1 disputes; stop_after and stored answers make it less",
     }
 

@@ -12,11 +12,13 @@ from care_data.config import Config, Rule
 from care_data.estimates import krippendorff_alpha
 from care_data.exchange import read_judgements
 from care_data.files import LABELS, read_json, read_rows, write_json, write_rows
-from care_data.judging import JUDGEMENTS, is_anchor
+from care_data.judging import JUDGEMENTS, PLANTED, is_anchor
 from care_data.pool import POOL, contributions
 from care_data.prompts import RELEVANT
 from care_data.sheets import read_opinions
 from care_qdrant.errors import InputError
+
+_FEWEST_PLANTED = 5  # planted documents of one kind that say something of a judge by themselves
 
 Label = Literal["relevant", "irrelevant", "disputed", "missing"]
 Pair = tuple[str, str]
@@ -131,15 +133,20 @@ def _require_votes(ballots: Ballots, judges: Sequence[str], config: Config) -> N
 
 
 def _require_judgement(config: Config, tiers: Mapping[str, int]) -> None:
-    """Refuse a judge that calls what was planted relevant, or everything."""
+    """Refuse a judge that calls a kind of planted documents relevant, or everything."""
     path = config.folder / "judge.json"
     judges = read_json(path)["judges"] if config.settings.judge and path.is_file() else []
     least = min((each["relevant_share"] for each in judges), default=0.0)
+    most = config.settings.vote.max_failed_anchors
     for each in judges:
         rated, wrong = (sum(kind[key] for kind in each["planted"].values()) for key in ("rated", "called_relevant"))
         found = ""
-        if rated and wrong / rated > config.settings.vote.max_failed_anchors:
-            found = f"rates {wrong} of {rated} planted irrelevant documents relevant"
+        if (rated and wrong / rated > most) or any(_failed(kind, most) for kind in each["planted"].values()):
+            kinds = (
+                f"{kind['called_relevant']} of {kind['rated']} {PLANTED[name]}"
+                for name, kind in each["planted"].items()
+            )
+            found = f"rates {wrong} of {rated} planted irrelevant documents relevant ({', '.join(kinds)})"
         elif each["votes"] >= 50 and each["relevant_share"] == 1 and least < 0.9:
             found = f"rates all of its {each['votes']:,} documents relevant"
         if found and each["judge"] in tiers:
@@ -147,6 +154,11 @@ def _require_judgement(config: Config, tiers: Mapping[str, int]) -> None:
                 f"judge {each['judge']!r} {found}: its votes say nothing; leave it out with "
                 f'vote.exclude = ["{each["judge"]}"], or raise vote.max_failed_anchors'
             )
+
+
+def _failed(kind: Mapping[str, int], most: float) -> bool:
+    """Return whether a judge calls too many planted documents of one kind relevant."""
+    return kind["rated"] >= _FEWEST_PLANTED and kind["called_relevant"] / kind["rated"] > most
 
 
 def _weights(ballots: Ballots, experts: Mapping[Pair, Mapping[str, int]], judges: Sequence[str]) -> dict[str, float]:

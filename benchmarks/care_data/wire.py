@@ -4,6 +4,7 @@ A call is written down before it is sent. One that was sent and whose answer was
 killed or the endpoint did not answer in time, may have been paid: its highest price counts as spent.
 """
 
+import logging
 import sqlite3
 import threading
 import time
@@ -23,6 +24,8 @@ from care_data.files import Rows, digest
 from care_qdrant import CareError, __version__
 from care_qdrant.errors import InputError
 from care_qdrant.http_client import Client, ConnectError, Limits, Response, TransportError
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _BUSY = {408, 409, 425, 429, 500, 502, 503, 504, 529}
@@ -268,6 +271,7 @@ def calling(
     path: Path, max_cost: float | None, judges: Sequence[Judge], replay: bool, again: Sequence[str] = ()
 ) -> Iterator[tuple[Ledger, list[Caller]]]:
     """Open the ledger and a connection to each judge; ``again`` names those that are asked again."""
+    without_price(() if replay else judges)
     with closing(Ledger(path, max_cost)) as ledger:
         callers = [Caller(judge, ledger, replay=replay, again=judge.name in again) for judge in judges]
         try:
@@ -283,4 +287,16 @@ def highest_price(judge: Judge, prompt: str) -> float:
 
 
 def _cost(judge: Judge, input_tokens: int, output_tokens: int) -> float:
-    return (input_tokens * judge.input_price + output_tokens * judge.output_price) / 1e6
+    return (input_tokens * (judge.input_price or 0) + output_tokens * (judge.output_price or 0)) / 1e6
+
+
+def without_price(judges: Sequence[Judge]) -> list[str]:
+    """Return the names of the judges whose price is not set, and log that their calls count as free."""
+    names = [judge.name for judge in judges if judge.input_price is judge.output_price is None]
+    if names:
+        logger.warning(
+            "no price is set for %s: their calls count as free, and max_cost does not limit them; set input_price and "
+            "output_price, 0 for a model that costs nothing",
+            ", ".join(names),
+        )
+    return names

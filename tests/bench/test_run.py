@@ -7,10 +7,13 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import ir_measures
 import mteb
 import pytest
 from care_benchmarks.cli import care_bench
+from care_benchmarks.evaluation import write_trec
 from care_benchmarks.results import load_per_query, load_result
+from care_benchmarks.search import file_name
 from care_benchmarks.tasks import directory_tasks, load_task
 from click.testing import CliRunner, Result
 from mteb.models.model_meta import ModelMeta, ScoringFunction
@@ -83,6 +86,25 @@ def test_scores_per_query_average_to_the_saved_scores(saved: tuple[Path, str]) -
         score = systems[entry.system].score(entry.task)
         values = entry.scores[measures[entry.task]]
         assert score and sum(values) / len(values) == pytest.approx(score.value, abs=1e-5)
+
+
+def test_a_trec_run_file_has_the_saved_scores(saved: tuple[Path, str], clinic: Path) -> None:
+    qrels = {task.name: task.qrels for task in map(load_task, directory_tasks(clinic)) if task.kind != "sts"}
+    for system in load_result(saved[0]).systems:
+        for task in ("clinic-Retrieval", "clinic-Rerank"):
+            [file] = (saved[0] / "runs" / file_name(system.name)).glob(f"{task}.trec")
+            run = list(ir_measures.read_trec_run(str(file)))
+            measures = [ir_measures.nDCG @ 10, ir_measures.RR @ 10]
+            found = ir_measures.calc_aggregate(measures, qrels[task], run)
+            score = system.score(task)
+            assert score and {str(key): value for key, value in found.items()} == pytest.approx(
+                {name: score.measures[name] for name in ("nDCG@10", "RR@10")}, abs=1e-9
+            )
+
+
+def test_an_id_with_a_blank_is_in_no_trec_run_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_trec({"q 1": {"d1": 0.5}}, tmp_path / "run.trec", "system")
+    assert not (tmp_path / "run.trec").exists() and "cannot hold the id 'q 1'" in caplog.text
 
 
 def mtebs_own_scores(model: Path, clinic: Path, prompts: dict[str, str] | None = None) -> dict[str, float]:

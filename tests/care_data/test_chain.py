@@ -281,6 +281,16 @@ class TestBadInput:
             report = run_chain(load_config(config(clinic, endpoint.url, THREE, questions=6, vote='exclude = ["bob"]')))
         assert report["build"]["relevant"] > 0
 
+    def test_a_judge_that_takes_repeated_questions_for_answers_is_named_with_the_kind(self, clinic: Path) -> None:
+        """A third of what was planted, so that all kinds together pass."""
+        right = perfect()
+
+        def rate(model: str, query: str, document: str) -> str:
+            return "S" if model == "bob" and document.count(query) > 1 else right(model, query, document)
+
+        with Endpoint(rate) as endpoint, pytest.raises(InputError, match=r"'bob' rates 6 of 18 .* 6 of 6 stuffed with"):
+            run_chain(load_config(config(clinic, endpoint.url, THREE, questions=6)))
+
     def test_the_collection_changes_meanwhile(self, clinic: Path) -> None:
         with Endpoint(perfect()) as endpoint:
             loaded = load_config(config(clinic, endpoint.url, THREE, questions=4))

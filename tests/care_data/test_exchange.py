@@ -164,7 +164,7 @@ def test_a_dry_run_counts_without_a_call_and_is_never_too_low(clinic: Path) -> N
         assert command("--replay", "run", path)["vote"] == judged
     calls = {each["judge"]: each["calls"] for each in expected["judges"]}
     assert calls["ann"] == calls["bob"] == calls["strong"] == sum(bill["calls"] for bill in real["bills"][:1])
-    assert 0 < real["cost"] < expected["highest_cost"]
+    assert 0 < real["cost"] < expected["highest_cost"] and expected["without_price"] == []
     assert sheet["pairs"] == 7 == load_workbook(clinic / "li.xlsx")["review"].max_row - 1
 
 
@@ -188,3 +188,21 @@ def test_the_documentation_names_every_key() -> None:
     tables = [each for each in vars(config_tables).values() if dataclasses.is_dataclass(each)]
     keys = {field.name for table in tables if table is not config_tables.Config for field in dataclasses.fields(table)}
     assert len(keys) > 50 and {key for key in keys if not re.search(rf"[`\[.]{key}[`\].]", text)} == set()
+
+
+def test_a_judge_without_a_price_is_named_and_one_that_is_free_is_not(
+    clinic: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Endpoint(rater({})) as endpoint:
+        path = config(clinic, endpoint.url, {"ann": 1, "bob": 1}, questions=2)
+        text = path.read_text(encoding="utf-8")
+        first, second = text.split('name = "bob"')
+        unset = second.replace("input_price = 1.0\noutput_price = 4.0\n", "")
+        path.write_text(f'{first}name = "bob"{unset}', encoding="utf-8")
+        command("pool", path)
+        assert command("judge", path, "--dry-run")["without_price"] == ["bob"]
+        command("judge", path)
+        assert "no price is set for bob:" in caplog.text
+        free = second.replace("input_price = 1.0\noutput_price = 4.0\n", "input_price = 0\n")
+        path.write_text(f'{first}name = "bob"{free}', encoding="utf-8")
+        assert command("judge", path, "--dry-run")["without_price"] == []

@@ -233,9 +233,7 @@ def test_one_command_goes_from_pairs_to_a_table_and_on(tmp_path: Path, monkeypat
     assert "after and BM25" in first.stdout and "after against before: " in first.stdout
     assert "recommended: " in first.stdout and "care ingest CORPUS --model " in first.stdout
     assert INCLUDED_HAS_READ in first.stdout
-    assert (
-        "CC0 48" in first.stderr and "of the evaluation nDCG@10" in first.stderr and "CPU minutes" in first.stderr
-    )
+    assert "CC0 48" in first.stderr and "of the evaluation nDCG@10" in first.stderr and "CPU minutes" in first.stderr
     result = json.loads(Path("faq", RESULT).read_text())
     assert set(result) == {"model", "ndcg_at_10", "recall_at_10", "differences"}
     assert CareModel.load(result["model"]).alpha == CareModel.load().alpha is not None, (
