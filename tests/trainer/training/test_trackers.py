@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from care_trainer import recipe
 
-from care_qdrant.errors import MissingExtra
+from care_qdrant.errors import InputError
 from tests.trainer.tiny_run import stage, tiny_run
 
 REPORT = 'report_to=["{}"]'
@@ -29,6 +29,6 @@ def test_a_tracker_that_is_not_installed_is_one_line_before_anything_is_trained(
 ) -> None:
     run = tiny_run(tmp_path, stage("supervised"), overrides=[REPORT.format("trackio")])
     monkeypatch.setattr("sys.path", [])  # a machine that has nothing installed
-    with pytest.raises(MissingExtra, match="report_to: trackio is not installed: pip install trackio"):
+    with pytest.raises(InputError, match="report_to: trackio is not installed: pip install trackio"):
         recipe.run_stages(run)
     assert not Path(run.output).exists()
