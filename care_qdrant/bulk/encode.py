@@ -17,7 +17,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from care_qdrant.bulk.job import Job, Manifest, Receipt, Unit
-from care_qdrant.bulk.units import unit_rows
+from care_qdrant.bulk.units import read_unit
 from care_qdrant.corpus.chunking import cut_documents
 from care_qdrant.corpus.rows import Reject
 from care_qdrant.encoders.ahead import run_ahead
@@ -104,7 +104,7 @@ def _chunks(job: Job, manifest: Manifest, unit: Unit, model: DocumentModel, reje
                 yield from cut_document
         window.clear()
 
-    for row in unit_rows(job, manifest, unit):
+    for row in read_unit(job, unit):
         if isinstance(row, Reject):
             rejects.append(row)
         else:

@@ -22,11 +22,12 @@ from care_qdrant.corpus.rows import Fields
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import InputError, NewerFormat
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "manifest.json"
 ROWS = "rows"
-"""Folder with the rows of units that no file can be read at: of a collection, and of all files but plain JSON lines."""
+"""Folder with the rows of each unit."""
 DRAFT_SECONDS = 86_400
+_REPLAN = "plan the corpus anew, into another folder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +36,19 @@ class Unit:
 
     name: str
     """Name of the unit, made of the file's name, the first row and the content, not of the place of the corpus."""
-    file: str
-    """Path or URL; the name of a file of the job where its rows were copied."""
     label: str
     """Name of the file in messages, and of a text file's document."""
     first: int
     """Line, or row of a Parquet file, counted from 1."""
     last: int
     documents: int
+    """Documents that no earlier row has."""
+    rejected: int
+    """Rows that are no documents, or have the id of an earlier one and other content."""
     tokens: int
     """Tokens to encode, estimated from a sample of the corpus."""
     hash: str
-    """SHA-256 of the rows: a corpus that was changed after planning is noticed."""
-    bytes: tuple[int, int] | None = None
-    """First byte of the rows in a plain file of JSON lines, and the one after them; None for other files."""
-    repeated: tuple[int, ...] = ()
-    """Lines whose document an earlier row has: left out as direct ingestion leaves them out."""
-    conflicting: tuple[int, ...] = ()
-    """Lines whose id an earlier row has with other content: rejected."""
-    copied: bool = False
-    """Whether the rows are in the job: a unit then reads its own rows alone, and not the file from its start."""
+    """SHA-256 of the rows of the file: another plan notices a corpus that was changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +79,6 @@ class Manifest:
     """Payload field of the collection with the text; None for a job over a corpus."""
     unit_rows: int = 8_192
     units: tuple[Unit, ...] = ()
-    rejected: int = 0
-    """Rows of the corpus that are no documents."""
     inputs: tuple[str, ...] = ()
     """Files and folders that were planned, which a collection remembers; empty in a job of an earlier version."""
     format: int = FORMAT
@@ -107,6 +99,11 @@ class Manifest:
     def vector_bytes(self) -> int:
         """Bytes of one vector in a part."""
         return self.dim * np.dtype(self.datatype).itemsize
+
+    @property
+    def rejected(self) -> int:
+        """Rows of the corpus that are rejected."""
+        return sum(unit.rejected for unit in self.units)
 
     @property
     def tokens(self) -> int:
@@ -158,9 +155,10 @@ class Job:
             values = json.loads(raw)
         except ValueError as error:
             raise InputError(foreign) from error
-        form = values.get("format", 0) if isinstance(values, dict) else None
-        if isinstance(form, int) and form > FORMAT:
-            raise NewerFormat(f"{self.url}/{name}: has format {form}; this version reads {FORMAT}")
+        form = values.get("format") if isinstance(values, dict) else None
+        if isinstance(form, int) and form != FORMAT:
+            kind, advice = (NewerFormat, "update care-qdrant") if form > FORMAT else (InputError, _REPLAN)
+            raise kind(f"{self.url}/{name}: has format {form}, and this version reads {FORMAT}: {advice}")
         try:
             return TypeAdapter(Manifest).validate_python(values)
         except ValidationError as error:

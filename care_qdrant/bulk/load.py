@@ -223,7 +223,11 @@ def verify(
     threads: int = 4,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> BulkVerification:
-    """Compare each part with the collection: every point and hash, a sample of vectors, the recall of the graph."""
+    """Compare the plan with the parts, and each part with the collection.
+
+    Every row of the plan has to be in a part or among its rejected rows. Every point and hash of a part is compared, a
+    sample of the vectors, and the recall of the search graph.
+    """
     manifest, receipts = _finished(job)
     target = collection.sibling(collection.aliases().get(collection.name, collection.name))
     report = BulkVerification(
@@ -249,6 +253,13 @@ def verify(
     report.right, report.missing = counts["right"], counts["missing"]
     report.outdated, report.changed = counts["outdated"], counts["changed"]
     report.compared_vectors, report.least_cosine = len(agreements), min(agreements, default=None)
+    plan = {unit.name: unit.documents + unit.rejected for unit in manifest.units}
+    if partial := [each.unit for each in receipts if each.documents + each.rejected != plan[each.unit]]:
+        report.wrong_units += [name for name in partial if name not in report.wrong_units]
+        report.problems.append(
+            f"the parts of {counted(len(partial), 'unit')} do not account for each row of the plan ({partial[0]}): "
+            f"remove their receipts and run care bulk encode {job.url}"
+        )
     report.recall = _recall(target, manifest.vector_name, random.Random(0).sample(drawn, min(SEARCHED, len(drawn))))
     if report.missing or report.outdated:
         report.problems.append(

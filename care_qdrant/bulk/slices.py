@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from itertools import groupby
 
 from care_qdrant.bulk.job import MANIFEST, Job, Manifest, Unit
-from care_qdrant.bulk.units import copied_rows, copy_rows, require_same, row_hash
+from care_qdrant.bulk.units import read_unit, require_same, row_hash, write_unit
 from care_qdrant.contracts.layouts import Layout
 from care_qdrant.ingestion.seen import Seen
 from care_qdrant.qdrant.collection import Collection
@@ -78,7 +78,7 @@ class Plan:
         seen = Seen()
         if self.job.read(MANIFEST) is not None:
             for unit in self.job.manifest().units:
-                for row in copied_rows(self.job, unit):
+                for row in read_unit(self.job, unit):
                     if isinstance(row, Document):
                         seen.add(_planned(row.id, row.text))
         return seen
@@ -95,15 +95,16 @@ class Plan:
             digest.update(row_hash(document))
         unit = Unit(
             name=f"points-{tasks[0].id}-{digest.hexdigest()[:12]}",
-            file="",
             label=self.draft.collection or "",
             first=1,
             last=len(tasks),
             documents=len(tasks),
+            rejected=0,
             tokens=round(self.tokens_per_character * sum(len(task.text) for task in tasks)),
             hash=digest.hexdigest(),
         )
-        return copy_rows(self.job, unit, documents)
+        write_unit(self.job, unit, documents)
+        return unit
 
 
 def list_slices(plan: Plan, target: Collection, points: int, on_progress: Callable[[int], None]) -> list[Unit]:

@@ -1,8 +1,7 @@
 """Lists a corpus into units: reads every row once, and writes the manifest.
 
-A worker has to reach the rows of its unit without reading those of the others, else a file of n units is read n times
-from its start. In plain JSON lines a range of bytes is enough. Of any other file that has several units the planner
-copies the rows into the job, compressed, whatever its format is.
+The planner copies the rows of each unit into the job, compressed. So a worker reads its own rows alone, needs no access
+to the corpus, and encodes what was planned, whatever the format of the corpus is and whatever became of it.
 """
 
 import hashlib
@@ -10,12 +9,11 @@ import io
 import json
 import re
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path, PurePath, PurePosixPath
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any
 
 import fsspec  # type: ignore[import-untyped]
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -35,9 +33,8 @@ from care_qdrant.corpus.files import (
     tell_unread,
     typed_fields,
 )
-from care_qdrant.corpus.formats import COMPRESSIONS, READABLE, Format, format_of, read_lines
+from care_qdrant.corpus.formats import READABLE, Format
 from care_qdrant.corpus.rows import Fields, Reject
-from care_qdrant.corpus.streams import HEAD_BYTES, UTF_8
 from care_qdrant.encoders import TokenCounter
 from care_qdrant.encoders.languages import SAMPLED_TEXTS, require_language
 from care_qdrant.errors import FingerprintMismatch, InputError
@@ -89,7 +86,7 @@ def plan(
     known = {unit.name for unit in units}
     others = [] if former is None else [unit for unit in former.units if unit.name not in known]
     inputs = {*inputs_of(corpus), *(former.inputs if former is not None else ())}
-    manifest = replace(draft, units=(*others, *units), rejected=planner.rejected, inputs=tuple(sorted(inputs)))
+    manifest = replace(draft, units=(*others, *units), inputs=tuple(sorted(inputs)))
     job.write_manifest(manifest)
     return manifest
 
@@ -161,47 +158,29 @@ def _typed(corpus: Sequence[str], draft: Manifest, former: Manifest | None) -> F
     return typed_fields(local, draft.fields, draft.encoding) if local else draft.fields
 
 
-def unit_rows(job: Job, manifest: Manifest, unit: Unit) -> Iterator[Row]:
-    """Return the rows of a unit, without those that earlier rows repeat."""
-    digest = hashlib.sha256()
-    repeated, conflicting = frozenset(unit.repeated), frozenset(unit.conflicting)
-    for row in copied_rows(job, unit) if unit.copied else _read(unit, manifest):
-        digest.update(row_hash(row))
-        if isinstance(row, Document) and row.line in conflicting:
-            yield Reject.of(row, OTHER_CONTENT)
-        elif row.line not in repeated:
-            yield row
-    if digest.hexdigest() != unit.hash:
-        raise InputError(
-            f"{unit.label}: rows {unit.first:,} to {unit.last:,} are not the ones that were planned: the file was "
-            "changed. Plan what it is now into a new folder; its parts of equal rows can be copied there"
-        )
-
-
-def copy_rows(job: Job, unit: Unit, rows: Sequence[Row]) -> Unit:
-    """Write the rows of a unit into the job, and return the unit that is read from there."""
+def write_unit(job: Job, unit: Unit, rows: Sequence[Row]) -> None:
+    """Write the rows of a unit into the job, where a worker reads them without the corpus."""
     documents = [row if isinstance(row, Document) else Document(row.id, "", line=row.line) for row in rows]
     columns: dict[str, tuple[list[Any], Any]] = {
-        "id": ([each.id for each in documents], pa.string()),
-        "text": ([each.text for each in documents], pa.string()),
-        "title": ([each.title for each in documents], pa.string()),
-        "metadata": ([json.dumps(dict(each.metadata), ensure_ascii=False) for each in documents], pa.string()),
-        "line": ([each.line for each in documents], pa.int64()),
+        "id": ([document.id for document in documents], pa.string()),
+        "text": ([document.text for document in documents], pa.string()),
+        "title": ([document.title for document in documents], pa.string()),
+        "metadata": ([json.dumps(dict(document.metadata), ensure_ascii=False) for document in documents], pa.string()),
+        "line": ([document.line for document in documents], pa.int64()),
         "reason": ([row.reason if isinstance(row, Reject) else None for row in rows], pa.string()),
     }
     table = pa.table({name: pa.array(values, type=kind) for name, (values, kind) in columns.items()})
     file = io.BytesIO()
     pq.write_table(table, file, compression="zstd")
+    job.write(f"{ROWS}/{unit.name}.parquet", file.getvalue())
+
+
+def read_unit(job: Job, unit: Unit) -> Iterator[Row]:
+    """Return the rows of a unit: its documents, and the rows that are rejected."""
     name = f"{ROWS}/{unit.name}.parquet"
-    job.write(name, file.getvalue())
-    return replace(unit, file=name, copied=True)
-
-
-def copied_rows(job: Job, unit: Unit) -> Iterator[Row]:
-    """Return the rows of a unit that were copied into the job."""
-    content = job.read(unit.file)
+    content = job.read(name)
     if content is None:
-        raise InputError(f"{job.url}/{unit.file}: is not there any more; plan again into a new folder")
+        raise InputError(f"{job.url}/{name}: is not there any more; plan again into a new folder")
     for row in pq.read_table(io.BytesIO(content)).to_pylist():
         if row["reason"] is not None:
             yield Reject(row["line"], row["reason"], row["id"])
@@ -238,7 +217,7 @@ class _Planner:
     ) -> None:
         self.seen = Seen()
         self.texts: list[str] = []
-        self.rejected = self._rows = self._characters = self._tokens = 0
+        self._rows = self._characters = self._tokens = 0
         self._job, self._manifest, self._counter, self._on_progress = job, manifest, counter, on_progress
         self.former: dict[str, list[Unit]] = {}
         for unit in former.units if former is not None else ():
@@ -246,47 +225,41 @@ class _Planner:
 
     def units(self, file: CorpusFile) -> Iterator[Unit]:
         """Return the units of a file: those that were planned before, with the rows that they had, then new ones."""
-        self._offsets = _Offsets(file.path) if self._is_plain(file) else None
-        self._is_copied = False
         rows, first = rows_of(file, self._manifest), 1
         for was in self.former.get(file.name, []):
-            unit = self._unit(file, was.first, list(_until(rows, was.last)), was.last)
+            unit, _ = self._unit(file, was.first, list(_until(rows, was.last)), was.last)
             if unit.hash != was.hash:
                 raise InputError(
                     f"{file.path}: rows {was.first:,} to {was.last:,} were changed since they were planned: plan into "
                     "another folder"
                 )
-            yield was if was.copied else replace(was, file=unit.file, bytes=unit.bytes)
+            yield was
             first = was.last + 1
-        taken = self._take(rows)
-        while taken:
-            following = self._take(rows)
-            self._is_copied = self._offsets is None and (first > 1 or bool(following))
-            unit = self._unit(file, first, taken, taken[-1].line)
+        while taken := list(islice(rows, self._manifest.unit_rows)):
+            unit, own = self._unit(file, first, taken, taken[-1].line)
+            write_unit(self._job, unit, own)
             yield unit
-            first, taken = unit.last + 1, following
+            first = unit.last + 1
 
-    def _take(self, rows: Iterator[Row]) -> list[Row]:
-        return list(islice(rows, self._manifest.unit_rows))
-
-    def _unit(self, file: CorpusFile, first: int, rows: Sequence[Row], last: int) -> Unit:
+    def _unit(self, file: CorpusFile, first: int, rows: Sequence[Row], last: int) -> tuple[Unit, list[Row]]:
+        """Return the unit of some rows, and those of them that no earlier row repeats."""
         digest = hashlib.sha256()
-        repeated: list[int] = []
-        conflicting: list[int] = []
+        own: list[Row] = []
         documents = characters = 0
         for row in rows:
             digest.update(row_hash(row))
             if isinstance(row, Reject):
-                self.rejected += 1
+                own.append(row)
                 continue
             text = embedded_text(row.title, row.text)
             if len(self.texts) < AVERAGED:
                 self.texts.append(text)
             verdict = self.seen.add(row)
+            if verdict == "other":
+                own.append(Reject.of(row, OTHER_CONTENT))
             if verdict != "new":
-                self.rejected += verdict == "other"
-                (conflicting if verdict == "other" else repeated).append(row.line)
                 continue
+            own.append(row)
             if documents % SAMPLE == 0:
                 self._tokens += self._counter.count_tokens([text])[0]
                 self._characters += len(text)
@@ -299,30 +272,7 @@ class _Planner:
         stem = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(file.name).name)[:40]
         # Equal files of two folders are two units.
         name = f"{stem}-{first:010d}-{hashlib.sha256(f'{file.name} {content}'.encode()).hexdigest()[:12]}"
-        unit = Unit(
-            name,
-            file.path,
-            file.name,
-            first,
-            last,
-            documents,
-            tokens,
-            content,
-            repeated=tuple(repeated),
-            conflicting=tuple(conflicting),
-        )
-        if self._is_copied:
-            return copy_rows(self._job, unit, rows)
-        return replace(unit, bytes=self._offsets.range(first, last)) if self._offsets is not None else unit
-
-    def _is_plain(self, file: CorpusFile) -> bool:
-        """Return whether rows can be read from the middle of a file: JSON lines that are not compressed."""
-        if self._manifest.encoding.lower() not in (UTF_8, "utf8") or file.name.lower().endswith(COMPRESSIONS):
-            return False
-        with _there(file.path), fsspec.open(file.path, "rb") as raw:
-            head = raw.read(HEAD_BYTES)
-        compressed = head.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd"))
-        return not compressed and file.form == "jsonl"
+        return Unit(name, file.name, first, last, documents, len(own) - documents, tokens, content), own
 
 
 def _until(rows: Iterator[Row], last: int) -> Iterator[Row]:
@@ -333,57 +283,6 @@ def _until(rows: Iterator[Row], last: int) -> Iterator[Row]:
             return
 
 
-class _Offsets:
-    """The first bytes of lines, found by counting line ends ahead of the rows that are read."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._line, self._offset = 1, 0
-
-    def range(self, first: int, last: int) -> tuple[int, int]:
-        """Return the first byte of a line and the byte after another; asked for in ascending order."""
-        return self._start(first), self._start(last + 1)
-
-    def _start(self, line: int) -> int:
-        with fsspec.open(self._path, "rb") as file:
-            file.seek(self._offset)
-            while self._line < line and (block := file.read(1 << 20)):
-                at = -1
-                while self._line < line and (found := block.find(b"\n", at + 1)) >= 0:
-                    at, self._line = found, self._line + 1
-                if self._line < line:
-                    self._offset += len(block)
-                else:
-                    self._offset += at + 1
-        return self._offset
-
-
-def _read(unit: Unit, manifest: Manifest) -> Iterator[Row]:
-    if unit.bytes is None:
-        with closing(rows_of(_file_of(unit), manifest)) as rows:
-            for row in rows:
-                if row.line > unit.last:
-                    return
-                if row.line >= unit.first:
-                    yield row
-        return
-    system, path = fsspec.core.url_to_fs(unit.file)
-    start, end = unit.bytes
-    with _there(unit.file):
-        lines = io.BytesIO(system.cat_file(path, start=start, end=end))
-    for row in read_lines(cast(io.BufferedReader, lines), manifest.fields):
-        yield replace(row, line=row.line + unit.first - 1)
-
-
-@contextmanager
-def _there(path: str) -> Iterator[None]:
-    """Say of a file that has gone since it was listed or planned what to do."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise InputError(f"{path}: is not there any more; plan where the corpus is now into the same folder") from error
-
-
 def rows_of(file: CorpusFile, manifest: Manifest) -> Generator[Row, None, None]:
     """Return all rows of a file; one in object storage is copied first."""
     with TemporaryDirectory(prefix="care-bulk-") as folder:
@@ -391,19 +290,10 @@ def rows_of(file: CorpusFile, manifest: Manifest) -> Generator[Row, None, None]:
         if "://" in path:
             path = str(Path(folder) / PurePath(path).name)
             system, remote = fsspec.core.url_to_fs(file.path)
-            with _there(file.path):
-                system.get_file(remote, path)
+            system.get_file(remote, path)
         with Corpus(path, manifest.fields, manifest.encoding, file.form) as rows:
             rows.files = [replace(file, path=path)]
             yield from rows
-
-
-def _file_of(unit: Unit) -> CorpusFile:
-    """Return the file of a unit, whose name says its format."""
-    form = format_of(unit.label)
-    if form is None:
-        raise InputError(f"{unit.file}: has no ending that says a format; plan again with this version")
-    return CorpusFile(unit.file, unit.label, form)
 
 
 def row_hash(row: Row) -> bytes:

@@ -1,17 +1,18 @@
 """Hands units to workers and takes receipts back: to the encoder of this process, or to actors of Ray.
 
-A worker holds one encoder and runs one unit at a time. A unit whose worker died, or that failed for a passing reason,
-is tried again, three times at most; then it is reported. Vectors never come here: a worker writes its part.
+A worker holds one encoder and runs one unit at a time. Ray replaces a worker that died, and gives its unit to the new
+one. A unit that failed is reported; the next run of the command encodes it. Vectors never come here: a worker writes
+its part.
 """
 
 import logging
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from care_qdrant.bulk.job import Job, Manifest, Receipt, Unit
 from care_qdrant.encoders.engine import LOCAL, Engine
@@ -20,6 +21,7 @@ from care_qdrant.errors import CareError, needs_extra
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 3
+"""Workers of Ray that a unit is given to, where one after the other dies."""
 _COUNTED = ("documents", "chunks", "rejected", "tokens")
 LIST_SECONDS = 15.0
 """Pause between two looks at what other workers have done, for the progress of this one."""
@@ -43,60 +45,38 @@ class Outcome:
     receipts: list[Receipt] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     """Reasons why units have no part, by the name of the unit."""
-    retries: int = 0
 
 
-class Slot(Protocol):
-    """One worker, wherever it runs."""
-
-    def submit(self, unit: Unit) -> "Future[Receipt]":
-        """Let it encode a unit."""
-
-    def restart(self) -> None:
-        """Put a new worker in the place of one that died."""
+Submit = Callable[[Unit], "Future[Receipt]"]
+"""Function that lets one worker encode a unit."""
 
 
-def run_units(units: Sequence[Unit], slots: Sequence[Slot], on_receipt: Callable[[Receipt], None]) -> Outcome:
+def run_units(units: Sequence[Unit], workers: Sequence[Submit], on_receipt: Callable[[Receipt], None]) -> Outcome:
     """Run all units; a failing one holds up no other."""
-    outcome, attempts = Outcome(), Counter[str]()
-    waiting, free = deque(units), deque(slots)
-    running: dict[Future[Receipt], tuple[Unit, Slot]] = {}
+    outcome = Outcome()
+    waiting, free = deque(units), deque(workers)
+    running: dict[Future[Receipt], tuple[Unit, Submit]] = {}
     while waiting or running:
         while waiting and free:
-            unit, slot = waiting.popleft(), free.popleft()
-            running[slot.submit(unit)] = unit, slot
+            unit, submit = waiting.popleft(), free.popleft()
+            running[submit(unit)] = unit, submit
         for future in wait(running, return_when=FIRST_COMPLETED).done:
-            unit, slot = running.pop(future)
+            unit, submit = running.pop(future)
+            free.append(submit)
             try:
                 receipt = future.result()
             except Exception as error:
-                _note_failure(error, unit, slot, waiting, attempts, outcome)
+                reason = str(error) if isinstance(error, CareError) else f"{type(error).__name__}: {error}".strip(": ")
+                logger.error("unit %s failed: %s", unit.name, reason)
+                outcome.failed[unit.name] = reason
             else:
                 outcome.receipts.append(receipt)
                 on_receipt(receipt)
-            free.append(slot)
     return outcome
 
 
-def _note_failure(
-    error: Exception, unit: Unit, slot: Slot, waiting: deque[Unit], attempts: Counter[str], outcome: Outcome
-) -> None:
-    if not isinstance(error, CareError | OSError):  # a full disk or a storage that refuses has killed no worker
-        slot.restart()
-    attempts[unit.name] += 1
-    # A file that was changed, or texts without vectors, are the same at the next attempt.
-    reason = str(error) if isinstance(error, CareError) else f"{type(error).__name__}: {error}".strip(": ")
-    if isinstance(error, CareError) or attempts[unit.name] == ATTEMPTS:
-        logger.error("unit %s failed: %s", unit.name, reason)
-        outcome.failed[unit.name] = reason
-    else:
-        logger.warning("unit %s is tried again, since its worker failed: %s", unit.name, reason)
-        outcome.retries += 1
-        waiting.append(unit)
-
-
 @contextmanager
-def ray_slots(count: int | None, settings: WorkerSettings) -> Iterator[list[Slot]]:
+def ray_workers(count: int | None, settings: WorkerSettings) -> Iterator[list[Submit]]:
     """Open a fixed number of actors on the Ray cluster of ``RAY_ADDRESS``: by default one a GPU, or for two cores."""
     with needs_extra("ray", "--runner ray"):
         import ray
@@ -108,44 +88,31 @@ def ray_slots(count: int | None, settings: WorkerSettings) -> Iterator[list[Slot
         gpus = int(has.get("GPU", 0))
         count = count or gpus or max(1, int(has.get("CPU", 1)) // 2)
         needs = {"num_gpus": 1} if gpus >= count else {"num_cpus": max(1, int(has.get("CPU", 1)) // count)}
-        yield [_Actor(ray, settings, needs) for _ in range(count)]
+        remote: Any = ray.remote  # whose types know no options by name
+        actor = remote(**needs, max_restarts=-1, max_task_retries=ATTEMPTS - 1)(_Encoder)
+        yield [_submitting_to(actor.remote(settings)) for _ in range(count)]
     finally:
         if mine:
             ray.shutdown()
 
 
-class _Actor:
-    """An actor of Ray; a dead one is replaced by a new one, which Ray puts where there is room."""
-
-    def __init__(self, ray: Any, settings: WorkerSettings, needs: Mapping[str, int]) -> None:
-        self._make = ray.remote(**needs, max_restarts=0, max_task_retries=0)(_Encoder)
-        self._settings = settings
-        self._actor = self._make.remote(settings)
-
-    def submit(self, unit: Unit) -> "Future[Receipt]":
-        future: Future[Receipt] = self._actor.run.remote(unit).future()
-        return future
-
-    def restart(self) -> None:
-        self._actor = self._make.remote(self._settings)
+def _submitting_to(actor: Any) -> Submit:
+    return lambda unit: actor.run.remote(unit).future()
 
 
-class _Here:
-    """The encoder of this process; a unit is encoded while it is submitted."""
+def _worker_here(settings: WorkerSettings) -> Submit:
+    """Return the encoder of this process; a unit is encoded while it is submitted."""
+    encoder = _Encoder(settings)
 
-    def __init__(self, settings: WorkerSettings) -> None:
-        self._encoder = _Encoder(settings)
-
-    def submit(self, unit: Unit) -> "Future[Receipt]":
+    def submit(unit: Unit) -> "Future[Receipt]":
         future: Future[Receipt] = Future()
         try:
-            future.set_result(self._encoder.run(unit))
+            future.set_result(encoder.run(unit))
         except Exception as error:
             future.set_exception(error)
         return future
 
-    def restart(self) -> None:
-        """Do nothing: the encoder is as it was."""
+    return submit
 
 
 class _Encoder:
@@ -176,7 +143,6 @@ class EncodeReport:
     """Units of which it wrote the part."""
     skipped: int
     """Units that had one."""
-    retries: int
     documents: int
     chunks: int
     rejected: int
@@ -220,17 +186,16 @@ def encode_units(
     outcome = Outcome()
     if todo:
         if runner == "ray":
-            with ray_slots(workers, settings) as slots:
-                outcome = run_units(todo, slots, note)
+            with ray_workers(workers, settings) as actors:
+                outcome = run_units(todo, actors, note)
         else:
-            outcome = run_units(todo, [_Here(settings)], note)
+            outcome = run_units(todo, [_worker_here(settings)], note)
     seconds = time.perf_counter() - start
     counts = {name: sum(getattr(receipt, name) for receipt in outcome.receipts) for name in _COUNTED}
     return EncodeReport(
         units=len(share),
         encoded=len(outcome.receipts),
         skipped=len(share) - len(todo),
-        retries=outcome.retries,
         **counts,
         seconds=round(seconds, 3),
         tokens_per_second=round(counts["tokens"] / seconds, 1),

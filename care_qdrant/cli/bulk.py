@@ -329,10 +329,10 @@ def load(
 @target_options
 @json_option
 def verify(job: str, collection: str, target: Target, as_json: bool) -> None:
-    """Compare every part of JOB with a collection, and write nothing.
+    """Compare the plan and every part of JOB with a collection, and write nothing.
 
-    It compares each point and the hash of its text, a sample of the vectors, and the recall of the search graph. If
-    something is wrong, the exit code is 5.
+    It compares the rows of the plan with the parts, each point and the hash of its text, a sample of the vectors, and
+    the recall of the search graph. If something is wrong, the exit code is 5.
 
     \b
     Example:

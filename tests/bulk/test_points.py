@@ -17,7 +17,7 @@ from care_qdrant.bulk.encode import encode_unit
 from care_qdrant.bulk.job import Job, Manifest
 from care_qdrant.bulk.load import load_points, verify
 from care_qdrant.bulk.points import plan_points
-from care_qdrant.bulk.units import copied_rows
+from care_qdrant.bulk.units import read_unit
 from care_qdrant.cli import care
 from care_qdrant.errors import ContractError, InputError
 from care_qdrant.qdrant.collection import Collection
@@ -190,7 +190,7 @@ def plan_at(url: str, job: Path, **changes: Any) -> Manifest:
 
 def planned_texts(job: Path) -> list[tuple[str, str]]:
     opened = Job(str(job))
-    rows = (row for unit in opened.manifest().units for row in copied_rows(opened, unit))
+    rows = (row for unit in opened.manifest().units for row in read_unit(opened, unit))
     return sorted((row.id, row.text) for row in rows if isinstance(row, Document))
 
 

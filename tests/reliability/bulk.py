@@ -132,7 +132,7 @@ def ray_trials(folder: Path, documents: int, trials: int, seed: int) -> Iterator
             violations = violations_of(place, whole, report)
             if victim != "driver":
                 violations["not finished by itself"] = int(first["encoded"] != len(whole))
-            observed = {"encoded": first["encoded"], "retries": first.get("retries", 0), "again": report["encoded"]}
+            observed = {"encoded": first["encoded"], "again": report["encoded"]}
             yield Trial(f"Ray: {victim} killed", round(after, 2), was_running, observed, violations)
             shutil.rmtree(place)
     finally:
