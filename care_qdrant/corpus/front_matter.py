@@ -25,6 +25,8 @@ _YAML = re.compile(
 _TOML = re.compile(
     rf"\+\+\+[ \t]*{_LINE_END}(?P<content>(?:.*?{_LINE_END})??)\+\+\+[ \t]*(?:{_LINE_END}|\Z)", re.DOTALL
 )
+_DEEP_KEY = re.compile(rf"(?<![\w-])(?:[\w-]++[ \t]*+\.[ \t]*+){{{MAX_DEPTH + 1}}}", re.ASCII)
+"""A dotted key of TOML that is nested too deeply: the time to parse one grows with the square of its parts."""
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,18})(?:\.[0-9]{1,17})?")
 _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
 
@@ -53,6 +55,8 @@ def _of_bounded_length(content: str) -> str:
 
 
 def _toml(content: str) -> dict[str, Any]:
+    if _DEEP_KEY.search(content):
+        raise ValueError(_TOO_DEEP)
     try:
         values = tomllib.loads(re.sub(_LINE_END, "\n", content))
     except (ValueError, RecursionError) as error:

@@ -150,7 +150,7 @@ def test_an_expert_rates_by_key_leaves_and_goes_on(address: str, loaded: Config,
     place = 'document.getElementById("place").textContent'
     try:
         browser.call("Page.navigate", url=f"{address}/?lang=en")
-        browser.until('document.activeElement && document.activeElement.id === "expert"')
+        browser.until('document.readyState === "complete" && document.activeElement.id === "expert"')
         for letter in "dasha":
             browser.press(letter)
         assert browser.value('document.getElementById("expert").value') == "dasha"
