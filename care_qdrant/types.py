@@ -51,6 +51,14 @@ class TermCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class TermVector:
+    """A sparse vector of terms: their indices, and a value for each."""
+
+    indices: list[int]
+    values: list[float]
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """The part of a document that one point holds. A short document is one chunk."""
 

@@ -9,15 +9,17 @@ from qdrant_client import QdrantClient, models
 from scipy import sparse
 
 from care_qdrant import Collection
+from care_qdrant.types import TermVector
 
 Scores = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
+Terms = TermVector | models.SparseVector
 
 
 class Bm25Matrix:
     """BM25 term weights of all documents in one sparse matrix."""
 
-    def __init__(self, documents: Sequence[models.SparseVector]) -> None:
+    def __init__(self, documents: Sequence[Terms]) -> None:
         """Build the matrix from document vectors of `care_qdrant.encoders.terms.bm25`."""
         lengths = [len(vector.indices) for vector in documents]
         self._terms, columns = np.unique(np.concatenate([vector.indices for vector in documents]), return_inverse=True)
@@ -25,7 +27,7 @@ class Bm25Matrix:
         rows = np.repeat(np.arange(len(documents)), lengths)
         self._weights = sparse.csc_matrix((weights, (rows, columns)), shape=(len(documents), len(self._terms)))
 
-    def scores(self, query: models.SparseVector) -> tuple[Scores, Mask]:
+    def scores(self, query: Terms) -> tuple[Scores, Mask]:
         """Score all documents."""
         count = self._weights.shape[0]
         places = np.searchsorted(self._terms, query.indices)

@@ -19,7 +19,6 @@ from care_benchmarks.statistics import Comparison, compare_with_base
 from care_trainer.config import Data
 from care_trainer.data.read import write_rows
 from care_trainer.terms import TermGate, learn_terms
-from qdrant_client import models
 
 from benchmarks.experiments.learn_data import read_texts, read_vectors
 from benchmarks.experiments.token_tables import (
@@ -41,11 +40,12 @@ from care_qdrant.encoders.terms import bm25
 from care_qdrant.encoders.terms.weights import TermWeights
 from care_qdrant.model.care_model import CareModel
 from care_qdrant.search.fusion import DEFAULT_ALPHA, bm25_weight
+from care_qdrant.types import TermVector
 
 CHOSEN_ON = ("unseen", "mixed")
 
 Questions = list[tuple[str, str, set[int]]]
-QueryVector = Callable[[str], models.SparseVector]
+QueryVector = Callable[[str], TermVector]
 
 
 @dataclass(frozen=True, slots=True)

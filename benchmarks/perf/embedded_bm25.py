@@ -15,6 +15,7 @@ import numpy as np
 from care_benchmarks.taskfiles import find_tasks, read_corpus, read_questions
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.contracts.contract import sparse_vector
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.search.fusion import fused_request
@@ -132,7 +133,10 @@ def _filled(texts: Sequence[str], vectors: np.ndarray[tuple[int, int], np.dtype[
     points = [
         models.PointStruct(
             id=number,
-            vector={"dense": row.tolist(), bm25.VECTOR_NAME: bm25.document_vector(text, average_length=average)},
+            vector={
+                "dense": row.tolist(),
+                bm25.VECTOR_NAME: sparse_vector(bm25.document_vector(text, average_length=average)),
+            },
             payload={"text": text},
         )
         for number, (text, row) in enumerate(zip(texts, vectors, strict=True))
@@ -143,7 +147,7 @@ def _filled(texts: Sequence[str], vectors: np.ndarray[tuple[int, int], np.dtype[
 
 
 def _request(kind: Kind, query: str, vector: list[float]) -> models.QueryRequest:
-    sparse = models.Prefetch(query=bm25.query_vector(query), using=bm25.VECTOR_NAME)
+    sparse = models.Prefetch(query=sparse_vector(bm25.query_vector(query)), using=bm25.VECTOR_NAME)
     if kind == "hybrid":
         return fused_request(
             models.Prefetch(query=vector, using="dense"), sparse, fusion="linear", alpha=0.4, limit=TOP_K

@@ -15,6 +15,7 @@ from llama_index.vector_stores.care import CareVectorStore
 from llama_index.vector_stores.qdrant import QdrantVectorStore
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.contracts.contract import sparse_vector
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
@@ -172,7 +173,7 @@ def _measure(client: QdrantClient, url: str, name: str, rounds: int) -> Iterator
     for number in range(-WARM_UP, rounds):
         [vector], text = encoder.encode(["query"]).tolist(), _text(rng, QUERY_WORDS)
         dense = models.Prefetch(query=vector, using=vector_name)
-        sparse = models.Prefetch(query=bm25.query_vector(text), using=bm25.VECTOR_NAME)
+        sparse = models.Prefetch(query=sparse_vector(bm25.query_vector(text)), using=bm25.VECTOR_NAME)
         hybrid = fused_request(dense, sparse, fusion="linear", alpha=0.4, limit=TOP_K)
         requests = {
             "dense": _leaf(dense),

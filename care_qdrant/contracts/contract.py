@@ -20,7 +20,7 @@ from care_qdrant.encoders.terms import bm25
 from care_qdrant.encoders.terms.analyser import Analyser, analyser_for, find_analyser
 from care_qdrant.encoders.terms.languages import SAMPLED_TEXTS, language_of
 from care_qdrant.errors import FingerprintMismatch
-from care_qdrant.types import TermCounts
+from care_qdrant.types import TermCounts, TermVector
 from care_qdrant.version import __version__
 
 
@@ -110,7 +110,7 @@ class SparseContract:
             counts = terms.counts
         else:
             counts = bm25.term_counts(text, lead=self.lead, analyser=self.analyser)
-        return bm25.weighted(counts, average_length=self.average_length, k1=self.k1, b=self.b)
+        return sparse_vector(bm25.weighted(counts, average_length=self.average_length, k1=self.k1, b=self.b))
 
     def has_terms(self, text: str) -> bool:
         """Return whether a text has terms; one of punctuation alone needs no vector."""
@@ -129,6 +129,11 @@ Contract = VectorContract | SparseContract | UnreadableContract
 
 _KINDS: Mapping[str, TypeAdapter[Any]] = {"dense": TypeAdapter(VectorContract), "sparse": TypeAdapter(SparseContract)}
 _FLOATS = ("k1", "b", "average_length", "lead")
+
+
+def sparse_vector(terms: TermVector) -> models.SparseVector:
+    """Return a vector of terms as Qdrant stores it, and as a search takes it."""
+    return models.SparseVector(indices=terms.indices, values=terms.values)
 
 
 def contract_metadata(vector_name: str, contract: Contract | None) -> dict[str, Any]:

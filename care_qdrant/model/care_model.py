@@ -10,6 +10,8 @@ from care_qdrant.encoders.engine import LOCAL, Engine
 from care_qdrant.encoders.references import REFERENCE_TEXTS
 from care_qdrant.encoders.side import Geometry, Side
 from care_qdrant.encoders.terms.analyser import DEFAULT, Analyser
+from care_qdrant.encoders.terms.bm25 import query_vector
+from care_qdrant.encoders.terms.weights import TermWeights
 from care_qdrant.errors import FingerprintMismatch, IncompleteModel, InputError
 from care_qdrant.model.card import CARD_FILE, STORED, TERM_WEIGHTS, Card, read_card, verify_term_weights
 from care_qdrant.model.hub import fetch_document_side, find_folder
@@ -24,11 +26,9 @@ from care_qdrant.model.sides import (
     StandInSide,
 )
 from care_qdrant.model.sides import Precision as Precision
-from care_qdrant.types import Vectors
+from care_qdrant.types import TermVector, Vectors
 
 if TYPE_CHECKING:
-    from qdrant_client.models import SparseVector
-
     from care_qdrant.contracts.contract import VectorContract
 
 
@@ -183,7 +183,7 @@ class CareModel:
         encoder = self.query_encoder
         return encoder.unread(query) if isinstance(encoder, TextReader) else []
 
-    def query_terms(self, text: str, analyser: Analyser = DEFAULT) -> "SparseVector":
+    def query_terms(self, text: str, analyser: Analyser = DEFAULT) -> TermVector:
         """Return a query's BM25 terms: counts, times the weights that the model has learned for them, where it has any.
 
         Args:
@@ -196,11 +196,7 @@ class CareModel:
         return self._query_terms(text, analyser)
 
     @cached_property
-    def _query_terms(self) -> Callable[[str, Analyser], "SparseVector"]:
-        # Here, because they take the Qdrant client with them, as in `contract`.
-        from care_qdrant.encoders.terms.bm25 import query_vector
-        from care_qdrant.encoders.terms.weights import TermWeights
-
+    def _query_terms(self) -> Callable[[str, Analyser], TermVector]:
         if self.term_weights is None:
             return query_vector
         if self.card is not None:

@@ -29,14 +29,19 @@ _MAX_UNKNOWN = 0.5
 """Largest fraction of the sampled vectors that may be written again where no encoder compares them with their texts."""
 
 
-def check_contract(schema: CollectionSchema, vector_name: str, expected: VectorContract) -> None:
-    """Refuse to use a named vector that is not the one ``expected`` describes."""
-    collection = schema.name
+def require_vector(schema: CollectionSchema, vector_name: str) -> None:
+    """Refuse a dense vector that the collection does not have."""
     if vector_name not in schema.dense:
         raise InputError(
-            f"collection {collection!r} has no vector {vector_name!r} (it has: {_names(schema.dense)}); "
-            f"{_makers(schema)}add it, " + next_command(f"care attach {collection} --vector-name {vector_name}")
+            f"collection {schema.name!r} has no vector {vector_name!r} (it has: {_names(schema.dense)}); "
+            f"{_makers(schema)}add it, " + next_command(f"care attach {schema.name} --vector-name {vector_name}")
         )
+
+
+def check_contract(schema: CollectionSchema, vector_name: str, expected: VectorContract) -> None:
+    """Refuse to use a named vector that is not the one ``expected`` describes."""
+    require_vector(schema, vector_name)
+    collection = schema.name
     learned = schema.learned.get(vector_name)
     if learned is not None and learned.fingerprint == expected.fingerprint:
         check_learned(schema, vector_name, learned)

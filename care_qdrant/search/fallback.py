@@ -19,7 +19,7 @@ from care_qdrant.encoders.agreement import LEAST_OLD_MODEL, cosines
 from care_qdrant.errors import InputError, ModelError, counted
 from care_qdrant.forking import ForkLock
 from care_qdrant.search.query import Query
-from care_qdrant.search.resolve import ResolvedCollection
+from care_qdrant.search.resolved import ResolvedCollection
 from care_qdrant.types import Vectors
 
 logger = logging.getLogger(__name__)

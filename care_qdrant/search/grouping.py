@@ -23,7 +23,7 @@ from care_qdrant.qdrant.collection import Collection
 from care_qdrant.search.conditions import Keys, Value, at_first, equals, is_absent, no_such_key
 from care_qdrant.search.fusion import candidates
 from care_qdrant.search.query import Query, find
-from care_qdrant.search.resolve import ResolvedCollection
+from care_qdrant.search.resolved import ResolvedCollection
 from care_qdrant.types import Hit
 
 _MOST_WIDER = 64

@@ -8,6 +8,7 @@ from typing import Any
 
 from qdrant_client import models
 
+from care_qdrant.contracts.contract import sparse_vector
 from care_qdrant.encoders.terms.sparse import SparseQuery
 from care_qdrant.errors import InputError
 from care_qdrant.search.conditions import keys_of, tenant_conditions
@@ -17,8 +18,8 @@ from care_qdrant.search.fusion import (
     candidates,
     fused_request,
 )
-from care_qdrant.search.resolve import ResolvedCollection
-from care_qdrant.types import Hit
+from care_qdrant.search.resolved import ResolvedCollection
+from care_qdrant.types import Hit, TermVector
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class Query:
 
     vector: list[float] | None
     """Vector of the query; None searches by the terms alone. Without both, points come in the order of their ids."""
-    terms: SparseQuery | None
+    terms: TermVector | SparseQuery | None
     """Terms of the query; None where the sparse vector is not searched. A text may also have no terms at all."""
     top_k: int
     filter: models.Filter | None = None
@@ -59,7 +60,7 @@ class Query:
     @property
     def has_terms(self) -> bool:
         """Whether there is something for the sparse vector to match."""
-        return self.terms is not None and not (isinstance(self.terms, models.SparseVector) and not self.terms.indices)
+        return self.terms is not None and (isinstance(self.terms, models.Document) or bool(self.terms.indices))
 
     @property
     def is_hybrid(self) -> bool:
@@ -144,7 +145,7 @@ class Query:
 
     def _sparse(self, resolved: ResolvedCollection) -> models.Prefetch:
         return models.Prefetch(
-            query=self.terms,
+            query=sparse_vector(self.terms) if isinstance(self.terms, TermVector) else self.terms,
             using=resolved.sparse_vector_name,
             filter=self._passing,
             params=self._tenant_idf(resolved),

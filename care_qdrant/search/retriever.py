@@ -17,13 +17,15 @@ from care_qdrant.errors import InputError, UnusableText, counted
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.qdrant.schema import CollectionSchema
+from care_qdrant.search.choice import StoreConfig, TermsOfQuery
 from care_qdrant.search.conditions import Keys
 from care_qdrant.search.fallback import Fallback
 from care_qdrant.search.fusion import Fusion, candidates, require_fusion
 from care_qdrant.search.grouping import Grouping, find_groups
 from care_qdrant.search.query import Query, find, is_blank
-from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver, ResolvedCollection, StoreConfig, TermsOfQuery
-from care_qdrant.types import Hit, Vectors
+from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver
+from care_qdrant.search.resolved import ResolvedCollection
+from care_qdrant.types import Hit, TermVector, Vectors
 
 if TYPE_CHECKING:
     from care_qdrant.model.care_model import CareModel
@@ -325,12 +327,11 @@ class Retriever:
             for vector, text in zip(vectors, texts, strict=True)
         ]
 
-    def _sparse_query(self, resolved: ResolvedCollection, text: str) -> SparseQuery:
+    def _sparse_query(self, resolved: ResolvedCollection, text: str) -> TermVector | SparseQuery:
         if self._sparse_encoder is not None:
             return self._sparse_encoder(text)
         assert resolved.bm25 is not None, "without another encoder, the sparse vector is BM25 of this package"
-        terms: SparseQuery = self._terms(text, resolved.bm25.analyser)
-        return terms
+        return self._terms(text, resolved.bm25.analyser)
 
     def _tell_fewer_candidates(self, resolved: ResolvedCollection, top_k: int) -> None:
         """Log once where the server's limit lets a hybrid search look at fewer points than it should."""

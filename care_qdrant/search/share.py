@@ -12,7 +12,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +24,7 @@ from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.point_equality import vectors_of
 from care_qdrant.search.fusion import bm25_weight
 from care_qdrant.search.overview import SAMPLE_POINTS, own_questions
-from care_qdrant.types import Vectors
+from care_qdrant.types import TermVector, Vectors
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +54,7 @@ def measured_alpha(
     vector_name: str,
     sparse_vector_name: str,
     encode: Callable[[Sequence[str]], Vectors],
-    terms: Callable[[str], Any],
+    terms: Callable[[str], TermVector],
 ) -> float | None:
     """Return the share that suits a collection's scores; None where it has too few points with text and both vectors.
 
@@ -89,7 +88,7 @@ def measured_alpha(
     return alpha
 
 
-def _lexical(documents: Sequence[models.SparseVector], asked: Sequence[models.SparseVector]) -> Scores:
+def _lexical(documents: Sequence[models.SparseVector], asked: Sequence[TermVector]) -> Scores:
     """Return the BM25 part of the linear fusion, with the sample's own document frequencies."""
     weights = [dict(zip(each.indices, each.values, strict=True)) for each in documents]
     frequencies = Counter(chain.from_iterable(weights))

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeGuard
 import numpy as np
 from qdrant_client import models
 
-from care_qdrant.contracts.contract import SparseContract, VectorContract
+from care_qdrant.contracts.contract import SparseContract, VectorContract, sparse_vector
 from care_qdrant.contracts.layouts import Layout
 from care_qdrant.contracts.learned import stored_vector
 from care_qdrant.contracts.stand_in import stand_ins
@@ -87,7 +87,7 @@ def check_sample(
         report.lowest_cosine = round(float(np.min(np.nan_to_num(found))), 6)  # NaN counts as a vector without length
     openings = [stored_text(layout, payload)[:OPENING_CHARACTERS] for _, payload in pairs]
     queries: list[Any] = (
-        [bm25.query_vector(text, contract.analyser) for text in openings]
+        [sparse_vector(bm25.query_vector(text, contract.analyser)) for text in openings]
         if model is None and isinstance(contract, SparseContract)
         else model.query_encoder.encode(openings).tolist()  # type: ignore[union-attr]
     )

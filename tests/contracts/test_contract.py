@@ -11,6 +11,7 @@ from care_qdrant.contracts.contract import (
     VectorContract,
     contract_metadata,
     parse_contracts,
+    sparse_vector,
 )
 from care_qdrant.contracts.learned import LearnedContract, learned_metadata, parse_learned
 from care_qdrant.encoders.terms import bm25
@@ -114,7 +115,9 @@ def test_bm25_of_an_earlier_version_counts_all_positions_alike(collection: Colle
     earlier = parse_contracts({"care:bm25": entry})["bm25"]
     assert isinstance(earlier, SparseContract) and earlier.constants == f"{DEFAULT.name}/1.2/0.75/12.0"
     text = "高血压的饮食。糖尿病的用药。高血压"
-    assert earlier.vector(text) == bm25.document_vector(text, average_length=12.0, k1=1.2, b=0.75, lead=None)
+    assert earlier.vector(text) == sparse_vector(
+        bm25.document_vector(text, average_length=12.0, k1=1.2, b=0.75, lead=None)
+    )
     counted = TermCounts(bm25.term_counts(text, lead=40.0), 40.0, DEFAULT.name)
     assert earlier.vector(text, counted) == earlier.vector(text)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.contracts.contract import SparseContract
+from care_qdrant.contracts.contract import SparseContract, sparse_vector
 from care_qdrant.contracts.metadata import LOAD
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import EncodingError, InputError
@@ -237,13 +237,17 @@ def test_bm25_vectors_are_written_and_kept_up(qdrant: QdrantClient, write_corpus
     rows.append({"id": "signs", "text": "！？"})
     report = ingest(write_corpus(rows), HashModel(), qdrant, "corpus")  # without the flag: the collection has them
     assert (report.encoded, report.unchanged) == (2, 30)
-    hits = qdrant.query_points("corpus", query=bm25.query_vector("缓释片"), using=SPARSE_VECTOR_NAME, limit=1).points
+    hits = qdrant.query_points(
+        "corpus", query=sparse_vector(bm25.query_vector("缓释片")), using=SPARSE_VECTOR_NAME, limit=1
+    ).points
     assert hits[0].payload is not None
     assert hits[0].payload["doc_id"] == "new"
     assert ingest(write_corpus(rows), HashModel(), qdrant, "corpus").unchanged == 32
     rows[30]["text"] = "……"
     ingest(write_corpus(rows), HashModel(), qdrant, "corpus")
-    hits = qdrant.query_points("corpus", query=bm25.query_vector("缓释片"), using=SPARSE_VECTOR_NAME, limit=50).points
+    hits = qdrant.query_points(
+        "corpus", query=sparse_vector(bm25.query_vector("缓释片")), using=SPARSE_VECTOR_NAME, limit=50
+    ).points
     assert "new" not in [(hit.payload or {})["doc_id"] for hit in hits if hit.score > 0]
 
 

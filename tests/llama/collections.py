@@ -11,7 +11,7 @@ from llama_index.vector_stores.care import CareVectorStore
 from llama_index.vector_stores.qdrant import QdrantVectorStore
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.contracts.contract import SparseContract, VectorContract, contract_metadata
+from care_qdrant.contracts.contract import SparseContract, VectorContract, contract_metadata, sparse_vector
 from care_qdrant.contracts.payload import chunk_payload
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.encoders.terms.analyser import DEFAULT
@@ -95,7 +95,7 @@ def fill(
             # Another model, whose space is so different that each text lies where another one should be.
             vectors[""] = vector(DOCUMENTS[DOCUMENTS.index(document) - 1].text)
         if sparse:
-            vectors["bm25"] = bm25.document_vector(document.text, average_length=12.0)
+            vectors["bm25"] = sparse_vector(bm25.document_vector(document.text, average_length=12.0))
         point = models.PointStruct(id=node_id(document), vector=vectors, payload=dict(write(document)))
         client.upsert(collection, [point], wait=True)
 

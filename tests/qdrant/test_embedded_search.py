@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.contracts.contract import sparse_vector
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import CareError
 from care_qdrant.qdrant import embedded_search
@@ -26,7 +27,7 @@ FILTERS = [None, EVEN, NOT_TEN, SOME]
 
 
 def _point(number: int, text: str) -> models.PointStruct:
-    sparse = bm25.document_vector(text, average_length=40.0)
+    sparse = sparse_vector(bm25.document_vector(text, average_length=40.0))
     dense = [random.Random(text + str(axis)).uniform(-1, 1) for axis in range(4)]
     return models.PointStruct(id=number, vector={"d": dense, "bm25": sparse}, payload={"even": number % 2 == 0})
 
@@ -44,7 +45,7 @@ def _requests() -> list[models.QueryRequest]:
     requests = []
     for text in QUERIES:
         for where in FILTERS:
-            sparse = models.Prefetch(query=bm25.query_vector(text), using="bm25", filter=where)
+            sparse = models.Prefetch(query=sparse_vector(bm25.query_vector(text)), using="bm25", filter=where)
             dense = models.Prefetch(query=[0.1, 0.2, -0.3, 0.4], using="d", filter=where)
             plain = models.QueryRequest(query=sparse.query, using="bm25", filter=where, limit=7, with_payload=True)
             requests += [plain, plain.model_copy(update={"offset": 3, "score_threshold": 1.0})]
@@ -84,7 +85,11 @@ CHANGES: dict[str, Callable[[QdrantClient], object]] = {
     "a payload": lambda client: client.set_payload("corpus", {"even": True}, points=[3, 71]),
     "a vector": lambda client: client.update_vectors(
         "corpus",
-        [models.PointVectors(id=70, vector={"bm25": bm25.document_vector(TEXTS[9], average_length=40.0)})],
+        [
+            models.PointVectors(
+                id=70, vector={"bm25": sparse_vector(bm25.document_vector(TEXTS[9], average_length=40.0))}
+            )
+        ],
     ),
     "a vector taken away": lambda client: client.delete_vectors("corpus", ["bm25"], [3]),
     "deleted points": lambda client: client.delete("corpus", [4, 501, 502]),
@@ -105,7 +110,7 @@ def test_scores_stay_equal_while_points_come_change_and_go(tmp_path: Path) -> No
             assert any(found)
 
 
-SPARSE = models.Prefetch(query=bm25.query_vector(QUERIES[1]), using="bm25", limit=30)
+SPARSE = models.Prefetch(query=sparse_vector(bm25.query_vector(QUERIES[1])), using="bm25", limit=30)
 DENSE = models.Prefetch(query=[0.1, 0.2, -0.3, 0.4], using="d", limit=30)
 BASES = {
     "dense": models.QueryRequest(query=DENSE.query, using="d", limit=7),
@@ -116,7 +121,12 @@ BASES = {
 CHANGED: dict[str, list[object]] = {
     "shard_key": ["a"],
     "prefetch": [[SPARSE.model_copy(update={"limit": 3})], SPARSE.model_copy(update={"limit": 3})],
-    "query": [[0.4, 0.3, 0.2, 0.1], bm25.query_vector(QUERIES[0]), 70, models.RrfQuery(rrf=models.Rrf(k=3))],
+    "query": [
+        [0.4, 0.3, 0.2, 0.1],
+        sparse_vector(bm25.query_vector(QUERIES[0])),
+        70,
+        models.RrfQuery(rrf=models.Rrf(k=3)),
+    ],
     "using": ["d", "bm25"],
     "filter": [EVEN],
     "params": [models.SearchParams(idf=models.IdfCorpusParams(corpus=EVEN)), models.SearchParams(exact=True)],

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.contracts.contract import SparseContract
+from care_qdrant.contracts.contract import SparseContract, sparse_vector
 from care_qdrant.contracts.payload import chunk_payload
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.encoders.terms.analyser import DEFAULT
@@ -50,7 +50,7 @@ def fill(client: QdrantClient, model: HashModel, chunks: list[Chunk], collection
             id=chunk.point_id,
             vector={
                 model.name: vector.tolist(),
-                bm25.VECTOR_NAME: bm25.document_vector(chunk.embedded_text, average_length=average),
+                bm25.VECTOR_NAME: sparse_vector(bm25.document_vector(chunk.embedded_text, average_length=average)),
             },
             payload=chunk_payload(chunk, {}),
         )

@@ -8,6 +8,7 @@ import pytest
 import qdrant_edge as edge
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.contracts.contract import sparse_vector
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import InputError
 from care_qdrant.search import fusion
@@ -77,7 +78,7 @@ def test_a_batch_of_queries_is_halved_where_the_rate_allows_fewer(
 def test_qdrants_own_fusions_are_asked_for(corpus: QdrantClient, model: HashModel, method: "fusion.Fusion") -> None:
     [hits] = Retriever(corpus, COLLECTION, model, mode="hybrid", fusion=method).search(QUERIES[:1], top_k=10)
     dense = models.Prefetch(query=model.encode_query(QUERIES[:1])[0].tolist(), using=model.name, limit=100)
-    sparse = models.Prefetch(query=bm25.query_vector(QUERIES[0]), using=bm25.VECTOR_NAME, limit=100)
+    sparse = models.Prefetch(query=sparse_vector(bm25.query_vector(QUERIES[0])), using=bm25.VECTOR_NAME, limit=100)
     expected = corpus.query_points(
         COLLECTION, prefetch=[dense, sparse], query=models.FusionQuery(fusion=models.Fusion(method)), limit=10
     )
@@ -93,7 +94,7 @@ def test_alpha_weighs_ranks(corpus: QdrantClient, model: HashModel, alpha: float
     expected: dict[str, float] = {}
     for vector, name, weight in (
         (model.encode_query(QUERIES[:1])[0].tolist(), model.name, 2 * alpha),
-        (model.query_terms(QUERIES[0]), bm25.VECTOR_NAME, 2 - 2 * alpha),
+        (sparse_vector(model.query_terms(QUERIES[0])), bm25.VECTOR_NAME, 2 - 2 * alpha),
     ):
         listed = corpus.query_points(COLLECTION, query=vector, using=name, limit=100).points
         for rank, point in enumerate(listed):
@@ -129,7 +130,7 @@ def test_qdrants_engine_computes_what_local_mode_computes(
 ) -> None:
     shard = _shard(tmp_path, model, documents)
     for query in QUERIES:
-        dense, sparse = model.encode_query([query])[0].tolist(), model.query_terms(query)
+        dense, sparse = model.encode_query([query])[0].tolist(), sparse_vector(model.query_terms(query))
         request = fusion.fused_request(
             models.Prefetch(query=dense, using="dense"),
             models.Prefetch(query=sparse, using="bm25"),

@@ -19,9 +19,9 @@ from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
-from qdrant_client import models
 
 from care_qdrant.encoders.terms.analyser import DEFAULT, Analyser
+from care_qdrant.types import TermVector
 
 VECTOR_NAME = "bm25"
 DEFAULT_K1 = 0.4
@@ -56,7 +56,7 @@ def document_vector(
     b: float = DEFAULT_B,
     lead: float | None = DEFAULT_LEAD,
     analyser: Analyser = DEFAULT,
-) -> models.SparseVector:
+) -> TermVector:
     """Return a document's saturated term frequencies; empty for a text without terms.
 
     Args:
@@ -70,12 +70,12 @@ def document_vector(
     return weighted(term_counts(text, lead=lead, analyser=analyser), average_length=average_length, k1=k1, b=b)
 
 
-def weighted(counts: Mapping[int, float], *, average_length: float, k1: float, b: float) -> models.SparseVector:
+def weighted(counts: Mapping[int, float], *, average_length: float, k1: float, b: float) -> TermVector:
     """Return the document vector of term counts, as `document_vector` of their text returns it."""
     found = np.fromiter(counts.values(), np.float64, len(counts))
     length = sum(counts.values())
     weights = saturated(found, length, average_length=average_length, k1=k1, b=b).tolist()
-    return models.SparseVector(indices=list(counts), values=weights)
+    return TermVector(indices=list(counts), values=weights)
 
 
 def saturated(
@@ -98,10 +98,10 @@ def saturated(
     return counts * (k1 + 1) / (counts + k1 * (1 - b + b * lengths / average_length))
 
 
-def query_vector(text: str, analyser: Analyser = DEFAULT) -> models.SparseVector:
+def query_vector(text: str, analyser: Analyser = DEFAULT) -> TermVector:
     """Return a query's term counts; empty for a text without terms."""
     counts = term_counts(text, analyser=analyser)
-    return models.SparseVector(indices=list(counts), values=list(counts.values()))
+    return TermVector(indices=list(counts), values=list(counts.values()))
 
 
 def term_counts(text: str, *, lead: float | None = None, analyser: Analyser = DEFAULT) -> dict[int, float]:

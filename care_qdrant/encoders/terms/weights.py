@@ -21,11 +21,11 @@ from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
-from qdrant_client import models
 
 from care_qdrant.encoders.terms.analyser import DEFAULT, Analyser, find_analyser, is_han
 from care_qdrant.encoders.terms.bm25 import query_vector, term_id
 from care_qdrant.errors import ModelError
+from care_qdrant.types import TermVector
 
 NO_NEIGHBOUR = 1
 """Key of the neighbours of a term that is no Han text: no weight has it."""
@@ -190,7 +190,7 @@ class TermWeights:
             shape=np.array(astuple(self._shape)),
         )
 
-    def query_vector(self, text: str, analyser: Analyser = DEFAULT) -> models.SparseVector:
+    def query_vector(self, text: str, analyser: Analyser = DEFAULT) -> TermVector:
         """Return a query's weighted term counts; empty for a text without terms.
 
         The weights are those of Chinese terms: an analyser for another language gets counts.
@@ -202,4 +202,4 @@ class TermWeights:
         logarithms = self._terms.of(np.array(query.ids, np.uint32)) + self._contexts.of(contexts).sum(axis=1)
         rows = np.zeros(len(query.ids), np.int64)
         values = self._shape.values(logarithms, np.array(query.counts), rows)
-        return models.SparseVector(indices=query.ids, values=values.tolist())
+        return TermVector(indices=query.ids, values=values.tolist())

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.contracts.contract import sparse_vector
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.encoders.terms.analyser import DEFAULT
 from tests.tiny import medical_texts
@@ -79,7 +80,7 @@ def test_a_term_counts_by_its_first_place_at_least(text: str, lead: float) -> No
 def test_what_a_document_says_first_counts_more() -> None:
     first, last = "高血压的饮食。糖尿病的用药", "糖尿病的用药。高血压的饮食"
     with closing(_indexed([first, last])) as client:
-        found = client.query_points("c", query=bm25.query_vector("高血压"), using="bm25").points
+        found = client.query_points("c", query=sparse_vector(bm25.query_vector("高血压")), using="bm25").points
     assert [point.id for point in found] == [0, 1]
     assert found[0].score > 1.2 * found[1].score
 
@@ -91,7 +92,9 @@ def test_qdrant_gives_the_scores_and_the_order_of_plain_bm25(lead: float | None)
     with closing(_indexed(documents, lead)) as client:
         for query in queries:
             expected = _plain_bm25(query, documents, lead)
-            found = client.query_points("c", query=bm25.query_vector(query), using="bm25", limit=60).points
+            found = client.query_points(
+                "c", query=sparse_vector(bm25.query_vector(query)), using="bm25", limit=60
+            ).points
             assert len(found) == len(expected) > 0
             assert [point.score for point in found] == pytest.approx(sorted(expected.values(), reverse=True), rel=1e-5)
             assert {point.id: point.score for point in found} == pytest.approx(expected, rel=1e-5)
@@ -102,7 +105,9 @@ def _indexed(documents: list[str], lead: float | None = LEAD) -> QdrantClient:
     config = {"bm25": models.SparseVectorParams(modifier=models.Modifier.IDF)}
     client.create_collection("c", vectors_config={}, sparse_vectors_config=config)
     average = bm25.average_length(documents, lead=lead)
-    vectors = [bm25.document_vector(text, average_length=average, k1=K1, b=B, lead=lead) for text in documents]
+    vectors = [
+        sparse_vector(bm25.document_vector(text, average_length=average, k1=K1, b=B, lead=lead)) for text in documents
+    ]
     client.upsert("c", [models.PointStruct(id=n, vector={"bm25": v}) for n, v in enumerate(vectors)])
     return client
 

@@ -11,7 +11,6 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from qdrant_client import models
 
 from care_qdrant import Collection, Hit
 from care_qdrant.contracts.layouts import CARE_LAYOUT, Layout, Payload
@@ -19,9 +18,10 @@ from care_qdrant.encoders.terms import bm25
 from care_qdrant.encoders.terms.analyser import DEFAULT
 from care_qdrant.errors import InputError, counted
 from care_qdrant.measures import TOP, ndcg_at_10, recall_at_10, reciprocal_rank_at_10
+from care_qdrant.search.choice import StoreConfig
 from care_qdrant.search.query import Query, find
-from care_qdrant.search.resolve import ResolvedCollection, StoreConfig, resolve_vectors
-from care_qdrant.types import CARE_KEY, Vectors
+from care_qdrant.search.resolved import ResolvedCollection, resolve_vectors
+from care_qdrant.types import CARE_KEY, TermVector, Vectors
 from care_trainer.learn.queries import Labelled
 
 Unit = Literal["points", "documents"]
@@ -149,10 +149,10 @@ def measure_labelled(
     terms = [bm25.query_vector(text, analyser) for text in questions.texts] if has_bm25 else None
 
     def ranking(
-        vectors: Vectors | None, terms: Sequence[models.SparseVector] | None, where: ResolvedCollection = resolved
+        vectors: Vectors | None, terms: Sequence[TermVector] | None, where: ResolvedCollection = resolved
     ) -> Ranking:
         dense = [None] * count if vectors is None else vectors.tolist()
-        lexical: Sequence[models.SparseVector | None] = terms or [None] * count
+        lexical: Sequence[TermVector | None] = terms or [None] * count
         queries = [Query(*asked, depth) for asked in zip(dense, lexical, strict=True)]
         found, relevant = [_ranked(labels, hits) for hits in _answers(where, queries)], questions.relevant
         return Ranking(

@@ -18,11 +18,9 @@ from care_qdrant.encoders.terms.analyser import DEFAULT, Analyser
 from care_qdrant.model.hub import BUILT_IN
 
 if TYPE_CHECKING:
-    from qdrant_client.models import SparseVector
-
     from care_qdrant.contracts.contract import VectorContract
     from care_qdrant.encoders import TokenCounter
-    from care_qdrant.types import Vectors
+    from care_qdrant.types import TermVector, Vectors
 
 DOCUMENT_BATCH_SIZE = 512
 """Documents of one call: the encoder sorts them by length into batches of its own, the more the better."""
@@ -192,7 +190,7 @@ class CareEmbedding(BaseEmbedding):
         """Return what a collection must say of its vectors for this embedding to search it; reads no weights."""
         return self._shared().contract()
 
-    def query_terms(self, text: str, analyser: Analyser = DEFAULT) -> "SparseVector":
+    def query_terms(self, text: str, analyser: Analyser = DEFAULT) -> "TermVector":
         """Return a query's BM25 terms: counts, times the weights that the model has learned for them."""
         return self._shared().query_terms(text, analyser)
 

@@ -20,11 +20,9 @@ from care_qdrant.errors import IncompleteModel, InputError, MissingExtra, Unusab
 from care_qdrant.forking import ForkLock
 from care_qdrant.model.card import CARD_FILE
 from care_qdrant.model.care_model import require_saved_model
-from care_qdrant.types import Vectors
+from care_qdrant.types import TermVector, Vectors
 
 if TYPE_CHECKING:
-    from qdrant_client.models import SparseVector
-
     from care_qdrant.contracts.contract import VectorContract
 
 OnTruncation = Literal["ignore", "warn", "error"]
@@ -78,7 +76,7 @@ class SharedModel:
         """Return what a collection must say of its vectors for this model to search it."""
         return self._model().contract()
 
-    def query_terms(self, text: str, analyser: Analyser = DEFAULT) -> "SparseVector":
+    def query_terms(self, text: str, analyser: Analyser = DEFAULT) -> TermVector:
         """Return a query's BM25 terms with the model's weights."""
         return self._model().query_terms(text, analyser)
 

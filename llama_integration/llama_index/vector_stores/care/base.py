@@ -38,8 +38,10 @@ from care_qdrant.encoders.terms.sparse import SparseQueryEncoder, Terms
 from care_qdrant.errors import InputError
 from care_qdrant.forking import ForkPool
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME
+from care_qdrant.search.choice import StoreConfig
 from care_qdrant.search.fusion import DEFAULT_ALPHA, require_fusion
-from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver, ResolvedCollection, StoreConfig
+from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver
+from care_qdrant.search.resolved import ResolvedCollection
 from care_qdrant.search.retriever import SEARCH_POLICY
 
 P = ParamSpec("P")

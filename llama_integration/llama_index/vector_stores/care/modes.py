@@ -7,7 +7,8 @@ from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQu
 from qdrant_client import QdrantClient
 
 from care_qdrant.errors import redact
-from care_qdrant.search.resolve import ResolvedCollection, find_bm25
+from care_qdrant.search.choice import find_bm25
+from care_qdrant.search.resolved import ResolvedCollection
 
 MODES = (
     VectorStoreQueryMode.DEFAULT,

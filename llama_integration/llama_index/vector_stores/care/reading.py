@@ -34,7 +34,8 @@ from care_qdrant.errors import InputError, counted
 from care_qdrant.search.conditions import Keys
 from care_qdrant.search.grouping import Grouping, find_groups
 from care_qdrant.search.query import Query, find
-from care_qdrant.search.resolve import CollectionResolver, ResolvedCollection
+from care_qdrant.search.resolve import CollectionResolver
+from care_qdrant.search.resolved import ResolvedCollection
 from care_qdrant.search.script import script_note
 
 _NOT_RESTRICTED = (

@@ -18,7 +18,9 @@ from care_qdrant.encoders.terms.sparse import (
     document_terms,
 )
 from care_qdrant.errors import InputError
-from care_qdrant.search.resolve import ResolvedCollection, TermsOfQuery
+from care_qdrant.search.choice import TermsOfQuery
+from care_qdrant.search.resolved import ResolvedCollection
+from care_qdrant.types import TermVector
 
 
 class StoreTerms:
@@ -34,15 +36,14 @@ class StoreTerms:
         self.encoder = encoder
         self._weighted = weighted
 
-    def of_query(self, resolved: ResolvedCollection, query: VectorStoreQuery) -> SparseQuery:
+    def of_query(self, resolved: ResolvedCollection, query: VectorStoreQuery) -> TermVector | SparseQuery:
         """Return the terms of a query; in a hybrid one they have the weights that the model has learned."""
         text = query.query_str or ""
         if self.encoder is not None:
             return self.encoder(text)
         assert resolved.bm25 is not None, "without another encoder, the sparse vector is BM25 of this package"
         own: TermsOfQuery = self._weighted if is_hybrid(query) else bm25.query_vector
-        terms: SparseQuery = own(text, resolved.bm25.analyser)
-        return terms
+        return own(text, resolved.bm25.analyser)
 
     def of_nodes(self, resolved: ResolvedCollection, nodes: Sequence[BaseNode]) -> list[SparseQuery]:
         """Return the terms of nodes, as a collection stores them."""

@@ -22,7 +22,7 @@ from care_qdrant import Collection
 from care_qdrant.errors import counted
 from care_qdrant.qdrant.sender import send_all
 from care_qdrant.search.conditions import Keys
-from care_qdrant.search.resolve import ResolvedCollection
+from care_qdrant.search.resolved import ResolvedCollection
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,192 @@
+"""`ResolvedCollection`: a collection and the vectors to search in it, checked against the model of the queries."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from qdrant_client import models
+
+from care_qdrant.contracts.contract import SparseContract, VectorContract
+from care_qdrant.contracts.layouts import Layout, Payload, Point, guess_layout, lookup, read_hit
+from care_qdrant.contracts.learned import LearnedContract
+from care_qdrant.errors import InputError
+from care_qdrant.qdrant.checks import check_contract, check_sparse_contract, require_vector
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.schema import CollectionSchema, Limits
+from care_qdrant.search.choice import StoreConfig, choose_dense, choose_sparse, find_bm25
+from care_qdrant.search.fusion import DEFAULT_ALPHA
+from care_qdrant.search.tuning import recorded_rescoring
+from care_qdrant.types import Hit
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedCollection:
+    """An existing collection and the vectors to search in it, which were checked."""
+
+    collection: Collection
+    """The collection itself, never an alias."""
+    schema: CollectionSchema
+    """Schema of the collection when it was checked."""
+    vector_name: str | None
+    sparse_vector_name: str | None
+    bm25: SparseContract | None
+    """Constants of the sparse vector, where it is BM25 by this package."""
+    unchecked: VectorContract | None
+    """Contract of the dense vector, where the collection has one and nobody says what makes the queries."""
+    quantization: models.QuantizationSearchParams | None
+    """Measured parameters for searches of a quantised dense vector; None leaves them to the server."""
+    checked_at: float
+    """Time of the check by the monotonic clock, in seconds."""
+    find_alpha: Callable[[], float] = lambda: DEFAULT_ALPHA
+    """Function that returns `alpha`."""
+    hnsw_ef: int | None = None
+    """Width of a graph search where the caller gives none: what `care learn` measured for its query encoder; None
+    leaves it to the server."""
+    held_out_deviations: tuple[float, ...] = ()
+    """Deviations by which the best documents of questions of `care learn` stand out; empty where none were recorded."""
+    layout: Layout | None = None
+    """Layout of the payloads; None where none were sampled, and where no sampled node has a text."""
+    told_keys: set[str] = field(default_factory=set)
+    """Payload keys without an index of which a warning was logged."""
+    unfinished: str | None = None
+    """Warning that the searched vectors are being written, or an interrupted run wrote them; None for whole ones."""
+    is_sampled: bool = False
+    """Whether the sample held points: an empty collection is sampled again."""
+
+    @property
+    def name(self) -> str:
+        """Name of the collection itself."""
+        return self.collection.name
+
+    @property
+    def seen(self) -> dict[str, Any]:
+        """What was seen of the payloads, as fields of the next check of the same collection."""
+        return {"layout": self.layout, "is_sampled": self.is_sampled, "told_keys": self.told_keys}
+
+    @property
+    def searched(self) -> tuple[str, str | None, str | None]:
+        """The collection itself, and the names of its vectors that are searched."""
+        return self.name, self.vector_name, self.sparse_vector_name
+
+    @property
+    def alpha(self) -> float:
+        """Share of the dense score in the linear fusion where the caller gives none.
+
+        It is what `care learn` found to suit the scores of a query encoder that it made, what the model's card says, or
+        what is measured at the first hybrid search.
+        """
+        return self.find_alpha()
+
+    @property
+    def limits(self) -> Limits:
+        """Sizes of requests that the collection accepts."""
+        return self.schema.limits
+
+    @property
+    def has_other_vectors(self) -> bool:
+        """Whether points carry vectors that are not searched here: an upsert would drop them."""
+        return bool({*self.schema.dense, *self.schema.sparse} - {self.vector_name, self.sparse_vector_name})
+
+    @property
+    def text_field(self) -> str | None:
+        """Payload field from which ``care attach`` made the dense vector; None where it did not make it."""
+        return None if self.vector_name is None else self.schema.text_field(self.vector_name)
+
+    def read(self, point: Point) -> Hit:
+        """Return a point of this collection as a hit."""
+        return read_hit(point, self.layout, self.text_field, self.vector_name)
+
+
+def resolve_vectors(
+    collection: Collection,
+    schema: CollectionSchema,
+    config: StoreConfig,
+    *,
+    checked_at: float,
+    before: ResolvedCollection | None = None,
+) -> ResolvedCollection:
+    """Choose the vectors of a collection, and check that the model and the analyser made them.
+
+    ``before`` is the last check of the same collection: a vector that was chosen stays chosen, whatever was added, and
+    the layout that a sample has shown stays.
+    """
+    chosen, chosen_sparse = (None, None) if before is None else (before.vector_name, before.sparse_vector_name)
+    vector_name = choose_dense(schema, config, chosen) if config.dense else None
+    if config.sparse is None:
+        sparse_name = find_bm25(schema, config.sparse_vector_name)
+    else:
+        sparse_name = choose_sparse(schema, config, chosen_sparse) if config.sparse else None
+    made, learned, rescoring = None, None, None
+    if vector_name is not None:
+        _check_dense(schema, vector_name, config)
+        made, learned = schema.contracts.get(vector_name), learned_contract(schema, vector_name, config)
+        rescoring = recorded_rescoring(schema, vector_name)
+    alpha = config.alpha if learned is None or learned.alpha is None else learned.alpha
+    is_ours = config.bm25 or config.sparse is None
+    return ResolvedCollection(
+        collection=collection,
+        schema=schema,
+        vector_name=vector_name,
+        sparse_vector_name=sparse_name,
+        bm25=check_sparse_contract(schema, sparse_name) if is_ours and sparse_name is not None else None,
+        unchecked=made if config.expected is None and isinstance(made, VectorContract) else None,
+        quantization=None if rescoring is None else rescoring.params,
+        checked_at=checked_at,
+        find_alpha=partial(float, DEFAULT_ALPHA if alpha is None else alpha),
+        hnsw_ef=None if vector_name is None else _hnsw_ef(schema, vector_name, config),
+        held_out_deviations=_held_out_deviations(learned),
+        # BM25 that is being added is not searched yet by who takes what there is, and will be.
+        unfinished=schema.unfinished_of(vector_name, sparse_name, *(schema.sparse if config.sparse is None else ())),
+        **({} if before is None else before.seen),
+    )
+
+
+def _check_dense(schema: CollectionSchema, vector_name: str, config: StoreConfig) -> None:
+    expected = config.contract
+    if expected is None and config.fingerprint is not None:
+        dim = schema.dense[vector_name].size if vector_name in schema.dense else 0
+        expected = VectorContract(config.fingerprint, model=f"model {config.fingerprint[:12]}", dim=dim)
+    if expected is None:
+        require_vector(schema, vector_name)
+    else:
+        check_contract(schema, vector_name, expected)
+
+
+def choose_layout(payloads: Sequence[Payload], text_field: str | None, attached: str | None) -> Layout | None:
+    """Return how to read payloads; None where there are none, and where LlamaIndex wrote nodes without a text."""
+    if not payloads:
+        return None
+    if text_field is None and attached and any(isinstance(lookup(payload, attached), str) for payload in payloads):
+        text_field = attached
+    try:
+        return guess_layout(payloads, text_field=text_field)
+    except InputError:
+        if any("_node_content" in payload for payload in payloads):
+            return None
+        raise
+
+
+def learned_contract(schema: CollectionSchema, vector_name: str, config: StoreConfig) -> LearnedContract | None:
+    """Return the contract of the encoder that makes the queries; None where it was not learned from the vectors."""
+    learned = schema.learned.get(vector_name)
+    return learned if learned is not None and learned.fingerprint == config.expected else None
+
+
+def _held_out_deviations(learned: LearnedContract | None) -> tuple[float, ...]:
+    try:
+        return tuple(map(float, ((learned and learned.held_out_deviations) or "").split()))
+    except ValueError:  # not written by this version
+        return ()
+
+
+def _hnsw_ef(schema: CollectionSchema, vector_name: str, config: StoreConfig) -> int | None:
+    """Return the recorded width of a graph search as far as the server allows it; None where its default is wider.
+
+    It is used as well where nobody says what makes the queries: one that is too wide costs time and loses nothing.
+    """
+    learned = schema.learned.get(vector_name)
+    if learned is None or learned.hnsw_ef is None or config.expected not in (None, learned.fingerprint):
+        return None
+    allowed = min(learned.hnsw_ef, schema.limits.hnsw_ef or learned.hnsw_ef)
+    return allowed if allowed > schema.default_ef(vector_name) else None
