@@ -88,10 +88,10 @@ QUERY_TOKENS = 128
 PROBES = 256
 SENTENCES, SENTENCE_LENGTHS = 20_000, (6, 60)
 """Number of short sentences that the table learns from, and their lengths in characters: queries are short."""
-TEMPERATURE, STEPS = 0.1, 1_200
-"""Temperature and steps of the table, chosen on six sources that no encoder here has read. A Stage II after that
-(questions to their documents) lost 0.012 there, and 320 more steps of the document encoder with mined wrong answers
-0.004: the encoder ends with ``run``, the table with Stage I."""
+SETTINGS = LearnSettings(width=384, temperature=0.1, max_steps=1_200)
+"""Settings of the table, chosen on six sources that no encoder here has read (`six_sources`). A Stage II after that
+(questions to their documents) gained nothing there, and 320 more steps of the document encoder with mined wrong answers
+lost 0.004: the encoder ends with ``run``, the table with Stage I."""
 ALPHA = 0.75
 """Share of the dense score in hybrid searches, chosen on the same sources: all from 0.6 to 0.85 are within 0.004."""
 
@@ -281,20 +281,38 @@ def _pieces(folder: Path) -> list[str]:
     return [piece for piece, _ in read_json(folder / "tokenizer.json")["model"]["vocab"]]
 
 
-def learn_table(document: Path, texts: Texts, vectors: Path) -> Vectors:
-    """Train the token vectors whose sums are the vectors of questions and documents."""
-    tokenizer = query_tokenizer(document)
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What the table is to give for texts, and where its training starts."""
+
+    tokens: TokenLists
+    targets: Vectors
+    """The encoder's vectors of the texts, (texts, 384)."""
+    start: Vectors
+    """The encoder's vectors of single pieces, mapped to those of texts, (pieces, 384)."""
+
+    def fit(self, start: Vectors, settings: LearnSettings = SETTINGS) -> Vectors:
+        """Return the table that training leads to from another one."""
+        scaled = replace(settings, temperature=settings.temperature * tables.spread(self.targets))
+        return tables.fit_table(start, self.tokens, self.targets, scaled, None, lambda *_: None).table
+
+
+def read_lesson(document: Path, texts: Texts, vectors: Path) -> Lesson:
+    """Return what `encode_all` has written, without the texts that have no tokens."""
     questions, documents, pieces = (
         np.load(vectors / f"{name}.npy").astype(np.float32) for name in ("questions", "documents", "pieces")
     )
-    tokens = tokenize(tokenizer, [*texts.questions, *texts.documents])
+    tokens = tokenize(query_tokenizer(document), [*texts.questions, *texts.documents])
     targets = np.concatenate([questions, documents])
     read = np.flatnonzero(tokens.lengths > 0)
     tokens, targets = tokens.take(read), targets[read]
-    start = mapped_start(pieces, tokens, targets)
-    settings = replace(LearnSettings(width=384), temperature=TEMPERATURE * tables.spread(targets), max_steps=STEPS)
-    table = tables.fit_table(start, tokens, targets, settings, None, lambda *_: None).table
-    return _with_unread(table, tokens, targets)
+    return Lesson(tokens, targets, mapped_start(pieces, tokens, targets))
+
+
+def learn_table(document: Path, texts: Texts, vectors: Path) -> Vectors:
+    """Train the token vectors whose sums are the vectors of questions and documents."""
+    lesson = read_lesson(document, texts, vectors)
+    return _with_unread(lesson.fit(lesson.start), lesson.tokens, lesson.targets)
 
 
 def _with_unread(table: Vectors, tokens: TokenLists, targets: Vectors) -> Vectors:
