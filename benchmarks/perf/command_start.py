@@ -1,4 +1,7 @@
-"""CPU time of ``care --help`` and ``care search`` from a cold start, and of what they import, in fresh processes."""
+"""CPU time of ``care --help`` and ``care search`` from a cold start, and of what they import, in fresh processes.
+
+Another checkout of this repository can take its turns: it searches a collection that it has made itself.
+"""
 
 import os
 import statistics
@@ -26,7 +29,9 @@ from .measured import output_option, plain, save_measured, shown
 
 DOCUMENTS = 200
 QUERY = "糖尿病人能吃西瓜吗"
+ROOT = Path(__file__).parents[2]
 _CLIENT = "import qdrant_client"
+_OTHER = "care search, the other checkout"
 _HEAVY = {"torch", "transformers", "sentence_transformers"}
 _PROGRAM = """
 import sys
@@ -58,8 +63,13 @@ class Start:
 @click.argument("corpus", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--model", default="built-in", show_default=True, help="Model, as in care search.")
 @click.option("--rounds", type=click.IntRange(1), default=9, show_default=True, help="Fresh processes per command.")
+@click.option(
+    "--against",
+    type=click.Path(path_type=Path, exists=True, file_okay=False, resolve_path=True),
+    help="Another checkout, with an included model of its own, whose `care search` is measured, too.",
+)
 @output_option
-def main(corpus: Path, model: str, rounds: int, output: Path) -> None:
+def main(corpus: Path, model: str, rounds: int, against: Path | None, output: Path) -> None:
     """Measure the cold start of the commands, on an embedded collection of the first documents of CORPUS.
 
     \b
@@ -67,7 +77,7 @@ def main(corpus: Path, model: str, rounds: int, output: Path) -> None:
       python -m benchmarks.perf.command_start examples/sample/corpus.jsonl \\
         --output benchmarks/results/command-start.json
     """
-    with tempfile.TemporaryDirectory() as folder, standin_server() as url:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as other, standin_server() as url:
         targets: list[dict[str, Any]] = [{"path": Path(folder)}, {"url": url}]
         for target in targets:
             with open_client(**target) as client, Corpus(corpus, Fields()) as rows:
@@ -75,18 +85,24 @@ def main(corpus: Path, model: str, rounds: int, output: Path) -> None:
                 with_bm25 = IngestSettings(sparse=True)
                 ingest(islice(documents, DOCUMENTS), CareModel.load(model), client, "docs", settings=with_bm25)
         search = ["search", QUERY, "--model", model, "--json"]
-        programs = {
-            _CLIENT: ("import qdrant_client", []),
-            "care --help": (_PROGRAM, ["--help"]),
-            "care search": (_PROGRAM, [*search, "--path", folder]),
-            "care search --url": (_PROGRAM, [*search, "--url", url]),
-            "care search --url --mode sparse": (_PROGRAM, [*search[:2], "--url", url, "--mode", "sparse"]),
+        programs: dict[str, tuple[str, list[str], Path]] = {
+            _CLIENT: ("import qdrant_client", [], ROOT),
+            "care --help": (_PROGRAM, ["--help"], ROOT),
+            "care search": (_PROGRAM, [*search, "--path", folder], ROOT),
+            "care search --url": (_PROGRAM, [*search, "--url", url], ROOT),
+            "care search --url --mode sparse": (_PROGRAM, [*search[:2], "--url", url, "--mode", "sparse"], ROOT),
         }
-        for program, arguments in programs.values():
-            _run(program, arguments)  # which writes the bytecode that an installation has
+        if against is not None:
+            filled = [str(corpus.resolve()), "--limit", str(DOCUMENTS), "--path", other, "--collection", "docs"]
+            _run(_PROGRAM, ["ingest", *filled], against)
+            programs[_OTHER] = (_PROGRAM, ["search", QUERY, "--json", "--path", other], against)
+        for program in programs.values():
+            _run(*program)  # which writes the bytecode that an installation has
         turns = [{name: _run(*program) for name, program in programs.items()} for _ in range(rounds)]
     starts = [shown(_start(name, turns)) for name in programs]
-    save_measured(output, {"documents": DOCUMENTS, "starts": plain(starts)})
+    own = [start for start in starts if start.command != _OTHER]
+    others = [start for start in starts if start.command == _OTHER]
+    save_measured(output, {"documents": DOCUMENTS, "starts": plain(own), "other_checkout": plain(others)})
 
 
 def _start(name: str, turns: Sequence[dict[str, tuple[float, set[str]]]]) -> Start:
@@ -100,11 +116,11 @@ def _start(name: str, turns: Sequence[dict[str, tuple[float, set[str]]]]) -> Sta
     )
 
 
-def _run(program: str, arguments: Sequence[str]) -> tuple[float, set[str]]:
+def _run(program: str, arguments: Sequence[str], checkout: Path) -> tuple[float, set[str]]:
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    environment["OMP_NUM_THREADS"] = "1"
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(checkout)}
     command = [sys.executable, "-W", "ignore", "-c", program + _USED, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=checkout)
     cpu, _, modules = done.stderr.splitlines()[-1].partition(" ")
     return float(cpu), set(modules.split(","))
 

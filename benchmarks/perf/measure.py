@@ -49,6 +49,7 @@ _INDEX = "server_index --vectors {vectors}/documents.npy --queries {vectors}/que
 _MILLION = "--points 1000000 --way float32 --way 'int8, originals on disk' --way 'float32 on disk' --memory-mib 600"
 STEPS = (
     Step("command-start.json", f"command_start {SAMPLE}/corpus.jsonl", 2),
+    Step("pair-speed.json", f"pair_speed {SAMPLE}", 1),
     Step("embedded-bm25.json", "embedded_bm25", 1),
     Step("llama-vector-check.json", "vector_check", 1),
     Step("ingestion-throughput.json", "ingestion throughput", 2),
