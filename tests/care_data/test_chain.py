@@ -116,6 +116,7 @@ def test_a_second_run_asks_nothing_and_a_replay_needs_no_network(clinic: Path) -
         run_chain(loaded, replay=True)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_chain_is_killed_and_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     found = run_killed(tmp_path, 3, seed=1, questions=6, score=False)

@@ -114,8 +114,15 @@ def test_a_weighted_mean_is_exported_with_its_weights(tmp_path: Path) -> None:
     np.testing.assert_allclose(vectors, model.encode(tiny.TEXTS), atol=1e-5)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
-@pytest.mark.parametrize("zero", [("attention.output",), ("output",), ("attention.output", "output")])
+@pytest.mark.parametrize("pooling", ["mean", pytest.param("cls", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "zero",
+    [
+        ("attention.output", "output"),
+        pytest.param(("attention.output",), marks=pytest.mark.slow),
+        pytest.param(("output",), marks=pytest.mark.slow),
+    ],
+)
 def test_what_projections_of_zeros_add_is_not_computed(
     exported: Exported, tmp_path: Path, pooling: str, zero: tuple[str, ...]
 ) -> None:
@@ -139,7 +146,10 @@ def test_what_projections_of_zeros_add_is_not_computed(
     np.testing.assert_allclose(vectors, stock, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "precision",
+    ["bfloat16", *(pytest.param(precision, marks=pytest.mark.slow) for precision in ("float16", "float32"))],
+)
 def test_a_document_encoder_is_exported_without_a_second_copy_of_its_weights(tmp_path: Path, precision: str) -> None:
     folder = tiny.document_tower(tmp_path / "document")
     weights = load_file(folder / "model.safetensors")
