@@ -5,12 +5,14 @@ import json
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from urllib.parse import quote
 
 import httpx
 import pytest
+from care_trainer.learn.learn import learn
+from care_trainer.learn.settings import LearnSettings
 from qdrant_client import QdrantClient
 
 import care_qdrant.serve
@@ -18,10 +20,12 @@ from care_qdrant.errors import Unreachable
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.model.care_model import CareModel
+from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import Document
 from care_qdrant.vectors.attach import attach_vector
 from tests.browser import CHROMIUM, Browser
 from tests.serve.conftest import aligned
+from tests.trainer.learn.collections import WordModel, word_texts, write_langchain
 
 SAMPLE = Path(__file__).parents[2] / "examples" / "sample" / "corpus.jsonl"
 FOLDER = Path(care_qdrant.serve.__file__).parent / "page"
@@ -343,3 +347,37 @@ def test_thumbs_label_a_question_and_are_there_only_where_they_are_kept(
     [question] = map(json.loads, (folder / "corpus" / "queries.jsonl").read_text("utf-8").splitlines())
     document = browser.value("document.querySelector('.hit table td').textContent")
     assert (question["text"], question["relevant"]) == ("第3篇", [document])
+    browser.call("Page.reload")
+    browser.until("document.querySelectorAll('.thumbs button[aria-pressed=true]').length === 1")
+    assert browser.value("document.querySelector('[aria-pressed=true]').closest('.hit').innerText").count(document)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+@pytest.mark.timeout(400)
+def test_every_kind_of_model_is_asked_on_the_page(make_service, listen, browser: Browser, tmp_path: Path) -> None:
+    """A learned encoder alone, with BM25 beside it, and with a model beside both."""
+    texts = word_texts(200)
+    with ExitStack() as stack:
+        client = stack.enter_context(open_client(path=tmp_path / "qdrant"))
+        write_langchain(client, texts, WordModel().encode(texts))
+        settings = LearnSettings(vocabulary=200, batch=64, epochs=4, learning_rate=2e-2)
+        learn(client, "articles", tmp_path / "articles-queries", settings=settings, force=True)
+        learned, other = CareModel.load(tmp_path / "articles-queries"), aligned()
+        for attached, served, names in (
+            ((), [learned], []),
+            ((None,), [learned], ["dense", "BM25", "hybrid"]),
+            ((other,), [learned, other], ["dense", "dense", "BM25", "hybrid", "hybrid"]),
+        ):
+            for model in attached:
+                attach_vector(client, "articles", model)
+            service = make_service(*served, over=client)
+            stack.callback(service.close)
+            browser.call("Page.navigate", url=f"{listen(service)}/?lang=en&q={quote(texts[5])}")
+            browser.until("document.querySelector('.hit')")
+            said = browser.value("document.body.innerText")
+            assert all(model.name in said.split("searched with the model", 1)[1].split("\n", 1)[0] for model in served)
+            assert texts[5] in said
+            assert browser.value("document.getElementById('compare').disabled") == (not names)
+            browser.value("document.getElementById('compare').click()")
+            shown = browser.value("[...document.querySelectorAll('#columns label')].map((each) => each.innerText)")
+            assert [name.split(" · ")[0].strip() for name in shown] == (names or ["dense"])
