@@ -247,7 +247,7 @@ def counted(number: int, noun: str, verb: str = "", *, of: int | None = None) ->
 def _plural(noun: str) -> str:
     if noun.endswith(("s", "ch")):
         return f"{noun}es"
-    return f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2] not in "aeou" else f"{noun}s"
 
 
 COMPLETE: ContextVar[Callable[[str, bool], str] | None] = ContextVar("care_complete", default=None)

@@ -14,6 +14,7 @@ from care_qdrant.errors import counted
         (counted(1, "text", "wait"), "1 text waits"),
         (counted(1, "query"), "1 query"),
         (counted(2, "query"), "2 queries"),
+        (counted(2, "key"), "2 keys"),
         (counted(3, "search"), "3 searches"),
         (counted(2, "process"), "2 processes"),
         (counted(1, "point", "have", of=3), "1 of 3 points has"),

@@ -9,6 +9,8 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 HEAD_SECONDS = 10.0
 """Time in which the head of a request must have arrived, from its first byte or from the opening of the connection."""
+HEAD_BYTES = 64 * 2**10
+"""Largest head of a request: reading it keeps others waiting, before any key is looked at."""
 _OTHER_FILES = 64
 """File descriptors that a worker needs for other things than connections of clients."""
 
@@ -20,7 +22,7 @@ def most_connections(limit: int) -> int:
 
 
 class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # chosen by uvicorn at its import
-    """uvicorn's protocol with a deadline for heads and a largest number of connections.
+    """uvicorn's protocol with a deadline and a largest size for heads, and a largest number of connections.
 
     Where there are more, the one that has waited longest for a request is closed: those on which a request is being
     answered stay.
@@ -31,6 +33,7 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # ch
     """Connections without a request, the oldest first."""
     cycle: Any
     _deadline: asyncio.TimerHandle | None = None
+    _head_bytes = 0
 
     @override
     def connection_made(self, transport: Any) -> None:
@@ -45,10 +48,15 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # ch
         before = self.cycle
         super().data_received(data)
         if self.cycle is not before:
+            self._head_bytes = 0
             self.waiting.pop(self, None)
             self._forget_deadline()
-        elif self._deadline is None and (before is None or before.response_complete):
-            self._expect_head()
+        elif before is None or before.response_complete:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES:
+                self.transport.abort()
+            elif self._deadline is None:
+                self._expect_head()
 
     @override
     def on_response_complete(self) -> None:

@@ -59,9 +59,12 @@ def kept_labels(folder: Path, query: str) -> Mapping[str, bool]:
     log = folder / JUDGEMENTS
     try:
         status = log.stat()
+        return _grades_of(log, (status.st_mtime_ns, status.st_size)).get(query, {})
     except FileNotFoundError:
         return {}
-    return _grades_of(log, (status.st_mtime_ns, status.st_size)).get(query, {})
+    except OSError as error:  # a search has its hits all the same
+        logger.warning("judgements are not shown: %s", error)
+        return {}
 
 
 @lru_cache(8)

@@ -89,8 +89,18 @@ def _own_side(word: Any) -> Any:
 _Side = Annotated[Literal["query", "document"] | None, BeforeValidator(_own_side)]
 
 
+_WITHOUT_EFFECT = {"user", "metadata", "modality", "normalize", "normalized", "priority", "request_id", "timeout"} | {
+    "add_special_tokens",
+    "truncate",
+    "truncation",
+}
+"""Fields of other services that change no vector of this one, as clients send them."""
+
+
 class OpenAIRequest(_Foreign):
     """OpenAI's request for embeddings, and the side of the model in any of the words that clients have for it."""
+
+    model_config = ConfigDict(extra="allow")
 
     input: StrictStr | Texts | Tokens | Annotated[list[Tokens], Field(min_length=1, fail_fast=True)] = Field(
         description="Texts. Token numbers are refused: they belong to another tokenizer."
@@ -115,6 +125,12 @@ class OpenAIRequest(_Foreign):
 
     @model_validator(mode="after")
     def _agree(self) -> "OpenAIRequest":
+        asked = {name for name, value in (self.model_extra or {}).items() if value not in (None, False, "float")}
+        if unknown := sorted(name[:100] for name in asked - _WITHOUT_EFFECT):
+            raise ValueError(
+                f"{', '.join(unknown[:3])}: not known here, and may ask for another vector; leave it out. "
+                "The side of the model is input_type: query or document"
+            )
         if len({self.input_type, self.task, self.task_type, self.prompt_name} - {None}) > 1:
             raise ValueError("input_type, task, task_type and prompt_name name two sides; give one of them")
         return self

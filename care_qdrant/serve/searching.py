@@ -67,6 +67,9 @@ class Searching:
         if request.top_k * request.group_size > self._limits.top_k:
             groups = "" if request.group_size == 1 else f" of {request.group_size} hits each (group_size)"
             raise Refusal(400, "invalid_request", f"top_k is {request.top_k}{groups}; at most {self._limits.top_k}")
+        if request.mode in ("dense", "sparse") and not _has_scale(request):
+            reason = f"alpha and fusion have no effect in a {request.mode} search; leave them out"
+            raise Refusal(400, "invalid_request", reason)
         served = None if request.mode == "sparse" else self._model(request.model)
         accepted = time.perf_counter()
         with self._backend.admitted():
@@ -125,7 +128,11 @@ class Searching:
         keep = partial(
             keep_label, folder / collection, request.query, request.document_id, is_relevant=request.relevant
         )
-        return LabelAnswer(questions=await self._backend.run(keep))
+        try:
+            return LabelAnswer(questions=await self._backend.run(keep))
+        except OSError as error:  # such as a full disk
+            reason = f"the judgement could not be written to the folder of --labels ({error.strerror}); send it again"
+            raise Refusal(503, "labels_not_written", reason) from error
 
     def _search(
         self,

@@ -52,6 +52,17 @@ def test_a_connection_without_a_whole_head_is_closed(
         assert is_closed(used)
 
 
+@pytest.mark.parametrize("said", [b"GET /health HTTP/1.1\r\nX: ", b"GET /"])
+def test_a_head_without_end_is_cut_off(make_service: Callable[..., Service], listen: Any, said: bytes) -> None:
+    with connected(listen(make_service())) as endless:
+        sent = 0
+        with pytest.raises(OSError):  # a broken pipe or a reset
+            for _ in range(1_000):
+                sent += endless.send(said + b"a" * 10_000)
+                said = b""
+        assert sent < 8 * 2**20, "what stands in the buffers of the system, and no more"
+
+
 def test_beyond_the_limit_the_connection_that_waits_longest_is_closed(
     make_service: Callable[..., Service], listen: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ NULLS = ("encoding_format", "dimensions", "user", "input_type")
         {"encoding_format": "float", "user": "someone"},
         {"input_type": "search_query", "truncate": "END"},
         {"encoding_format": "float", "dimensions": 32, "user": None},
+        {"embedding_type": "float", "late_chunking": False, "normalized": True, "instruction": None},
         *({name: None} for name in NULLS),
     ],
 )
@@ -122,6 +123,14 @@ async def test_a_cut_text_is_named_and_counted(make_service, connect) -> None:
         ({"prompt_name": "web_search_query"}, None),
         ({"task": "retrieval.passage", "input_type": "query"}, None),
         ({"task": 3}, None),
+        # Fields of other services that name a side, a text in front, or another form of the vector
+        ({"prompt": "passage: "}, None),
+        ({"instruction": "passage"}, None),
+        ({"text_type": "document"}, None),
+        ({"inputType": "document"}, None),
+        ({"extra_body": {"input_type": "document"}}, None),
+        ({"output_dimension": 16}, None),
+        ({"embedding_type": "binary"}, None),
     ],
 )
 async def test_the_side_is_read_in_the_words_of_others_or_refused(make_service, connect, fields, side) -> None:

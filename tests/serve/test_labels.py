@@ -108,3 +108,13 @@ async def test_a_search_says_how_its_hits_were_judged(
         body = {"query": TEXTS[3], "document_id": document, "relevant": relevant}
         assert (await http.post("/labels", json=body)).status_code == 200
     assert await judged() == {"d3": True, "d1": False}
+
+
+async def test_a_folder_that_cannot_be_written_is_told_and_keeps_no_search_from_its_hits(
+    make_service, connect, filled: QdrantClient, tmp_path: Path
+) -> None:
+    http = connect(make_service(aligned(), collections=("corpus",), over=filled, labels=tmp_path))
+    (tmp_path / "corpus" / "judgements.jsonl").mkdir(parents=True)
+    answer = await http.post("/labels", json={"query": TEXTS[3], "document_id": "d3", "relevant": True})
+    assert (answer.status_code, answer.json()["code"]) == (503, "labels_not_written")
+    assert (await http.post("/search", json={"query": TEXTS[3]})).json()["hits"]

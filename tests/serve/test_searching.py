@@ -154,6 +154,8 @@ async def test_a_pair_that_did_not_make_the_vectors_is_refused(make_service, con
         ({"query": "发烧", "group_by": "dept", "group_size": 101}, 400),
         ({"query": "发烧", "fusion": "rrf", "score_threshold": 0.1}, 400),
         ({"query": "发烧", "fusion": "dbsf", "alpha": 0.1}, 400),
+        ({"query": "发烧", "mode": "dense", "alpha": 0.1}, 400),
+        ({"query": "发烧", "mode": "sparse", "fusion": "rrf"}, 400),
         ({"query": "发烧", "alpha": 2}, 400),
         ({"query": "发烧", "conditions": ["nonsense"]}, 400),
         ({"query": "发烧", "filter": {"must": [{"nonsense": 1}]}}, 400),
