@@ -41,7 +41,6 @@ from care_qdrant.model.card import (
     verify_files,
     verify_term_weights,
 )
-from care_qdrant.model.rewrite import unwrap
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -133,7 +132,6 @@ def write_checkpoint(
             if source is None:
                 continue
             shutil.copytree(source, building / side, ignore=shutil.ignore_patterns("README.md", ".*"))
-            unwrap(building / side)
             write_for_servers(building / side)
         query_side, document_side, dim, geometry = _sides(building)
         query_side = replace(query_side, tasks=dict(query_tasks or {}))

@@ -1,12 +1,12 @@
-"""Rewrite saved weights one tensor at a time: merge an adapter, change the dtype, take wrappers out of names.
+"""Rewrite saved weights one tensor at a time: merge an adapter, change the dtype.
 
 A document encoder of 8 billion parameters is written with the memory of one of its tensors (extra ``ingest``).
 """
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from care_qdrant.encoders.local.weights import (
@@ -19,9 +19,7 @@ from care_qdrant.encoders.local.weights import (
     check_adapter,
     read_header,
     read_json,
-    unwrapped,
     weight_files,
-    write_json,
 )
 from care_qdrant.errors import ModelError
 from care_qdrant.model.export.int8 import MIN_TABLE_ROWS
@@ -95,26 +93,10 @@ def write_weights(
     dtype: "torch.dtype | None" = None,
 ) -> None:
     """Write the safetensors files of a model into another folder, with their index, each tensor changed on its way."""
-    index = source / INDEX
     for file in weight_files(source):
         rewrite_weights(file, folder / file.name, change, dtype)
-    if index.is_file():
-        content = read_json(index)
-        content["weight_map"] = {unwrapped(name): file for name, file in content["weight_map"].items()}
-        write_json(folder / INDEX, content)
-
-
-def unwrap(folder: Path) -> None:
-    """Take what wrapping a model put into the names of its tensors off, in the files of a folder."""
-    if not (folder / "config.json").is_file() or any((folder / name).is_file() for name in (ADAPTER_CONFIG, INT8)):
-        return
-    files = [file for file in weight_files(folder) if file.suffix == ".safetensors"]
-    if all(name == unwrapped(name) for file in files for name in read_header(file)[0]):
-        return
-    with TemporaryDirectory(dir=folder, prefix=".unwrapped.") as plain:
-        write_weights(folder, Path(plain))
-        for file in Path(plain).iterdir():
-            file.replace(folder / file.name)
+    if (source / INDEX).is_file():
+        shutil.copyfile(source / INDEX, folder / INDEX)
 
 
 def to_int8(folder: Path) -> None:
@@ -150,7 +132,7 @@ def rewrite_weights(
     Args:
         source: A safetensors file.
         target: Another file.
-        change: Returns what a tensor becomes, by its name without wrappers; the same shape, any dtype.
+        change: Returns what a tensor becomes, by its name; the same shape, any dtype.
         dtype: Type of the floats that are written; None keeps that of each tensor.
     """
     import torch
@@ -177,7 +159,7 @@ def rewrite_weights(
     position = 0
     for name in order:
         place = [position, position := position + sizes[name]]
-        entries[unwrapped(name)] = {"dtype": outcome[name], "shape": stored[name]["shape"], "data_offsets": place}
+        entries[name] = {"dtype": outcome[name], "shape": stored[name]["shape"], "data_offsets": place}
     head = json.dumps(entries, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
     with safe_open(source, framework="pt") as tensors, target.open("wb") as stream:
@@ -185,7 +167,7 @@ def rewrite_weights(
         for name in order:
             tensor = tensors.get_tensor(name)
             kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-            tensor = tensor if change is None else change(unwrapped(name), tensor)
+            tensor = tensor if change is None else change(name, tensor)
             stream.write(tensor.to(kind).contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 

@@ -7,7 +7,6 @@ files alone, on torch's meta device, which needs no memory: what it would miss i
 import json
 import logging
 import math
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -36,8 +35,6 @@ CHECK_FILE = "check_vectors.json"
 _BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U8": 8, "BOOL": 8}
 _BITS |= {"F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "U16": 16, "U32": 32, "U64": 64, "F4": 4, "C64": 64}
 _FLOATS = ("F64", "F32", "F16", "BF16")
-_WRAPPERS = (r"^(?:(?:module|_orig_mod|base_model\.model)\.)+", r"_(?:orig_mod|fsdp_wrapped_module)\.")
-"""Prefixes that DistributedDataParallel, torch.compile, FSDP and peft put into the names of a model's tensors."""
 _PLAIN_STARTS = (True, False, "gaussian", "orthogonal")
 """Initialisations of LoRA that leave the base as it is; peft stores the changed base of the others nowhere."""
 
@@ -103,21 +100,12 @@ def weight_files(folder: Path) -> list[Path]:
 def read_tensors(files: Iterable[Path]) -> dict[str, Tensor]:
     """Return what the headers of a model's files say, by tensor."""
     tensors: dict[str, Tensor] = {}
-    plain: dict[str, str] = {}
     for file in files:
         for name, (dtype, shape) in _entries(file):
-            other = plain.setdefault(unwrapped(name), name)
-            if name in tensors or other != name:
-                raise ModelError(f"{file}: holds {name!r} a second time (as {other!r}); save the model again")
+            if name in tensors:
+                raise ModelError(f"{file}: holds {name!r} a second time; save the model again")
             tensors[name] = Tensor(file, dtype, shape)
     return tensors
-
-
-def unwrapped(name: str) -> str:
-    """Return a tensor's name without what wrapping a model puts into it."""
-    for pattern in _WRAPPERS:
-        name = re.sub(pattern, "", name)
-    return name
 
 
 def check_model(folder: Path) -> None:
@@ -163,18 +151,8 @@ def readable_model(folder: str | Path) -> Iterator[Path]:
         elif not (folder / "config.json").is_file():
             with _readable_modules(folder) as readable:
                 yield readable
-        elif wrapped := _check_transformer(native, folder):
-            # Not by transformers' own renaming: it would write the wrapper's names again when the model is saved.
-            logger.warning(
-                "%s: was saved inside a wrapper, as DistributedDataParallel or torch.compile: %r is read as %r",
-                folder,
-                wrapped,
-                unwrapped(wrapped),
-            )
-            with TemporaryDirectory(prefix="care-unwrapped-") as copy:
-                _write_unwrapped(native, Path(copy))
-                yield Path(copy)
         else:
+            _check_transformer(native, folder)
             yield native
 
 
@@ -260,8 +238,8 @@ def check_adapter(adapter: Path, base: Path) -> None:
 
 
 def adapter_name(name: str) -> str:
-    """Return a tensor's name without the prefixes that wrapping models and adapters add."""
-    return unwrapped(name).removeprefix("model.").replace(".default.", ".")
+    """Return a tensor's name without the prefixes that adapters and models with a head add."""
+    return name.removeprefix("base_model.model.").removeprefix("model.").replace(".default.", ".")
 
 
 def _base_of(adapter: Path) -> Path:
@@ -301,37 +279,8 @@ def _write_floats(source: Path, folder: Path) -> None:
     save_file(floats, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _write_unwrapped(source: Path, folder: Path) -> None:
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    pickled = sorted(source.glob("pytorch_model*.bin"))
-    whole = list(source.glob("model*.safetensors*"))
-    if pickled and not whole:
-        saved: dict[str, torch.Tensor] = {}
-        for file in pickled:
-            saved |= torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        # Clones: safetensors refuses tensors that share memory, as tied ones do.
-        save_file({unwrapped(name): value.clone() for name, value in saved.items()}, folder / "model.safetensors")
-    files = set(weight_files(source)) if whole else set()
-    for file in source.iterdir():
-        if file in pickled or file.name == "pytorch_model.bin.index.json":
-            continue
-        if file in files:
-            tensors = {unwrapped(name): tensor for name, tensor in load_file(file).items()}
-            save_file(tensors, folder / file.name, metadata={"format": "pt"})
-        elif file.name == INDEX:
-            content = read_json(file)
-            names = {unwrapped(name): holder for name, holder in content["weight_map"].items()}
-            write_json(folder / INDEX, content | {"weight_map": names})
-        elif file.is_dir():
-            shutil.copytree(file, folder / file.name)
-        else:
-            shutil.copyfile(file, folder / file.name)
-
-
-def _check_transformer(native: Path, folder: Path) -> str | None:
-    """Run transformers' loader on the headers; return a name that a wrapper has changed, if there is one."""
+def _check_transformer(native: Path, folder: Path) -> None:
+    """Run transformers' loader on the headers of the files."""
     with needs_extra("ingest", "this encoder"):
         import torch
         from transformers import AutoModel
@@ -341,11 +290,10 @@ def _check_transformer(native: Path, folder: Path) -> str | None:
     tensors = read_tensors(files)
     if getattr(config, "quantization_config", None):
         logger.warning("%s: its weights are quantised, so their names could not be checked", folder)
-        return None
-    wrapped = next((name for name in tensors if unwrapped(name) != name), None)
+        return
     kinds = {"F64": torch.float64, "F16": torch.float16, "BF16": torch.bfloat16}
     stand_ins = {
-        unwrapped(name): torch.empty(entry.shape, dtype=kinds.get(entry.dtype, torch.float32), device="meta")
+        name: torch.empty(entry.shape, dtype=kinds.get(entry.dtype, torch.float32), device="meta")
         for name, entry in tensors.items()
     }
     try:
@@ -367,7 +315,8 @@ def _check_transformer(native: Path, folder: Path) -> str | None:
     if missing:
         raise IncompleteModel(
             f"{folder}: lacks {len(missing)} of the {len(model.state_dict())} tensors of {kind.__name__}, as "
-            f"{missing[0]!r}, which would be random (its files hold names as {min(tensors)!r}); copy or save it again"
+            f"{missing[0]!r}, which would be random (its files hold names as {min(tensors)!r}); copy it again, or save "
+            "it again, outside of any wrapper such as DistributedDataParallel and torch.compile"
         )
     if found["mismatched_keys"]:
         name, saved, expected = min(found["mismatched_keys"])
@@ -386,7 +335,6 @@ def _check_transformer(native: Path, folder: Path) -> str | None:
     for name, entry in tensors.items():
         if entry.dtype not in _FLOATS and name.endswith(".weight"):
             raise ModelError(f"{folder}: {name!r} is stored as {entry.dtype}; give weights in half precision")
-    return wrapped
 
 
 def _config(native: Path, folder: Path) -> "PretrainedConfig":

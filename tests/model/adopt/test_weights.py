@@ -89,10 +89,17 @@ def narrower(folder: Path) -> None:
 
 
 def twice(folder: Path) -> None:
-    file = first(folder)
-    tensors = load_file(file)
+    """Save one tensor again in a file of its own, which the index names as well."""
+    files = sorted(folder.glob("model*.safetensors"))
+    weights = {name: file.name for file in files for name in load_file(file)}
+    tensors = load_file(files[0])
     name = min(tensors)
-    save_file(tensors | {f"module.{name}": tensors[name].clone()}, file, metadata={"format": "pt"})
+    if len(files) == 1:
+        files[0].rename(folder / "model-1.safetensors")
+        weights = dict.fromkeys(weights, "model-1.safetensors")
+    save_file({name: tensors[name].clone()}, folder / "more.safetensors", metadata={"format": "pt"})
+    index = {"metadata": {}, "weight_map": weights | {"again": "more.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 def integers(folder: Path) -> None:
@@ -119,16 +126,6 @@ def missing_file(folder: Path) -> None:
     first(folder).unlink()
 
 
-@pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
-def test_names_of_wrappers_are_read_as_the_model_s_own(
-    published: Path, right: dict[str, np.ndarray], side: str, prefix: str, tmp_path: Path
-) -> None:
-    source = shutil.copytree(published / side, tmp_path / "source")
-    prefixed(prefix)(source)
-    np.testing.assert_allclose(written_vectors(source, side, tmp_path / "written"), right[side], atol=1e-5)
-
-
 BROKEN = {
     "a layer's tensor is missing": (without("layer.0.mlp"), without("layers.0.mlp"), "lacks"),
     "the last norm is missing": (without("attn_ln"), without("model.norm"), "lacks"),
@@ -142,6 +139,7 @@ BROKEN = {
     "fewer layers than the config": (fewer_layers, fewer_layers, "lacks"),
     "a file is missing": (missing_file, missing_file, "is missing"),
     "another prefix": (prefixed("student."), prefixed("student."), "lacks|does not read"),
+    "the names of a wrapper": (prefixed("module._orig_mod."), prefixed("module."), "outside of any wrapper"),
 }
 
 
@@ -260,39 +258,10 @@ def test_a_pair_is_not_joined_of_a_side_with_a_hole(pair_folder: Path, side: str
         load_sentence_transformer(sides[side])
 
 
-@pytest.mark.parametrize("side", ["query", "document"])
-@pytest.mark.parametrize("probes", [None, TEXTS], ids=["torch", "onnx"])
-def test_a_pair_is_joined_of_a_side_that_was_saved_in_a_wrapper(
-    pair_folder: Path, side: str, probes: list[str] | None, tmp_path: Path
-) -> None:
-    """The folder that is written has the model's own names: the stock stack, which asks nobody, reads it right."""
-    sides = {name: shutil.copytree(pair_folder / name, tmp_path / name) for name in ("query", "document")}
-    prefixed("module._orig_mod.")(sides[side])
-    join_encoders(sides["query"], sides["document"], tmp_path / "pair", name="pair", probe_texts=probes)
-    expected = SentenceTransformer(str(pair_folder / side), device="cpu").encode(TEXTS)
-    found = SentenceTransformer(str(tmp_path / "pair" / side), device="cpu").encode(TEXTS)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
-    model = CareModel.load(tmp_path / "pair", precision="auto" if probes is None else "fp32")
-    np.testing.assert_allclose(getattr(model, f"encode_{side}")(TEXTS), expected, atol=2e-2 if probes else 1e-5)
-
-
-@pytest.mark.parametrize("side", ["query", "document"])
-def test_the_trainer_reads_a_stage_that_was_saved_in_a_wrapper(pair_folder: Path, side: str, tmp_path: Path) -> None:
-    folder = shutil.copytree(pair_folder / side, tmp_path / side)
-    prefixed("_orig_mod.")(folder)
-    encoder = towers.load(folder)
-    expected = SentenceTransformer(str(pair_folder / side), device="cpu").encode(TEXTS)
-    np.testing.assert_allclose(encoder.cpu().encode(TEXTS), expected, atol=1e-5)
-    assert towers.transformer_of(encoder).model.name_or_path == str(folder)
-
-
-@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod."])
-def test_pickled_weights_are_read_right_with_and_without_a_wrapper(
-    published: Path, right: dict[str, np.ndarray], prefix: str, tmp_path: Path
-) -> None:
+def test_pickled_weights_are_read_right(published: Path, right: dict[str, np.ndarray], tmp_path: Path) -> None:
     source = shutil.copytree(published / "query_encoder", tmp_path / "source")
     file = first(source)
-    torch.save({prefix + name: value for name, value in load_file(file).items()}, source / "pytorch_model.bin")
+    torch.save(load_file(file), source / "pytorch_model.bin")
     file.unlink()
     found = written_vectors(source, "query_encoder", tmp_path / "written")
     np.testing.assert_allclose(found, right["query_encoder"], atol=1e-5)
@@ -331,13 +300,11 @@ def test_broken_weights_are_refused_in_both_layouts_of_sentence_transformers(
 
 
 @pytest.mark.parametrize("side", ["query", "document"])
-def test_the_old_layout_is_checked_and_read_without_a_wrapper(pair_folder: Path, side: str, tmp_path: Path) -> None:
+def test_the_old_layout_is_checked_and_read(pair_folder: Path, side: str, tmp_path: Path) -> None:
     expected = SentenceTransformer(str(pair_folder / side), device="cpu").encode(TEXTS)
-    for name, change in {"plain": prefixed(""), "wrapped": prefixed("module.")}.items():
-        folder = old_layout(pair_folder / side, tmp_path / name)
-        change(folder / "0_Transformer")
-        for load in (towers.load, load_sentence_transformer):
-            np.testing.assert_allclose(load(folder).cpu().encode(TEXTS), expected, atol=1e-5)
+    folder = old_layout(pair_folder / side, tmp_path / "plain")
+    for load in (towers.load, load_sentence_transformer):
+        np.testing.assert_allclose(load(folder).cpu().encode(TEXTS), expected, atol=1e-5)
     without("layer.0." if side == "query" else "layers.0.")(tmp_path / "plain/0_Transformer")
     for load in (towers.load, load_sentence_transformer):
         with pytest.raises(IncompleteModel, match="0_Transformer: lacks"):
