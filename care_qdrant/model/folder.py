@@ -270,14 +270,20 @@ def describe_side(folder: Path, side: str) -> tuple[Side, int]:
         dim = _table_width(folder)
     else:
         pooling = read_json(by_type["Pooling"] / "config.json")
-        flagged = next((mode for mode, flag in _POOLING_FLAGS.items() if pooling.get(flag)), None)
-        mode = str(pooling.get("pooling_mode") or flagged)
-        eos = _eos(folder) if mode == "lasttoken" else None
-        found = Side(pooling=mode, max_tokens=_max_tokens(folder), prompt=prompt, eos=eos)
-        dim = pooling.get("embedding_dimension") or pooling.get("word_embedding_dimension")
-    if "Dense" in by_type:
+        modes = _pooling_modes(pooling)
+        eos = _eos(folder) if "lasttoken" in modes else None
+        found = Side(pooling="+".join(modes), max_tokens=_max_tokens(folder), prompt=prompt, eos=eos)
+        dim = len(modes) * (pooling.get("embedding_dimension") or pooling.get("word_embedding_dimension"))
+    kinds = [*by_type]
+    if "Dense" in kinds and (is_static or kinds.index("Dense") > kinds.index("Pooling")):
         dim = read_json(by_type["Dense"] / "config.json")["out_features"]
     return found, int(dim)
+
+
+def _pooling_modes(settings: Mapping[str, Any]) -> list[str]:
+    """Return the ways of a Pooling module, whose vectors stand one after the other where it has several."""
+    named = settings.get("pooling_mode") or [mode for mode, flag in _POOLING_FLAGS.items() if settings.get(flag)]
+    return [named] if isinstance(named, str) else list(named)
 
 
 def geometry_of(folder: Path) -> Geometry:
@@ -363,9 +369,10 @@ def write_for_servers(folder: Path) -> None:
 
 def _served_pooling(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a Pooling module with a flag for each way of pooling."""
-    if settings.get("pooling_mode") not in _POOLING_FLAGS:
+    modes = _pooling_modes(settings)
+    if len(modes) > 1 or modes[0] not in _POOLING_FLAGS:  # flags would put several ways into another order
         return dict(settings)
-    flags = {flag: mode == settings["pooling_mode"] for mode, flag in _POOLING_FLAGS.items()}
+    flags = {flag: mode == modes[0] for mode, flag in _POOLING_FLAGS.items()}
     width = settings.get("embedding_dimension", settings.get("word_embedding_dimension"))
     return {"word_embedding_dimension": width, **flags, "include_prompt": settings.get("include_prompt", True)}
 

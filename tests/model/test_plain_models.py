@@ -19,7 +19,7 @@ from tests import tiny
 
 TEXTS = [*tiny.medical_texts(6), "Fever and COUGH", "短"]
 WIDTH = 32
-POOLINGS = ("cls", "mean", "max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens")
+POOLINGS = ("cls", "mean", "max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens", ("mean", "max"), ("cls", "mean"))
 PROMPTS: tuple[dict[str, str] | None, ...] = (
     None,
     {"query": "q: ", "document": "d: "},
@@ -66,7 +66,7 @@ def test_vectors_are_those_of_sentence_transformers_or_refused(
     towers: dict[str, Path],
     tmp_path_factory: pytest.TempPathFactory,
     base: str,
-    pooling: str,
+    pooling: str | tuple[str, str],
     include_prompt: bool,
     after: list[str],
     routed: str,
@@ -80,8 +80,8 @@ def test_vectors_are_those_of_sentence_transformers_or_refused(
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("random") / "model"
     first = Transformer(str(towers[base]), max_seq_length=length, do_lower_case=lower)
-    width = int(first.get_embedding_dimension())
-    pooled = Pooling(width, pooling, include_prompt=include_prompt)
+    pooled = Pooling(int(first.get_embedding_dimension()), pooling, include_prompt=include_prompt)  # type: ignore[arg-type]
+    width = int(pooled.get_embedding_dimension())
     last, dim = heads(after, width)
     tail: list[torch.nn.Module] = [Normalize()] if normalised else []
     modules: list[torch.nn.Module] = [first, pooled, *last, *tail]
