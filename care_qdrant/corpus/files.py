@@ -34,7 +34,7 @@ from care_qdrant.corpus.streams import (
     seekable,
     wide_encoding,
 )
-from care_qdrant.corpus.tables import describe_table, guess_types, read_header
+from care_qdrant.corpus.tables import guess_types, read_header
 from care_qdrant.errors import InputError, needs_extra
 from care_qdrant.types import Document
 
@@ -98,8 +98,6 @@ class Corpus:
         self._form = form
         self._paths = [path] if isinstance(path, str | Path) else list(path)
         self.fields, self.encoding = fields, encoding
-        self.found: list[str] = []
-        """Formats that the files were read as, for people; grows while the corpus is read."""
         self.changed: list[str] = []
         """Files that were written to while they were read; grows while the corpus is read."""
         self._stack = ExitStack()
@@ -145,13 +143,12 @@ class Corpus:
         content = self._open(file)
         if file.form in COLUMNAR:
             _require_package(file.path, ".parquet")
-            self.found.append(file.form)
         else:
             self._look_at_text(file, content.peek(HEAD_BYTES))
         yield from read_rows(file.form, content, self.fields, name=file.name)
 
     def _look_at_text(self, file: CorpusFile, head: bytes) -> None:
-        """Note what a text was read as, and say what about it may be a mistake."""
+        """Say what about a text may be a mistake."""
         if not head:
             logger.warning("%s: is empty", file.path)
         if _size(file.path) is None:
@@ -161,7 +158,6 @@ class Corpus:
                 logger.info(
                     "%s: columns of a pipe are text, since it can be read once: --types gives others", file.path
                 )
-        self.found.append(describe_table(head, file.form, self.fields) if file.form in ("csv", "tsv") else file.form)
 
     def _open(self, file: CorpusFile) -> io.BufferedReader:
         """Open a file: decompressed, and as UTF-8 where it is text."""

@@ -42,7 +42,7 @@ def split_front_matter(text: str) -> tuple[dict[str, Any], str]:
     if (found := _TOML.match(text)) is not None:
         return _toml(_of_bounded_length(found["content"])), text[found.end() :]
     if (found := _YAML.match(text)) is not None:
-        values = _YamlReader(_of_bounded_length(found["content"])).read()
+        values = _yaml(_of_bounded_length(found["content"]))
         if isinstance(values, dict | None):
             return values or {}, text[found.end() :]
     return {}, text
@@ -77,73 +77,45 @@ def _plain(value: Any, depth: int) -> Any:
     return value.isoformat() if isinstance(value, datetime.date | datetime.time) else value
 
 
-class _YamlReader:
-    """Builds the value of a YAML text from its events.
+def _yaml(content: str) -> Any:
+    """Return the value of a YAML text; None for an empty one."""
+    import yaml  # type: ignore[import-untyped]
 
-    The parser of events neither recurses nor expands aliases, so what is too deep or too large is refused early.
-    """
+    try:
+        loader = yaml.BaseLoader(content)
+        loader.resolve = lambda *_: None  # so that a scalar with a tag is told from one without
+        root = loader.get_single_node()
+    except RecursionError as error:
+        raise ValueError(_TOO_DEEP) from error
+    # An escape such as \UFFFFFFFF, or a version with 5,000 digits, is an error of Python's, not of the package.
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        raise ValueError(f"is not YAML: {' '.join(str(error).split())}") from error
+    return None if root is None else _YamlValues().value(root, 0)
 
-    def __init__(self, content: str) -> None:
-        import yaml  # type: ignore[import-untyped]
 
-        self._yaml = yaml
-        self._events = yaml.parse(content, Loader=yaml.BaseLoader)
-        self._anchors: dict[str, tuple[Any, int]] = {}
+class _YamlValues:
+    """Makes values of YAML nodes, as long as they are not too large with their aliases written out."""
+
+    def __init__(self) -> None:
         self._size = 0
 
-    def read(self) -> Any:
-        """Return the value; None for an empty text."""
-        value = None
-        documents = 0
-        while not isinstance(event := self._next(), self._yaml.StreamEndEvent):
-            if isinstance(event, self._yaml.DocumentStartEvent):
-                documents += 1
-                if documents > 1:
-                    raise ValueError("holds two YAML documents")
-                value = self._value(self._next(), 0)
-        return value
-
-    def _next(self) -> Any:
-        try:
-            return next(self._events)
-        # An escape such as \UFFFFFFFF, or a version with 5,000 digits, is an error of Python's, not of the package.
-        except (self._yaml.YAMLError, ValueError, OverflowError) as error:
-            raise ValueError(f"is not YAML: {' '.join(str(error).split())}") from error
-
-    def _value(self, event: Any, depth: int) -> Any:
+    def value(self, node: Any, depth: int) -> Any:
         if depth > MAX_DEPTH:
             raise ValueError(_TOO_DEEP)
-        if isinstance(event, self._yaml.AliasEvent):
-            if event.anchor not in self._anchors:
-                raise ValueError(f"repeats {event.anchor!r}, which stands nowhere before")
-            value, size = self._anchors[event.anchor]
-            self._grow(size)
-            return value
-        before = self._size
-        if isinstance(event, self._yaml.ScalarEvent):
-            self._grow(len(event.value) + 1)
-            value = event.value if event.style or event.tag is not None else _plain_scalar(event.value)
-        elif isinstance(event, self._yaml.SequenceStartEvent):
-            self._grow(1)
-            value = []
-            while not isinstance(inner := self._next(), self._yaml.SequenceEndEvent):
-                value.append(self._value(inner, depth + 1))
-        else:
-            self._grow(1)
-            value = self._mapping(depth)
-        if event.anchor is not None:
-            self._anchors[event.anchor] = value, self._size - before
-        return value
-
-    def _mapping(self, depth: int) -> dict[str, Any]:
+        if node.id == "scalar":
+            self._grow(len(node.value) + 1)
+            return node.value if node.style or node.tag is not None else _plain_scalar(node.value)
+        self._grow(1)
+        if node.id == "sequence":
+            return [self.value(item, depth + 1) for item in node.value]
         values: dict[str, Any] = {}
-        while not isinstance(event := self._next(), self._yaml.MappingEndEvent):
-            if not isinstance(event, self._yaml.ScalarEvent):
-                raise ValueError("has a key that is a list, a mapping or an alias; expected a text")
-            self._grow(len(event.value) + 1)
-            if event.value in values:
-                raise ValueError(f"has the key {event.value!r} twice")
-            values[event.value] = self._value(self._next(), depth + 1)
+        for key, value in node.value:
+            if key.id != "scalar":
+                raise ValueError("has a key that is a list or a mapping; expected a text")
+            self._grow(len(key.value) + 1)
+            if key.value in values:
+                raise ValueError(f"has the key {key.value!r} twice")
+            values[key.value] = self.value(value, depth + 1)
         return values
 
     def _grow(self, size: int) -> None:

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import logging
 import re
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -14,12 +13,9 @@ from care_qdrant.corpus.streams import BYTE_ORDER_MARK, MAX_LINE_BYTES, UTF_8, a
 from care_qdrant.errors import InputError, counted
 from care_qdrant.types import Document
 
-logger = logging.getLogger(__name__)
-
 Table = Literal["csv", "tsv"]
 _DELIMITERS: dict[Table, str] = {"csv": ",;\t|", "tsv": "\t"}
 """Separators that a table may have, the likeliest first."""
-_NAMES = {",": "comma", "\t": "tab", ";": "semicolon", "|": "bar"}
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _EXCEL_HINT = re.compile(r"sep=(?P<delimiter>[^\r\n\"])")
 """First line by which Excel is told the separator."""
@@ -43,12 +39,6 @@ def read_header(head: bytes, form: Table, fields: Fields) -> Header:
     headers = {mark: _cells(first, mark) for mark in (_DELIMITERS[form] if hint is None else hint["delimiter"])}
     best = max(headers, key=lambda delimiter: (fields.text in headers[delimiter], len(headers[delimiter])))
     return Header(best, headers[best], hint is not None)
-
-
-def describe_table(head: bytes, form: Table, fields: Fields) -> str:
-    """Return what a table looks like, for people: its separator and its columns."""
-    delimiter, columns, _ = read_header(head, form, fields)
-    return f"table, {_NAMES.get(delimiter, repr(delimiter))} separated, columns {', '.join(columns)}"
 
 
 def read_table(file: io.BufferedReader, form: Table, name: str, fields: Fields) -> Iterator[Document | Reject]:
@@ -179,11 +169,12 @@ def _is_header_again(cells: Sequence[str], columns: Sequence[str], line: int, na
     if fields.text not in cells:  # the quick answer for almost every row
         return False
     cells = [cells[0].removeprefix("\ufeff"), *cells[1:]]
-    if list(cells) == list(columns):
-        logger.info("%s: line %s is the header again, and no row", name, f"{line:,}")
+    if cells == list(columns):
         return True
-    # A row that names the columns where their values should be.
-    if id_column(cells, fields) is not None and len(set(cells) & set(columns)) > 1:
+    # A row of a data dictionary also names columns; a header names each in its place, or all of them.
+    row, of_ids = dict(zip(columns, cells, strict=False)), id_column(columns, fields)
+    is_in_place = row.get(fields.text) == fields.text and row.get(of_ids or "") == of_ids
+    if is_in_place or sorted(cells) == sorted(columns):
         raise InputError(
             f"{name}: line {line:,} is a header with other columns ({', '.join(cells)}): a second table begins there. "
             "Rows before it were read; make a file of each table"

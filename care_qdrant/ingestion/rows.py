@@ -3,7 +3,6 @@
 Rows are checked early, duplicates go, long documents are cut, and windows are compared with what is stored.
 """
 
-import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
@@ -29,8 +28,6 @@ from care_qdrant.ingestion.settings import DocumentModel, IngestReport, Shard
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import PointVectors
 from care_qdrant.types import Chunk, Document, embedded_text
-
-logger = logging.getLogger(__name__)
 
 FIRST_ROWS = 100
 """Number of rows of a file that are checked before a collection is created."""
@@ -114,9 +111,6 @@ def open_source(
         Corpus(corpus, _typed(corpus, reading), reading.encoding, reading.format) as file,
     ):
         rows = _readable(iter(file))
-        if file.found:
-            others = f", the first of {len(file.files):,} files" if len(file.files) > 1 else ""
-            logger.info("%s: %s%s", file.files[0].path, file.found[0], others)
         files = [each.path for each in file.files]
         yield Source(rows, lambda: file.share_read, rejects, file.changed, inputs_of(corpus), files)
 

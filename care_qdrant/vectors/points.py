@@ -213,7 +213,7 @@ def is_key_of_others(payload: Mapping[str, Any]) -> bool:
     if CARE_KEY not in payload:
         return False
     care = payload[CARE_KEY]
-    return not isinstance(care, Mapping) or not all(
+    return not (care and isinstance(care, Mapping)) or not all(  # neither writes an empty object
         isinstance(value, _OUR_ENTRIES.get(key, ())) for key, value in care.items()
     )
 

@@ -51,26 +51,25 @@ EXPECTED = {row["id"]: row["text"] for row in ROWS}
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "described"),
+    ("name", "content"),
     [
-        ("a.csv", table(), "table, comma separated, columns id, text, dept"),
-        ("a.tsv", table("\t"), "table, tab separated, columns id, text, dept"),
-        ("a.csv", table(";"), "table, semicolon separated, columns id, text, dept"),
-        ("a.TAB", table("\t"), "table, tab separated, columns id, text, dept"),
-        ("a.json", json.dumps(ROWS, ensure_ascii=False), "json"),
-        ("a.JSON", json.dumps(ROWS, ensure_ascii=False, indent=1), "json"),
-        ("a.json", LINES, "json"),
-        ("a.ndjson", LINES, "jsonl"),
-        ("a.csv", "sep=;\r\n" + table(";"), "table, semicolon separated, columns id, text, dept"),
-        ("a.json", "\n".join(json.dumps(row, indent=2) for row in ROWS), "json"),
+        ("a.csv", table()),
+        ("a.tsv", table("\t")),
+        ("a.csv", table(";")),
+        ("a.TAB", table("\t")),
+        ("a.json", json.dumps(ROWS, ensure_ascii=False)),
+        ("a.JSON", json.dumps(ROWS, ensure_ascii=False, indent=1)),
+        ("a.json", LINES),
+        ("a.ndjson", LINES),
+        ("a.csv", "sep=;\r\n" + table(";")),
+        ("a.json", "\n".join(json.dumps(row, indent=2) for row in ROWS)),
     ],
 )
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
-def test_a_name_says_the_format(tmp_path: Path, name: str, content: str, described: str, mark: str) -> None:
+def test_a_name_says_the_format(tmp_path: Path, name: str, content: str, mark: str) -> None:
     (tmp_path / name).write_text(mark + content, encoding="utf-8", newline="")
     with Corpus(tmp_path / name) as corpus:
         rows = list(corpus)
-        assert corpus.found == [described]
         assert corpus.share_read == 1
     assert texts(rows) == EXPECTED
     assert len(rows) == 3

@@ -134,8 +134,8 @@ def test_keys_are_texts_and_aliases_are_written_out(front: str, values: dict[str
         ("m: {a: 1, a: 2}", "has the key 'a' twice"),
         ("? [a]\n: b", "has a key that is a list"),
         ("a: " + "[" * 3_000, "nested deeper than 32 levels"),
-        ("a: *b", "repeats 'b', which stands nowhere before"),
-        ("a: &a [*a]", "repeats 'a', which stands nowhere before"),
+        ("a: *b", "is not YAML: found undefined alias 'b'"),
+        ("a: &a [*a]", "nested deeper than 32 levels"),
         ("title: [", "is not YAML: while parsing"),
         ("title: a: b", "is not YAML: mapping values are not allowed here"),
         ('a: "\\UFFFFFFFF"', "is not YAML: "),
@@ -192,7 +192,7 @@ def test_nothing_in_front_is_a_traceback(mark: str, pieces: list[str]) -> None:
     try:
         front, _ = split_front_matter(f"{mark}\n{''.join(pieces)}\n{mark}\nbody")
     except ValueError as error:
-        assert str(error).startswith(("is ", "has ", "holds ", "repeats "))
+        assert str(error).startswith(("is ", "has "))
     else:
         json.dumps(front)
         assert all(not isinstance(value, datetime.date) for value in front.values())

@@ -62,6 +62,7 @@ def test_a_table_with_another_header_is_refused_with_its_line(tmp_path: Path, se
 
 def test_a_document_may_speak_of_text(tmp_path: Path) -> None:
     assert outcome(read(tmp_path / "a.csv", "id,text\na,text\ntext,id is text\n")) == ["a", "text"]
+    assert outcome(read(tmp_path / "a.csv", "id,text,kind\n1,id,kind\n2,text,id\n")) == ["1", "2"]
 
 
 def test_the_index_of_pandas_is_named(tmp_path: Path) -> None:
