@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.util import find_spec
+from numbers import Integral
 
 _HIDDEN = "***"
 _SHORTEST = 8
@@ -234,6 +235,17 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
 
 
 _OF_ONE = {"are": "is", "have": "has", "were": "was"}
+
+
+def require_counts(**counts: int | None) -> None:
+    """Refuse a count that is not a whole number from 1 on; None is one that was not given.
+
+    Raises:
+        InputError: A count is 0, negative or no whole number.
+    """
+    for name, count in counts.items():
+        if count is not None and (not isinstance(count, Integral) or count < 1):
+            raise InputError(f"{name} is {count!r}; expected a whole number from 1 on")
 
 
 def counted(number: int, noun: str, verb: str = "", *, of: int | None = None) -> str:

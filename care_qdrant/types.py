@@ -1,6 +1,7 @@
 """The plain data that all packages exchange."""
 
 import hashlib
+import unicodedata
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -122,6 +123,11 @@ def half_character(text: str) -> str:
     except UnicodeEncodeError as error:
         return f"\\u{ord(text[error.start]):04x}"
     return ""
+
+
+def is_blank(text: str) -> bool:
+    """Return whether a text shows nothing: only white space, controls and characters without a width."""
+    return all(unicodedata.category(character)[0] in "CZ" for character in text)
 
 
 @lru_cache(maxsize=1 << 14)

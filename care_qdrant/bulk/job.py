@@ -20,7 +20,7 @@ from care_qdrant.contracts.contract import SparseContract, VectorContract
 from care_qdrant.corpus.chunking import Overflow
 from care_qdrant.corpus.rows import Fields
 from care_qdrant.encoders.terms import bm25
-from care_qdrant.errors import InputError, NewerFormat
+from care_qdrant.errors import InputError, NewerFormat, require_counts
 
 FORMAT = 3
 MANIFEST = "manifest.json"
@@ -82,6 +82,9 @@ class Manifest:
     inputs: tuple[str, ...] = ()
     """Files and folders that were planned, which a collection remembers; empty in a job of an earlier version."""
     format: int = FORMAT
+
+    def __post_init__(self) -> None:
+        require_counts(unit_rows=self.unit_rows, dim=self.dim)
 
     @property
     def contract(self) -> VectorContract:

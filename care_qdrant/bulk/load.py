@@ -56,16 +56,16 @@ def load(
     """Load the parts of a job, or one loader's share of them."""
     manifest, receipts = _finished(job)
     vectors = _vectors(manifest)
-    number, of = part
+    loader = _Loader(*part)
     settings = IngestSettings(
         overflow=manifest.overflow,
         sparse=vectors.sparse is not None,
-        shard=_Loader(number, of),
+        shard=loader,
         indexes=indexes or {},
         finish=False,
     )
     report = ingest_encoded(
-        _documents(job, manifest, receipts[number - 1 :: of]),
+        _documents(job, manifest, loader.of_parts(receipts)),
         vectors,
         collection,
         settings=settings,
@@ -92,13 +92,13 @@ def load_points(
     """
     manifest, receipts = _finished(job)
     vectors = _vectors(manifest)
-    number, of = part
+    loader = _Loader(*part)
     has_vector = vectors.vector_name in collection.whole().schema.dense
     settings = replace(settings or AttachSettings(), text_field=None if has_vector else manifest.text_field)
     report = attach_encoded(
         collection,
         vectors.dense,
-        _pages(job, manifest, receipts[number - 1 :: of]),
+        _pages(job, manifest, loader.of_parts(receipts)),
         vector_name=vectors.vector_name,
         settings=settings,
         on_progress=on_progress,

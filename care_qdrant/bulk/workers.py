@@ -16,7 +16,8 @@ from typing import Any
 
 from care_qdrant.bulk.job import Job, Manifest, Receipt, Unit
 from care_qdrant.encoders.engine import LOCAL, Engine
-from care_qdrant.errors import CareError, needs_extra
+from care_qdrant.errors import CareError, needs_extra, require_counts
+from care_qdrant.ingestion.settings import Shard
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,9 @@ class WorkerSettings:
     device: str | None = None
     batch_tokens: int = 16_384
     engine: Engine = LOCAL
+
+    def __post_init__(self) -> None:
+        require_counts(batch_tokens=self.batch_tokens)
 
 
 @dataclass(slots=True)
@@ -163,9 +167,9 @@ def encode_units(
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> EncodeReport:
     """Encode the units that have no part yet; progress counts the tokens of all workers of the job."""
-    number, of = shard
+    require_counts(workers=workers)
+    share = Shard(*shard).of_parts(manifest.units)
     job.remove_drafts()
-    share = manifest.units[number - 1 :: of]
     done = job.receipts()
     todo = [unit for unit in share if unit.name not in done]
     start, listed = time.perf_counter(), time.monotonic()
@@ -179,7 +183,7 @@ def encode_units(
             "unit %s: %d chunks, %d tokens, %.1f s", receipt.unit, receipt.chunks, receipt.tokens, receipt.seconds
         )
         finished.add(receipt.unit)
-        if of > 1 and time.monotonic() - listed > LIST_SECONDS:
+        if shard[1] > 1 and time.monotonic() - listed > LIST_SECONDS:
             finished, listed = finished | (job.finished() & sizes.keys()), time.monotonic()
         on_progress(sum(sizes[name] for name in finished), manifest.tokens)
 

@@ -119,9 +119,9 @@ def command(
     from care_qdrant.errors import InputError
     from care_qdrant.qdrant.collection import Collection
     from care_qdrant.search.good_match import judge
-    from care_qdrant.search.query import is_blank
     from care_qdrant.search.retriever import Retriever
     from care_qdrant.search.script import script_note
+    from care_qdrant.types import is_blank
 
     if query is not None and is_blank(query):
         raise InputError("the query is empty")

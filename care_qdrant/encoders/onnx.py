@@ -21,7 +21,7 @@ from care_qdrant.encoders import MAX_CHARACTERS_PER_TOKEN
 from care_qdrant.encoders.batching import uncut_length
 from care_qdrant.encoders.side import Geometry, Side
 from care_qdrant.encoders.unread import UnreadWords
-from care_qdrant.encoders.usable import require_lengths, require_texts, require_tokens
+from care_qdrant.encoders.usable import require_encodable, require_lengths, require_texts, require_tokens
 from care_qdrant.errors import IncompleteModel, ModelError
 from care_qdrant.types import Vectors
 
@@ -99,7 +99,7 @@ class OnnxEncoder:
 
     def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
         """Encode texts into unit vectors, in order: ``(len(texts), dim)`` float32. None is the model's own prompt."""
-        require_texts(texts)
+        require_encodable(texts)
         token_ids = [self._read(text, prompt).ids for text in texts]
         require_tokens(texts, [place for place, ids in enumerate(token_ids) if not ids])
         vectors = np.empty((len(texts), self.dim), dtype=np.float32)

@@ -9,7 +9,7 @@ import numpy as np
 
 from care_qdrant.encoders.side import Geometry
 from care_qdrant.errors import EncodingError, InputError, UnusableText, require_packages
-from care_qdrant.types import Vectors, half_character
+from care_qdrant.types import Vectors, half_character, is_blank
 
 LEAST_LENGTH = 1e-6
 """Shortest length of a usable vector; a shorter one counts as zero."""
@@ -47,6 +47,17 @@ def _problem(text: object) -> str:
         return f"is {text!r:.40} ({type(text).__name__}), which is not text"
     half = half_character(text)
     return f"({text[:40]!r}) holds an unpaired surrogate ({half}), which is not a character" if half else ""
+
+
+def require_encodable(texts: Sequence[str]) -> None:
+    """Refuse what `require_texts` refuses, and blank texts: a model would return the vector of its prompt.
+
+    Raises:
+        InputError: It is one text.
+        UnusableText: Some texts are blank, are no texts, or hold half a character.
+    """
+    require_texts(texts)
+    require_tokens(texts, [place for place, text in enumerate(texts) if is_blank(text)])
 
 
 def require_tokens(texts: Sequence[str], places: Sequence[int]) -> None:

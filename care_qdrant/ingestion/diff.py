@@ -1,6 +1,6 @@
 """The difference of a window of a corpus to the stored points, by hashes: nothing, a new payload, or a vector."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,12 @@ from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME, PointVectors
 from care_qdrant.qdrant.readable import Payloads, PointId
 from care_qdrant.types import CARE_KEY, Chunk, Vectors, embedded_text, point_id
+
+NeedsVector = Callable[[Mapping[str, Any]], bool]
+"""Whether the point of a payload needs a vector."""
+Orphans = Mapping[str, Set[PointId]]
+"""Points that have the hash of a vector and not the vector, by its name."""
+NO_ORPHANS: Orphans = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +90,17 @@ class Diff(Window[ChunkTask]):
 
 
 def make_diff(
-    collection: Collection, vectors: PointVectors, documents: Sequence[Sequence[Chunk]], *, is_new: bool
+    collection: Collection,
+    vectors: PointVectors,
+    documents: Sequence[Sequence[Chunk]],
+    *,
+    is_new: bool,
+    orphans: Orphans = NO_ORPHANS,
 ) -> Diff:
-    """Compare the chunks of a window with what is stored."""
+    """Compare the chunks of a window with what is stored; the hashes of orphans do not count."""
     diff = Diff(collection, documents=len(documents))
     ids = [chunk.point_id for chunks in documents for chunk in chunks]
-    stored = {} if is_new else read_stored(collection, ids)
+    stored = {} if is_new else read_stored(collection, ids, orphans)
     surplus: list[str] = []
     for chunks in documents:
         longest = 0
@@ -145,12 +156,13 @@ def _others(document_ids: Sequence[str] | None) -> models.Filter:
     return models.Filter(must=must)
 
 
-def read_stored(collection: Collection, ids: Sequence[str]) -> dict[str, Stored]:
+def read_stored(collection: Collection, ids: Sequence[str], orphans: Orphans = NO_ORPHANS) -> dict[str, Stored]:
     """Return what the payloads of the points that exist say, by point id."""
     found: dict[str, Stored] = {}
     for point, record in collection.retrieve(ids, "reading stored hashes", payload=[CARE_KEY]).items():
         care = (record.payload or {}).get(CARE_KEY) or {}
-        hashes = dict(care.get("vectors") or {})
+        made_of = care.get("vectors") or {}
+        hashes = {name: digest for name, digest in made_of.items() if point not in orphans.get(name, ())}
         found[str(point)] = Stored(
             int(care.get("chunks", 0)), str(care.get("payload", "")), hashes, stand_ins(record.payload or {})
         )
@@ -178,29 +190,37 @@ def _hashes(chunk: Chunk, vectors: PointVectors, stored: Stored | None) -> dict[
     return hashes
 
 
-def remove_orphaned_hashes(
-    collection: Collection, vector_name: str, needs_vector: Callable[[Mapping[str, Any]], bool] | None = None
-) -> int:
+def remove_orphaned_hashes(collection: Collection, vector_name: str, needs_vector: NeedsVector | None = None) -> int:
     """Remove the hash of a vector from each point that does not have the vector; return the number of those points.
 
     Deleting a named vector leaves the payloads as they are, and ingestion trusts their hashes: without this, a corpus
     would be reported as unchanged while none of its points could be found. Points keep the hash where ``needs_vector``
     says of their payload that they need no vector, as of a text without terms.
     """
-    without = models.Filter(must_not=[models.HasVectorCondition(has_vector=vector_name)])
     removed = 0
+    for part, ids in orphaned(collection, vector_name, needs_vector):
+        part.delete_payload_key(ids, f'{CARE_KEY}.vectors."{vector_name}"')
+        removed += len(ids)
+    return removed
+
+
+def orphaned(
+    collection: Collection, vector_name: str, needs_vector: NeedsVector | None = None
+) -> Iterator[tuple[Collection, list[PointId]]]:
+    """Return the points whose hash `remove_orphaned_hashes` removes, page by page, each page with its part."""
+    without = models.Filter(must_not=[models.HasVectorCondition(has_vector=vector_name)])
     for part in collection.parts():
         read: Payloads = needs_vector is not None or [CARE_KEY]
         for page in part.scroll("looking for points without a vector", where=without, payload=read):
             payloads = {record.id: record.payload or {} for record in page}
-            ids = [
-                id_
-                for id_, payload in payloads.items()
-                if stored_hash(payload, vector_name) is not None and (needs_vector is None or needs_vector(payload))
-            ]
-            part.delete_payload_key(ids, f'{CARE_KEY}.vectors."{vector_name}"')
-            removed += len(ids)
-    return removed
+            yield (
+                part,
+                [
+                    id_
+                    for id_, payload in payloads.items()
+                    if stored_hash(payload, vector_name) is not None and (needs_vector is None or needs_vector(payload))
+                ],
+            )
 
 
 def has_terms(sparse: SparseContract, payload: Mapping[str, Any]) -> bool:

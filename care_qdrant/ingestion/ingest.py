@@ -18,7 +18,15 @@ from care_qdrant.corpus.files import CorpusPath
 from care_qdrant.corpus.rejects import RejectsFile
 from care_qdrant.encoders.ahead import Meter, meter_of, report_of
 from care_qdrant.errors import CareError, InputError, QdrantError, Unreachable, counted
-from care_qdrant.ingestion.diff import ChunkTask, Diff, has_other_writers, has_terms, remove_orphaned_hashes
+from care_qdrant.ingestion.diff import (
+    ChunkTask,
+    Diff,
+    NeedsVector,
+    has_other_writers,
+    has_terms,
+    orphaned,
+    remove_orphaned_hashes,
+)
 from care_qdrant.ingestion.dry_run import estimate
 from care_qdrant.ingestion.pipeline import (
     WINDOWS_AHEAD,
@@ -270,6 +278,8 @@ class _Run:
     """Points that were not there before."""
     surplus: int = 0
     """Chunks beyond the end of a document that became shorter."""
+    orphans: dict[str, set[PointId]] = field(default_factory=dict)
+    """Points of a dry run whose hashes the real one would remove, since they lack the vector."""
     last: Diff | None = None
     worker: Worker[ChunkTask] = field(init=False)
 
@@ -324,13 +334,17 @@ class _Run:
         return points
 
     def _prepare(self) -> int:
-        """Repair the hashes of a collection that is there; return the number of its points."""
+        """Repair the hashes of a collection that is there, or note them; return the number of its points."""
         if self.is_new:
             return 0
-        if not self.settings.dry_run:
-            remove_orphaned_hashes(self.collection, self.vectors.vector_name)
-            if self.vectors.sparse is not None:
-                remove_orphaned_hashes(self.collection, SPARSE_VECTOR_NAME, partial(has_terms, self.vectors.sparse))
+        needs: dict[str, NeedsVector | None] = {self.vectors.vector_name: None}
+        if self.vectors.sparse is not None:
+            needs[SPARSE_VECTOR_NAME] = partial(has_terms, self.vectors.sparse)
+        for name, needs_vector in needs.items():
+            if self.settings.dry_run:
+                self.orphans[name] = {id_ for _, ids in orphaned(self.collection, name, needs_vector) for id_ in ids}
+            else:
+                remove_orphaned_hashes(self.collection, name, needs_vector)
         return self.collection.count()
 
     def _reader(self, source: Source) -> Reader:
@@ -343,6 +357,7 @@ class _Run:
             has_others=not self.is_new and has_other_writers(self.collection),
             seen=self.seen,
             report=self.report,
+            orphans=self.orphans,
             on_reject=source.rejects.write if source.rejects is not None else lambda _: None,
         )
 

@@ -21,7 +21,7 @@ from care_qdrant.corpus.rows import Fields, Reject, check_document
 from care_qdrant.corpus.streams import STDIN, UTF_8
 from care_qdrant.encoders.languages import SAMPLED_TEXTS, require_language
 from care_qdrant.errors import InputError, counted
-from care_qdrant.ingestion.diff import Diff, make_diff, points_of_other_writers
+from care_qdrant.ingestion.diff import Diff, Orphans, make_diff, points_of_other_writers
 from care_qdrant.ingestion.pipeline import WINDOW_TEXTS
 from care_qdrant.ingestion.seen import OTHER_CONTENT, Seen
 from care_qdrant.ingestion.settings import DocumentModel, IngestReport, Shard
@@ -195,12 +195,14 @@ class Reader:
     seen: Seen
     report: IngestReport
     on_reject: Callable[[Reject], None]
+    orphans: Orphans
+    """Points whose hashes do not count, since the vectors are lost."""
     beginnings: Beginnings = field(default_factory=Beginnings)
 
     def diffs(self, rows: Iterable[Row], share_read: Callable[[], float | None]) -> Iterator[Diff]:
         """Return the diff of one window after the other."""
         for window in self._windows(rows):
-            diff = make_diff(self.collection, self.vectors, self._cut(window), is_new=self.is_new)
+            diff = make_diff(self.collection, self.vectors, self._cut(window), is_new=self.is_new, orphans=self.orphans)
             if self.has_others:
                 diff.others = points_of_other_writers(self.collection, [_document_of(row).id for row in window])
             diff.share_read = share_read()

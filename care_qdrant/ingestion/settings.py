@@ -1,17 +1,19 @@
 """Settings and report of ingestion, and the part of a model that it needs."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from care_qdrant.contracts.contract import VectorContract
 from care_qdrant.corpus.chunking import Overflow
 from care_qdrant.encoders import Encoder, TokenCounter
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.encoders.terms.languages import LANGUAGES
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, require_counts
 from care_qdrant.qdrant.create import Index
+
+P = TypeVar("P")
 
 
 class DocumentModel(Protocol):
@@ -63,8 +65,13 @@ class Shard:
     of: int = 1
 
     def __post_init__(self) -> None:
-        if not 1 <= self.number <= self.of:
+        require_counts(shard=self.number, shards=self.of)
+        if self.number > self.of:
             raise InputError(f"shard {self.number}/{self.of}: shards count from 1/{self.of} to {self.of}/{self.of}")
+
+    def of_parts(self, parts: Sequence[P]) -> Sequence[P]:
+        """Return this share of the parts of a bulk job."""
+        return parts[self.number - 1 :: self.of]
 
     def has(self, document_id: str) -> bool:
         """Return whether a document belongs to this shard."""
@@ -121,8 +128,7 @@ class IngestSettings:
                 "--replace-others would delete vectors of the model for which --stand-in stands in; leave one out"
             )
         require_fraction("--max-delete-fraction", self.max_delete_fraction)
-        if self.batch_tokens < 1 or (self.limit is not None and self.limit < 1):
-            raise InputError(f"batch_tokens {self.batch_tokens} and --limit {self.limit} must be at least 1")
+        require_counts(batch_tokens=self.batch_tokens, limit=self.limit)
 
 
 @dataclass(frozen=True, slots=True)

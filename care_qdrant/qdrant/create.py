@@ -14,7 +14,7 @@ from care_qdrant.contracts.metadata import IDENTITY, LOAD
 from care_qdrant.contracts.paths import readings
 from care_qdrant.contracts.stand_in import StandIn, stand_in_metadata
 from care_qdrant.encoders.terms import bm25
-from care_qdrant.errors import InputError, Rejected, next_command
+from care_qdrant.errors import InputError, Rejected, next_command, require_counts
 from care_qdrant.qdrant.checks import check_contract, check_sparse_contract
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.quantization import QUANTIZATION, Quantization
@@ -50,6 +50,9 @@ class Storage:
     """Copies of each shard; None leaves it to the server."""
     write_consistency: int | None = None
     """Copies that have to acknowledge a write; None leaves it to the server, which takes one."""
+
+    def __post_init__(self) -> None:
+        require_counts(shards=self.shards, replicas=self.replicas, write_consistency=self.write_consistency)
 
 
 @dataclass(frozen=True, slots=True)

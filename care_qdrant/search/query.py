@@ -1,7 +1,6 @@
 """A query: the requests that it makes to Qdrant, and the hits that come back."""
 
 import logging
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -174,11 +173,6 @@ class Query:
         added = {name: value for name, value in added.items() if value is not None and getattr(given, name) is None}
         params = given.model_copy(update=added) if added else self.params
         return models.Prefetch(query=self.vector, using=resolved.vector_name, filter=self._passing, params=params)
-
-
-def is_blank(text: str) -> bool:
-    """Return whether a text shows nothing: only white space, controls and characters without a width."""
-    return all(unicodedata.category(character)[0] in "CZ" for character in text)
 
 
 def find(resolved: ResolvedCollection, queries: Sequence[Query], what: str = "searching") -> list[list[list[Hit]]]:

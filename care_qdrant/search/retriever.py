@@ -22,10 +22,10 @@ from care_qdrant.search.conditions import Keys
 from care_qdrant.search.fallback import Fallback
 from care_qdrant.search.fusion import Fusion, candidates, require_fusion
 from care_qdrant.search.grouping import Grouping, find_groups
-from care_qdrant.search.query import Query, find, is_blank
+from care_qdrant.search.query import Query, find
 from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver
 from care_qdrant.search.resolved import ResolvedCollection
-from care_qdrant.types import Hit, TermVector, Vectors
+from care_qdrant.types import Hit, TermVector, Vectors, is_blank
 
 if TYPE_CHECKING:
     from care_qdrant.model.care_model import CareModel

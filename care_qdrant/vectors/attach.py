@@ -16,7 +16,7 @@ from qdrant_client import models
 from care_qdrant.contracts.contract import SparseContract, VectorContract, contract_metadata
 from care_qdrant.contracts.layouts import Layout
 from care_qdrant.contracts.metadata import ATTACH
-from care_qdrant.errors import FingerprintMismatch, InputError, counted
+from care_qdrant.errors import FingerprintMismatch, InputError, counted, require_counts
 from care_qdrant.ingestion.diff import remove_orphaned_hashes
 from care_qdrant.ingestion.pipeline import (
     Maker,
@@ -63,6 +63,7 @@ class AttachSettings:
 
     def __post_init__(self) -> None:
         require_fraction("--max-delete-fraction", self.max_delete_fraction)
+        require_counts(batch_tokens=self.batch_tokens)
         require_bm25_language(self.bm25_language)
 
 

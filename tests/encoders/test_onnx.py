@@ -23,7 +23,7 @@ from tests.encoders.conftest import PROMPT, Exported
 
 FP32, INT8 = "onnx/model.onnx", "onnx/model_int8.onnx"
 POOLINGS = ("cls", "mean", "lasttoken")
-QUERIES = ["", "痛", *tiny.medical_texts(14), "很长的问题" * 30]
+QUERIES = ["痛", *tiny.medical_texts(14), "很长的问题" * 30]
 
 
 def open_encoder(folder: Path, onnx_file: str = FP32, **settings: int) -> OnnxEncoder:

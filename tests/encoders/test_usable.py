@@ -32,6 +32,17 @@ def test_half_a_character_is_named_by_every_encoder(pair_folder: Path, tmp_path:
     assert raised.value.problems.keys() == {1, 3}
 
 
+@pytest.mark.parametrize("blank", ["", " \n", "\u3000", "\u200b\ufeff"])
+@pytest.mark.parametrize("side", ["query_encoder", "document_encoder"])
+def test_a_blank_text_is_named_by_every_encoder(pair_folder: Path, side: str, blank: str) -> None:
+    """Its vector would be that of the prompt, which is near to every other one."""
+    encoder = getattr(CareModel.load(pair_folder), side)
+    with pytest.raises(UnusableText) as raised:
+        encoder.encode(["头痛", blank])
+    assert raised.value.problems.keys() == {1}
+    assert len(encoder.count_tokens(["头痛", blank])) == 2
+
+
 @pytest.mark.parametrize("call", ["encode", "count_tokens"])
 @pytest.mark.parametrize("side", ["query_encoder", "document_encoder"])
 def test_what_is_no_list_of_texts_is_refused_by_every_encoder(pair_folder: Path, side: str, call: str) -> None:

@@ -1,5 +1,6 @@
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -173,6 +174,21 @@ def test_shards_are_disjoint_and_complete(qdrant: QdrantClient, write_corpus: Wr
     assert sum(report.encoded for report in reports) == 100
     assert all(20 < report.encoded < 50 for report in reports)
     assert ingest(corpus, HashModel(), qdrant, "corpus").unchanged == 100
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_dry_run_counts_points_that_have_lost_a_vector(qdrant: QdrantClient, sparse: bool) -> None:
+    documents = [Document(f"d{number}", f"第{number}条。") for number in range(30)]
+    settings = IngestSettings(sparse=True)
+    ingest(documents, HashModel(), qdrant, "corpus", settings=settings)
+    lost = [point_id(f"d{number}") for number in range(7)]
+    qdrant.delete_vectors("corpus", ["bm25" if sparse else "hash-model"], points=lost)
+    runs = [
+        ingest(documents, HashModel(), qdrant, "corpus", settings=replace(settings, dry_run=is_dry))
+        for is_dry in (True, False)
+    ]
+    counts = [(run.encoded, run.updated, run.unchanged) for run in runs]
+    assert counts == [(0, 7, 23) if sparse else (7, 0, 23)] * 2
 
 
 def test_a_dry_run_counts_and_writes_nothing(qdrant: QdrantClient, write_corpus: WriteCorpus) -> None:

@@ -4,10 +4,13 @@ import logging
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.bulk.job import Manifest
+from care_qdrant.bulk.workers import WorkerSettings
 from care_qdrant.errors import (
     CareError,
     FingerprintMismatch,
@@ -15,12 +18,12 @@ from care_qdrant.errors import (
     SchemaMismatch,
 )
 from care_qdrant.ingestion.ingest import ingest
-from care_qdrant.ingestion.settings import IngestSettings
+from care_qdrant.ingestion.settings import IngestSettings, Shard
 from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.connection import open_client
-from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME
+from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME, Storage
 from care_qdrant.types import Document
-from care_qdrant.vectors.attach import attach_vector
+from care_qdrant.vectors.attach import AttachSettings, attach_vector
 from care_qdrant.versions.publish import publish_collection
 from tests.ingestion.conftest import WriteCorpus, short_rows
 from tests.tiny import HashModel
@@ -30,6 +33,29 @@ ATTACH = "with the same --model and --path/--url: care attach corpus --vector-na
 """Advice with the model: without it, the built-in model would be attached."""
 
 OTHER_NAME = f"hash-model-{HashModel().fingerprint[:8]}"
+
+
+COUNTS: list[Callable[[Any], object]] = [
+    lambda count: IngestSettings(batch_tokens=count),
+    lambda count: IngestSettings(limit=count),
+    lambda count: AttachSettings(batch_tokens=count),
+    lambda count: WorkerSettings("job", "built-in", batch_tokens=count),
+    lambda count: Storage(shards=count),
+    lambda count: Storage(replicas=count),
+    lambda count: Storage(write_consistency=count),
+    lambda count: Shard(count, 4),
+    lambda count: Shard(1, count),
+    lambda count: Manifest("model", "model", "f" * 64, 32, "Cosine", "model", unit_rows=count),
+]
+"""Everything that a program counts by in ingestion, attach and bulk jobs."""
+
+
+@pytest.mark.parametrize("count", [0, -1, 2.5, float("nan"), "3"])
+@pytest.mark.parametrize("make", COUNTS)
+def test_a_count_is_a_whole_number_from_1_on(make: Callable[[Any], object], count: Any) -> None:
+    make(1)
+    with pytest.raises(InputError, match="expected a whole number from 1 on"):
+        make(count)
 
 
 def create(client: QdrantClient, size: int = 32, distance: models.Distance = COSINE, name: str = "hash-model") -> None:

@@ -65,9 +65,11 @@ def test_langchains_store_finds_what_care_ingest_wrote(tmp_path: Path) -> None:
     client.close()
 
 
-@pytest.mark.parametrize("text", ["", "\f", "公式：\ud835"])
-def test_a_text_that_no_vector_can_be_made_of_is_named(text: str, tmp_path: Path) -> None:
-    embeddings = CareEmbeddings(static_tower(tmp_path / "table"))
+@pytest.mark.parametrize("text", ["", "\f", "\u200b", "公式：\ud835"])
+@pytest.mark.parametrize("is_included", [True, False])
+def test_a_text_that_no_vector_can_be_made_of_is_named(text: str, is_included: bool, tmp_path: Path) -> None:
+    """A transformer with a prompt would give a blank text the vector of the prompt."""
+    embeddings = CareEmbeddings() if is_included else CareEmbeddings(static_tower(tmp_path / "table"))
     with pytest.raises(UnusableText, match=r"^text 1 "):
         embeddings.embed_documents(["耳鸣吃什么药", text])
     with pytest.raises(UnusableText, match=r"^text 0 "):

@@ -321,9 +321,10 @@ def test_a_setting_that_is_not_one_is_refused_and_not_left_at_its_default(
         CareEmbedding(**settings)
 
 
-def test_a_blank_text_among_others_gets_a_vector_that_can_be_compared(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_included", [True, False])
+def test_a_blank_text_among_others_gets_a_vector_that_can_be_compared(tmp_path: Path, is_included: bool) -> None:
     """LlamaIndex's splitters embed blank lines and take cosines, so its stock classes give them vectors as well."""
-    folder = static_tower(tmp_path / "table")
+    folder = "built-in" if is_included else static_tower(tmp_path / "table")
     embedding, texts = CareEmbedding(model=str(folder)), [QUERY, "\f", "少吃盐。", ""]
     vectors = np.array(embedding.get_text_embedding_batch(texts))
     assert np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=1e-5)

@@ -38,6 +38,9 @@ def test_what_others_made(qdrant: QdrantClient, model: HashModel) -> None:
     qdrant.set_payload(NAME, {"_care": "intensive"}, points=[1], wait=True)
     with pytest.raises(InputError, match="a key '_care' of their own"):
         attach_vector(qdrant, NAME, model)
+    qdrant.set_payload(NAME, {"_care": {}}, points=[1], wait=True)  # a detach would remove it with the hashes
+    with pytest.raises(InputError, match="a key '_care' of their own"):
+        attach_vector(qdrant, NAME, model)
 
 
 def test_an_attach_of_another_model_that_was_begun(qdrant: QdrantClient, model: HashModel) -> None:

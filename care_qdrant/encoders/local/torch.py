@@ -27,7 +27,7 @@ from care_qdrant.encoders.local.weights import no_progress_bars as no_progress_b
 from care_qdrant.encoders.local.weights import readable_model
 from care_qdrant.encoders.side import Geometry, static_limit
 from care_qdrant.encoders.unread import UnreadWords
-from care_qdrant.encoders.usable import require_lengths, require_texts
+from care_qdrant.encoders.usable import require_encodable, require_lengths, require_texts
 from care_qdrant.errors import EncodingError, InputError, needs_extra
 from care_qdrant.forking import ForkLock
 from care_qdrant.types import Vectors
@@ -119,6 +119,7 @@ class TorchEncoder:
 
     def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
         """Encode texts into unit vectors, in order: ``(len(texts), dim)`` float32."""
+        require_encodable(texts)
         vectors = self.forward(texts, prompt=prompt)
         require_lengths(vectors, texts, self._geometry, tolerance=_TOLERANCE)
         return vectors
