@@ -18,11 +18,11 @@ from care_benchmarks.measures import per_query
 from care_trainer import recipe
 from care_trainer.config import Align, Run, Stage, stage_name
 from care_trainer.config.presets import apply_preset
-from care_trainer.data.table import ROWS_FOLDER
 from care_trainer.evaluation import load_evaluator
 from care_trainer.models import towers
 from care_trainer.models.teacher import encoding
 from care_trainer.models.vector_cache import VectorCache, encoder_digest
+from care_trainer.needs import ROWS_FOLDER
 from care_trainer.training.context import Report
 
 from care_qdrant.errors import InputError
