@@ -82,6 +82,10 @@ def _detail_lines(detail: "CollectionDetail") -> Iterator[str]:
         yield f"  vector {vector.name or '(unnamed)'}: {_shape(vector)}, {held}"
     for name, value in detail.strict_mode.items():
         yield f"  strict mode: {name} = {value}"
+    yield from _text_lines(detail)
+
+
+def _text_lines(detail: "CollectionDetail") -> Iterator[str]:
     if detail.tool is not None:
         yield f"  payloads of {detail.tool}: {detail.evidence}"
     elif detail.evidence is not None:
@@ -90,6 +94,10 @@ def _detail_lines(detail: "CollectionDetail") -> Iterator[str]:
         yield f"    {' '.join(text.split())}…"
     if detail.sampled_without_text:
         yield f"  {counted(detail.sampled_without_text, 'sampled point', 'have', of=detail.sampled)} no text"
+    if detail.unread_by_included:
+        with_text = detail.sampled - detail.sampled_without_text
+        texts = counted(detail.unread_by_included, "sampled text", of=with_text)
+        yield f"  the included model does not read {texts}: its vectors of them mean nothing"
 
 
 def _shape(vector: "VectorSummary") -> str:

@@ -1,5 +1,6 @@
 """The state of collections for `care status`: their vectors, the makers of these, and the place of the texts."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,7 +8,9 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.contracts.contract import Contract, VectorContract
 from care_qdrant.contracts.layouts import guess_layout
+from care_qdrant.encoders import TextReader
 from care_qdrant.errors import InputError
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.aliases import read_versions
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.public import accepts_client
@@ -69,6 +72,8 @@ class CollectionDetail:
     """Beginnings of a few texts."""
     sampled: int
     sampled_without_text: int
+    unread_by_included: int | None
+    """Number of sampled texts that the included model does not read; None where no vector is its."""
     version_of: str | None
     """Collection that ``care publish`` copied; None for no copy."""
     versions: list[str]
@@ -106,9 +111,18 @@ def inspect_collection(collection: Collection) -> CollectionDetail:
         texts=[text[:SHOWN_CHARACTERS] for text in texts[:SHOWN_TEXTS]],
         sampled=len(payloads),
         sampled_without_text=len(payloads) - len(texts),
+        unread_by_included=_unread_by_included(summary, texts),
         version_of=None if record is None else record.source,
         versions=[name for alias in summary.aliases for name in read_versions(target, alias).records],
     )
+
+
+def _unread_by_included(summary: CollectionSummary, texts: Sequence[str]) -> int | None:
+    model = CareModel.load()
+    if all(vector.fingerprint != model.fingerprint for vector in summary.vectors):
+        return None
+    reader = model.document_tokenizer
+    return sum(bool(reader.unread(text)) for text in texts) if isinstance(reader, TextReader) else None
 
 
 def describe_all(client: QdrantClient) -> list[CollectionSummary]:

@@ -5,7 +5,12 @@ from pathlib import Path
 from click.testing import CliRunner
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.cli.status import _detail_lines
 from care_qdrant.errors import InputError
+from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.ingestion.settings import IngestSettings
+from care_qdrant.model.care_model import CareModel
+from care_qdrant.types import Document
 from care_qdrant.vectors.status import inspect_collection
 from tests.vectors.collections import NAME, contents, fill
 
@@ -15,6 +20,23 @@ def test_strict_mode_is_shown(client: QdrantClient) -> None:
     client.update_collection(NAME, strict_mode_config=models.StrictModeConfig(enabled=True, upsert_max_batchsize=7))
     found = inspect_collection(client, NAME)
     assert found.strict_mode["upsert_max_batchsize"] == 7
+
+
+def test_the_texts_that_the_included_model_does_not_read_are_counted(client: QdrantClient) -> None:
+    texts = [
+        "Zuckerkranke dürfen Wassermelonen essen, wenn sie auf die Menge achten und den Blutzucker messen.",
+        "糖尿病人可以少量吃西瓜。",
+        "People with diabetes may eat a little water melon after they have measured their blood sugar.",
+    ]
+    documents = [Document(str(number), text) for number, text in enumerate(texts)]
+    ingest(documents, CareModel.load(), client, "mixed", settings=IngestSettings(any_language=True))
+    found = inspect_collection(client, "mixed")
+    assert (found.sampled, found.unread_by_included) == (3, 1)
+    assert "  the included model does not read 1 of 3 sampled texts: its vectors of them mean nothing" in _detail_lines(
+        found
+    )
+    fill(client, "named", "plain")
+    assert inspect_collection(client, NAME).unread_by_included is None
 
 
 def test_the_four_commands_in_their_order(tmp_path: Path, pair_folder: Path) -> None:
