@@ -16,6 +16,8 @@ import pytest
 import yaml
 from packaging.specifiers import SpecifierSet
 
+from care_qdrant.model.card import read_card
+
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 SHARE_A_NAMESPACE = ("care-qdrant", "llama-index-core", "llama-index-vector-stores-qdrant")
@@ -63,9 +65,11 @@ def test_every_package_says_that_it_is_typed(wheel_names: list[str]) -> None:
 def test_the_wheel_says_under_which_licences_its_weights_are(wheel: Path) -> None:
     card = (ROOT / "care_qdrant/builtin/README.md").read_text(encoding="utf-8")
     [licence] = re.findall(r"^license: (.+)$", card, re.MULTILINE)
-    assert PROJECT["license"].split(" AND ") == ["Apache-2.0", licence]
+    bases = {base["license"] for base in read_card(ROOT / "care_qdrant/builtin").bases}
+    assert PROJECT["license"].split(" AND ") == ["Apache-2.0", licence, *bases]
     [weights] = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("licenses/WEIGHTS.md")]
-    assert licence in zipfile.ZipFile(wheel).read(weights).decode()
+    said = zipfile.ZipFile(wheel).read(weights).decode()
+    assert all(name in said for name in (licence, *bases))
 
 
 def test_the_citation_names_the_version() -> None:
