@@ -14,8 +14,10 @@ def pages() -> dict[Path, dict[str, str]]:
     """Return the measured parts by page, and there by the name in their markers."""
     parts = {
         ROOT / "docs/evidence/results.md": {
-            "asymmetry": _asymmetry(),
             "accuracy": _accuracy(),
+            "six sources": _six_sources(),
+            "english": _english(),
+            "pair speed": _pair_speed(),
             "promises": [*_promises(), "", *_machine()],
             "ingestion into a server": _ingestion(),
             "ways": _ways("server-index-100000.json"),
@@ -33,31 +35,6 @@ def pages() -> dict[Path, dict[str, str]]:
     return {page: {name: "\n".join(lines) + "\n" for name, lines in blocks.items()} for page, blocks in parts.items()}
 
 
-def _asymmetry() -> Iterator[str]:
-    """The grid's lines that tell what the model gains, and what each stage does to it."""
-    lines = {line["preset"]: line for line in _read("ablations-dev.json")["lines"]}
-    rows = {
-        "symmetric-document": "multilingual-e5-small on both sides (12 layers)",
-        "full": "**token vectors ask, e5-small answers** (bag, Stage I, Stage II)",
-        "without-joint": "… without Stage II",
-        "without-align": "… without Stage I",
-        "longer-joint": "… Stage II alone, for as many rows as the whole recipe",
-        "symmetric-query": "token vectors on both sides",
-    }
-    yield "| queries / documents | nDCG@10, mean of seeds | gap closed |"
-    yield "|---|---:|---:|"
-    for preset, what in rows.items():
-        line = lines[preset]
-        yield f"| {what} | {line['means']['nDCG@10']:.3f} | {_gap(line)} |"
-
-
-def _gap(line: dict[str, Any]) -> str:
-    if line["gap_closed"] is None or line["gap_closed"] < 0:
-        return "–"
-    low, high = line["gap_interval"]["low"], line["gap_interval"]["high"]
-    return f"{line['gap_closed']:.0%} ({low:.0%}–{high:.0%})"
-
-
 def _accuracy() -> Iterator[str]:
     result = _read("dev/result.json")
     tasks = [task for task in result["tasks"] if not task["name"].endswith(("-qq", "-dd"))]
@@ -67,6 +44,69 @@ def _accuracy() -> Iterator[str]:
         scores = {score["task"]: score for score in system["scores"]}
         cells = [_score(scores.get(task["name"])) for task in tasks]
         yield f"| {system['name']} ({system['description']}) | " + " | ".join(cells) + " |"
+
+
+def _six_sources() -> Iterator[str]:
+    """The included pair and other tables on the sources of the choices."""
+    rows = {row["system"]: row for row in _read("six-sources.json")["rows"]}
+    shown = {
+        "the document encoder on both sides": "the document encoder on both sides",
+        "the pair": "**the pair**",
+        "the query encoder on both sides": "the query encoder on both sides",
+        "BM25": "BM25; with weights of query terms",
+        "hybrid, the recorded share": "**the pair with BM25, as by default**",
+        "hybrid, without weights of query terms": "… without weights of query terms",
+        "the document encoder on both sides, hybrid": "the document encoder on both sides, with BM25",
+        "Stage I, as included": "table trained again, three seeds",
+        "… and Stage II": "… and Stage II (questions to their documents)",
+        "Stage I from a random start": "… from a random start in place of the encoder's vectors of the tokens",
+        "Stage II alone": "… Stage II in place of Stage I",
+        "the start alone": "… the start without training",
+        "Stage I, twice the steps": "… twice the steps (one seed)",
+        "Stage I, half the temperature": "… half the temperature; twice (one seed)",
+    }
+    second = {
+        "BM25": "BM25, with weights of query terms",
+        "Stage I, half the temperature": "Stage I, twice the temperature",
+    }
+    yield "| | nDCG@10 |"
+    yield "|---|---:|"
+    for name, what in shown.items():
+        figures = [rows[name], *([rows[second[name]]] if name in second else [])]
+        means = "; ".join(f"{row['mean']:.3f}" for row in figures)
+        seeds = rows[name]["seeds"]
+        yield f"| {what} | {means}{f' ({min(seeds):.3f}–{max(seeds):.3f})' if seeds else ''} |"
+
+
+def _english() -> Iterator[str]:
+    """Known-item search in the documentation of English packages."""
+    rows = _read("known-items.json")["rows"]
+    cells = {(row["system"], row["package"]): row for row in rows}
+    packages = list(dict.fromkeys(row["package"] for row in rows))
+    yield "| | " + " | ".join(f"{name} ({cells['the pair', name]['questions']:,})" for name in packages) + " |"
+    yield "|---|" + "---:|" * len(packages)
+    for system in dict.fromkeys(row["system"] for row in rows):
+        means = [f"{cells[system, name]['ndcg_at_10']:.3f}" for name in packages[:-1]]
+        yield f"| {system} | " + " | ".join([*means, _measured(cells[system, packages[-1]])]) + " |"
+
+
+def _measured(row: dict[str, Any]) -> str:
+    return f"{row['ndcg_at_10']:.3f} ({row['interval']['low']:.3f}–{row['interval']['high']:.3f})"
+
+
+def _pair_speed() -> Iterator[str]:
+    speed = _read("pair-speed.json")
+    in_a_row, by_turns, memory = speed["query_cpu_ms"], speed["query_cpu_ms_by_turns"], speed["peak_memory_mib"]
+    yield "| | table | all twelve layers, the same 8 bits |"
+    yield "|---|---:|---:|"
+    yield f"| a query, one after the other, CPU ms | {in_a_row['table']:.2f} | {in_a_row['layers']:.1f} |"
+    yield f"| a query, the two by turns | {by_turns['table']:.2f} | {by_turns['layers']:.1f} |"
+    yield f"| peak memory of a process that only encodes, MiB | {memory['queries']:.0f} | {memory['documents']:.0f} |"
+    yield ""
+    yield (
+        f"A core encodes {speed['documents_per_core_second']:.0f} documents of {speed['tokens_per_document']:.0f} "
+        f"tokens a second. The folder has {speed['folder_mb']:.0f} MB."
+    )
 
 
 def _promises() -> Iterator[str]:
