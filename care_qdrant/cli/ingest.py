@@ -101,7 +101,12 @@ row_options = add_options(
         show_default=True,
         help="Field of a row that holds its id; :hash makes an id of title and text.",
     ),
-    click.option("--text-field", default="text", show_default=True, help="Field of a row that holds its text."),
+    click.option(
+        "--text-field",
+        default="text",
+        show_default=True,
+        help="Field of a row that holds its text; or several, separated by commas: the first that is not empty.",
+    ),
     click.option(
         "--title-field",
         default="title",

@@ -8,11 +8,12 @@ import posixpath
 import sys
 import unicodedata
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Self
 
@@ -34,8 +35,8 @@ from care_qdrant.corpus.streams import (
     seekable,
     wide_encoding,
 )
-from care_qdrant.corpus.tables import guess_types, read_header
-from care_qdrant.errors import InputError, needs_extra
+from care_qdrant.corpus.tables import describe_table, guess_types, read_header
+from care_qdrant.errors import InputError, counted, needs_extra
 from care_qdrant.types import Document
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,8 @@ logger = logging.getLogger(__name__)
 CorpusPath = str | Path | Sequence[str | Path]
 _EXPECTED = f"expected {READABLE}, a folder of such files, a folder that Hugging Face datasets saved, or -"
 _DEFAULT_FIELDS = Fields()
+FIRST_ROWS = 100
+"""Number of rows of a file that are looked at before anything is written."""
 MOST_NAMED = 50
 """Largest number of files that a message about what is not read names."""
 _FOREIGN = f"{_EXPECTED}. LlamaIndex's SimpleDirectoryReader makes text of PDF and Word files"
@@ -98,6 +101,8 @@ class Corpus:
         self._form = form
         self._paths = [path] if isinstance(path, str | Path) else list(path)
         self.fields, self.encoding = fields, encoding
+        self.found: list[str] = []
+        """Formats that the files were read as, for people; grows while the corpus is read."""
         self.changed: list[str] = []
         """Files that were written to while they were read; grows while the corpus is read."""
         self._stack = ExitStack()
@@ -143,12 +148,13 @@ class Corpus:
         content = self._open(file)
         if file.form in COLUMNAR:
             _require_package(file.path, ".parquet")
+            self.found.append(file.form)
         else:
             self._look_at_text(file, content.peek(HEAD_BYTES))
         yield from read_rows(file.form, content, self.fields, name=file.name)
 
     def _look_at_text(self, file: CorpusFile, head: bytes) -> None:
-        """Say what about a text may be a mistake."""
+        """Note what a text was read as, and say what about it may be a mistake."""
         if not head:
             logger.warning("%s: is empty", file.path)
         if _size(file.path) is None:
@@ -158,6 +164,7 @@ class Corpus:
                 logger.info(
                     "%s: columns of a pipe are text, since it can be read once: --types gives others", file.path
                 )
+        self.found.append(describe_table(head, file.form, self.fields) if file.form in ("csv", "tsv") else file.form)
 
     def _open(self, file: CorpusFile) -> io.BufferedReader:
         """Open a file: decompressed, and as UTF-8 where it is text."""
@@ -212,6 +219,42 @@ class Corpus:
         if wrong and (has_header or wrong[0]) and sum(wrong) * 2 > len(wrong):
             raise InputError(f"{path}: is not UTF-8. {_ADVICE}")
 
+    def require_beginnings(self) -> None:
+        """Look at the beginning of each of several files, and refuse the corpus with all that is wrong with them.
+
+        A pipe is not looked at. One row or text that is rejected is not wrong, since it is listed.
+
+        Raises:
+            InputError: Files are damaged, are in another encoding, lack columns, or have no row that is a document.
+        """
+        problems = []
+        for file, size in zip(self.files, self._sizes, strict=True):
+            if size is None or len(self.files) == 1:
+                continue
+            first: list[Document | Reject] = []
+            try:
+                content = self._open(file)
+                if file.form not in ("md", "txt"):
+                    first.extend(islice(read_rows(file.form, content, self.fields, name=file.path), FIRST_ROWS))
+                if len(first) > 1 and (problem := all_rejected(first)) is not None:
+                    problems.append(f"{file.path}: {problem}")
+            except _damage() as error:
+                problems.append(f"{file.path}: is damaged after row {len(first):,} ({error})")
+            except InputError as error:
+                problems.append(str(error))
+            finally:
+                self._stack.close()
+                self._file = None
+        if len(problems) == 1:
+            raise InputError(f"{problems[0]}. Nothing was written")
+        if problems:
+            listed = "\n".join(f"- {problem}" for problem in problems)
+            raise InputError(
+                f"{len(problems):,} of {len(self.files):,} files cannot be read, so nothing was written:\n{listed}\n"
+                "Where fields have several names, give them in order: --text-field body,text; give other files alone, "
+                "or by a pattern, to leave these out"
+            )
+
     @property
     def share_read(self) -> float | None:
         """Fraction of the corpus that was read, in [0, 1]; None where its length is not known."""
@@ -233,6 +276,15 @@ def check_corpus(path: CorpusPath, form: Format | None = None) -> list[CorpusFil
     return files
 
 
+def all_rejected(first: Sequence[Document | Reject]) -> str | None:
+    """Return that none of the first rows is a document, and why; None where one is, or there is no row."""
+    reasons = Counter(row.reason for row in first if isinstance(row, Reject))
+    if not first or reasons.total() < len(first):
+        return None
+    ((reason, count),) = reasons.most_common(1)
+    return f"not one of the first {counted(len(first), 'row')} can be ingested; {count:,} of them: {reason}"
+
+
 def corpus_name(path: CorpusPath) -> str:
     """Return the name of one file or folder without the endings of formats: ``data/corpus.jsonl.gz`` is ``corpus``."""
     paths = [path] if isinstance(path, str | Path) else list(path)
@@ -250,6 +302,7 @@ def corpus_name(path: CorpusPath) -> str:
 def typed_fields(path: CorpusPath, fields: Fields, encoding: str = UTF_8, form: Format | None = None) -> Fields:
     """Return the fields with the types that the columns of a corpus's tables have; each table is read once for that."""
     with Corpus(path, fields, encoding, form) as corpus:
+        corpus.require_beginnings()
         fields = corpus.typed_fields()
     typed = {name: kind for name, kind in fields.types.items() if kind != "text"}
     if typed:

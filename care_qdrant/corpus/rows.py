@@ -24,6 +24,8 @@ class Fields:
     id: str = "id"
     """Field of the id; ``_id`` where a row has no ``id``. `HASH_ID` makes the id of the row's content."""
     text: str = "text"
+    """Field of the text; or several, separated by commas, of which each row has its text in the first that is not
+    empty."""
     title: str = "title"
     metadata: str = "metadata"
     types: Mapping[str, ColumnType] = field(default_factory=dict)
@@ -32,6 +34,23 @@ class Fields:
     """Whether an id of a delimited table such as ``7.0`` is the whole number."""
     skip_beginning: str | None = None
     """Regular expression of what is cut off the beginning of each text, such as a letterhead; None cuts nothing."""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Names of the field of the text; a name may have a comma of its own."""
+        parts = (part.strip() for part in self.text.split(","))
+        return tuple(dict.fromkeys([self.text, *filter(None, parts)]))
+
+    def of_row(self, values: Mapping[str, Any]) -> Self:
+        """Return the fields with the one that holds the text of a row; the same where there is none to choose."""
+        if "," not in self.text:
+            return self
+        paths = {name: [name] if name in values else name.split(".") for name in self.texts}
+        found = {name: _taken_out(values, path)[0] for name, path in paths.items()}
+        there = [name for name, text in found.items() if text is not None]
+        filled = (name for name in there if not isinstance(text := found[name], str) or text.strip())
+        name = next(filled, there[0] if there else None)
+        return self if name is None else replace(self, text=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +109,7 @@ def parse_json(values: Any, line: int, fields: Fields) -> Document | Reject:
         return Reject(line, f"has the key {values.key!r} twice")
     if not isinstance(values, dict):
         return Reject(line, f"is a {_kind(values)}; expected an object with {fields.id!r} and {fields.text!r}")
+    fields = fields.of_row(values)
     values = _with_named(values, fields)
     if fields.text not in values and (inner := _rows_inside(values)) is not None:
         return Reject(line, f"is an object around the rows, which are in its {inner!r}: give that array alone")
@@ -106,6 +126,7 @@ def _rows_inside(values: Mapping[str, Any]) -> str | None:
 
 def parse_values(values: Mapping[str, Any], line: int, fields: Fields) -> Document | Reject:
     """Read one row that is decoded already. Fields that have no role join the metadata, but for those that are NaN."""
+    fields = fields.of_row(values)
     values = {name: value for name, value in _with_named(values, fields).items() if not _is_nan(value)}
     if fields.id == HASH_ID:
         if problem := _field_problem({**values, HASH_ID: HASH_ID}, fields, values):
@@ -196,7 +217,8 @@ def _field_problem(values: Mapping[str, Any], fields: Fields, shown: Mapping[str
     """Return which part of a row is missing or wrong; ``shown`` is the row as the user wrote it."""
     for name in (fields.id, fields.text):
         if values.get(name) is None:
-            return f"document has no {name!r} (keys: {', '.join(map(str, shown)) or 'none'})"
+            names = fields.texts[1:] if name == fields.text and "," in name else (name,)
+            return f"document has no {' or '.join(map(repr, names))} (keys: {', '.join(map(str, shown)) or 'none'})"
     if not isinstance(values[fields.id], str | int) or isinstance(values[fields.id], bool):
         return f"{fields.id!r} is a {_kind(values[fields.id])}; expected a string or a whole number"
     for name in (fields.text, fields.title):

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import logging
 import re
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -13,9 +14,12 @@ from care_qdrant.corpus.streams import BYTE_ORDER_MARK, MAX_LINE_BYTES, UTF_8, a
 from care_qdrant.errors import InputError, counted
 from care_qdrant.types import Document
 
+logger = logging.getLogger(__name__)
+
 Table = Literal["csv", "tsv"]
 _DELIMITERS: dict[Table, str] = {"csv": ",;\t|", "tsv": "\t"}
 """Separators that a table may have, the likeliest first."""
+_NAMES = {",": "comma", "\t": "tab", ";": "semicolon", "|": "bar"}
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _EXCEL_HINT = re.compile(r"sep=(?P<delimiter>[^\r\n\"])")
 """First line by which Excel is told the separator."""
@@ -37,8 +41,16 @@ def read_header(head: bytes, form: Table, fields: Fields) -> Header:
     hint = _EXCEL_HINT.fullmatch(lines[0])
     first = lines[1] if hint and len(lines) > 1 else lines[0]
     headers = {mark: _cells(first, mark) for mark in (_DELIMITERS[form] if hint is None else hint["delimiter"])}
-    best = max(headers, key=lambda delimiter: (fields.text in headers[delimiter], len(headers[delimiter])))
+    best = max(
+        headers, key=lambda delimiter: (_text_column(headers[delimiter], fields) is not None, len(headers[delimiter]))
+    )
     return Header(best, headers[best], hint is not None)
+
+
+def describe_table(head: bytes, form: Table, fields: Fields) -> str:
+    """Return what a table looks like, for people: its separator and its columns."""
+    delimiter, columns, _ = read_header(head, form, fields)
+    return f"table, {_NAMES.get(delimiter, repr(delimiter))} separated, columns {', '.join(columns)}"
 
 
 def read_table(file: io.BufferedReader, form: Table, name: str, fields: Fields) -> Iterator[Document | Reject]:
@@ -110,7 +122,7 @@ def require_columns(columns: Sequence[str], name: str, fields: Fields, paths: Se
         raise InputError(f"{name}: column {twice[0]!r} occurs twice; rename one")
     has_id = id_column([*columns, *paths], fields) is not None
     wanted = (
-        (fields.text, "--text-field NAME", fields.text in columns or fields.text in paths),
+        (fields.text, "--text-field NAME", _text_column([*columns, *paths], fields) is not None),
         (fields.id, "--id-field NAME (or :hash)", has_id),
     )
     missing = [(repr(field), option) for field, option, is_there in wanted if not is_there]
@@ -138,7 +150,11 @@ def _columns(records: Iterator[tuple[int, list[str] | Reject]], name: str, field
 
 
 def _roles(fields: Fields) -> set[str]:
-    return {fields.id, fields.text, fields.title, fields.metadata, *(("_id",) if fields.id == "id" else ())}
+    return {fields.id, *fields.texts, fields.title, fields.metadata, *(("_id",) if fields.id == "id" else ())}
+
+
+def _text_column(columns: Sequence[str], fields: Fields) -> str | None:
+    return next((name for name in fields.texts if name in columns), None)
 
 
 def id_column(columns: Sequence[str], fields: Fields) -> str | None:
@@ -166,14 +182,16 @@ def _row(
 
 def _is_header_again(cells: Sequence[str], columns: Sequence[str], line: int, name: str, fields: Fields) -> bool:
     """Return whether a row is the header of an equal table that was appended; refuse another header."""
-    if fields.text not in cells:  # the quick answer for almost every row
+    text = _text_column(columns, fields)
+    if text not in cells:  # the quick answer for almost every row
         return False
     cells = [cells[0].removeprefix("\ufeff"), *cells[1:]]
     if cells == list(columns):
+        logger.info("%s: line %s is the header again, and no row", name, f"{line:,}")
         return True
     # A row of a data dictionary also names columns; a header names each in its place, or all of them.
     row, of_ids = dict(zip(columns, cells, strict=False)), id_column(columns, fields)
-    is_in_place = row.get(fields.text) == fields.text and row.get(of_ids or "") == of_ids
+    is_in_place = row.get(text or "") == text and row.get(of_ids or "") == of_ids
     if is_in_place or sorted(cells) == sorted(columns):
         raise InputError(
             f"{name}: line {line:,} is a header with other columns ({', '.join(cells)}): a second table begins there. "

@@ -3,8 +3,8 @@
 Rows are checked early, duplicates go, long documents are cut, and windows are compared with what is stored.
 """
 
+import logging
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -14,7 +14,7 @@ from typing import TypeGuard
 
 from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.corpus.beginnings import Beginnings
-from care_qdrant.corpus.files import Corpus, CorpusPath, typed_fields
+from care_qdrant.corpus.files import FIRST_ROWS, Corpus, CorpusPath, all_rejected, typed_fields
 from care_qdrant.corpus.formats import Format
 from care_qdrant.corpus.rejects import RejectsFile, rejects_path
 from care_qdrant.corpus.rows import Fields, Reject, check_document
@@ -29,8 +29,6 @@ from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import PointVectors
 from care_qdrant.types import Chunk, Document, embedded_text
 
-FIRST_ROWS = 100
-"""Number of rows of a file that are checked before a collection is created."""
 WINDOW_CHARACTERS = 4_000_000
 """Number of characters from which on a window of long documents ends before it has `WINDOW_TEXTS` of them."""
 # Else memory would grow with the length of the documents.
@@ -40,6 +38,8 @@ CutDocument = list[Chunk]
 Row = Document | CutDocument | Reject
 Cut = Callable[[Sequence[Document]], Iterator[CutDocument | Reject]]
 """Function that cuts documents: for each, in order, its chunks, or the reason why it has none."""
+
+logger = logging.getLogger(__name__)
 
 FROM_PROGRAM = "a program"
 """Input that stands for documents which a program gave."""
@@ -111,6 +111,9 @@ def open_source(
         Corpus(corpus, _typed(corpus, reading), reading.encoding, reading.format) as file,
     ):
         rows = _readable(iter(file))
+        if file.found:
+            others = f", the first of {len(file.files):,} files" if len(file.files) > 1 else ""
+            logger.info("%s: %s%s", file.files[0].path, file.found[0], others)
         files = [each.path for each in file.files]
         yield Source(rows, lambda: file.share_read, rejects, file.changed, inputs_of(corpus), files)
 
@@ -135,13 +138,10 @@ def _is_path(corpus: CorpusPath | Iterable[Document]) -> TypeGuard[CorpusPath]:
 def _readable(rows: Iterator[Document | Reject]) -> Iterator[Document | Reject]:
     """Return the rows of a file after a look at the first ones: that they are rows, and that their fields are known."""
     first = list(islice(rows, FIRST_ROWS))
-    reasons = Counter(row.reason for row in first if isinstance(row, Reject))
-    if first and reasons.total() == len(first):
-        ((reason, count),) = reasons.most_common(1)
+    if (problem := all_rejected(first)) is not None:
         raise InputError(
-            f"not one of the first {counted(len(first), 'row')} can be ingested; {count:,} of them: {reason}. Nothing "
-            "was written; where a field has another name, give --id-field, --text-field or --title-field; for "
-            "rows without an id, --id-field :hash"
+            f"{problem}. Nothing was written; where a field has another name, give --id-field, --text-field or "
+            "--title-field; for rows without an id, --id-field :hash"
         )
     return chain(first, rows)
 

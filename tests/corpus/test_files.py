@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from care_qdrant.corpus.files import Corpus, corpus_name
+from care_qdrant.corpus.files import Corpus, corpus_name, typed_fields
 from care_qdrant.corpus.formats import MAX_LINE_BYTES, numbered_lines
 from care_qdrant.corpus.rejects import RejectsFile, is_rejects_name, rejects_path
 from care_qdrant.corpus.rows import Fields, Reject
@@ -271,3 +271,52 @@ def test_a_saved_data_set_that_is_damaged_is_refused(tmp_path: Path, state: str)
     (tmp_path / "state.json").write_text(state, encoding="utf-8")
     with pytest.raises(InputError, match="is damaged"):
         Corpus(tmp_path)
+
+
+def write_mixed(folder: Path) -> Path:
+    """Write files whose texts are in fields of other names, and two that cannot be read at all."""
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"id": "a1", "text": "一"}\n{"id": "a2", "text": "二"}\n', encoding="utf-8")
+    (folder / "b.csv").write_text("id,body\nb1,三\nb2,\n", encoding="utf-8")
+    (folder / "c.jsonl").write_text('{"id": "c1", "body": {"main": "四"}}\n{"id": "c2"}\n', encoding="utf-8")
+    (folder / "d.md").write_text("五", encoding="utf-8")
+    (folder / "e.md").write_text(" ", encoding="utf-8")
+    table = pyarrow.table({"id": ["f1"], "abstract": ["六"], "body": pyarrow.array([None], pyarrow.string())})
+    pyarrow.parquet.write_table(table, folder / "f.parquet")
+    (folder / "g.csv").write_bytes("id,body\ng1,头痛的原因\ng2,怎么办呢\n".encode("gb18030"))
+    (folder / "h.jsonl.gz").write_bytes(b"\x1f\x8b cut")
+    return folder
+
+
+def test_all_that_is_wrong_with_a_folder_is_said_at_once(tmp_path: Path) -> None:
+    folder = write_mixed(tmp_path / "mixed")
+    with pytest.raises(InputError, match="5 of 8 files cannot be read, so nothing was written") as raised:
+        typed_fields(folder, Fields())
+    wrong = {
+        "b.csv": "has no column 'text'",
+        "c.jsonl": "not one of the first 2 rows",
+        "f.parquet": "has no column 'text'",
+        "g.csv": "is not UTF-8",
+        "h.jsonl.gz": "is damaged",
+    }
+    listed = [line for line in str(raised.value).splitlines() if line.startswith("- ")]
+    for line, (name, reason) in zip(listed, wrong.items(), strict=True):
+        assert f"{name}: {reason}" in line
+
+
+def test_each_row_has_its_text_in_the_first_field_that_is_not_empty(tmp_path: Path) -> None:
+    folder = write_mixed(tmp_path / "mixed")
+    for name in ("g.csv", "h.jsonl.gz"):
+        (folder / name).unlink()
+    with Corpus(folder, typed_fields(folder, Fields(text="body.main,body,abstract,text"))) as corpus:
+        rows = list(corpus)
+    texts = {row.id: row.text for row in rows if isinstance(row, Document)}
+    assert texts == {"a1": "一", "a2": "二", "b1": "三", "c1": "四", "d.md": "五", "f1": "六"}
+    rejected = [(row.file, row.line) for row in rows if isinstance(row, Reject)]
+    assert rejected == [("b.csv", 3), ("c.jsonl", 2), ("e.md", 1)]
+
+
+def test_the_name_of_a_field_may_have_a_comma(tmp_path: Path) -> None:
+    (tmp_path / "one.csv").write_text('id,"Text, English"\n1,seven\n', encoding="utf-8")
+    with Corpus(tmp_path / "one.csv", Fields(text="Text, English")) as corpus:
+        assert [row.text for row in corpus if isinstance(row, Document)] == ["seven"]
