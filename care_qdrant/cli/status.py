@@ -70,7 +70,8 @@ def _table(summaries: "list[CollectionSummary]") -> str:
 
 def _detail_lines(detail: "CollectionDetail") -> Iterator[str]:
     summary = detail.summary
-    yield f"{summary.name}: {counted(summary.points, 'point')}, server {detail.server_version}"
+    server = "embedded database" if detail.server_version == "embedded" else f"server {detail.server_version}"
+    yield f"{summary.name}: {counted(summary.points, 'point')}, {server}"
     if summary.aliases:
         yield f"  aliases: {', '.join(summary.aliases)}"
     if detail.version_of is not None:

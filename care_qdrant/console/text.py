@@ -1,4 +1,4 @@
-"""Text on a terminal: made harmless, broken between words, and laid out in tables by the columns that it takes.
+"""Text on a terminal: made harmless, broken between words, and laid out by the columns that it takes.
 
 Stored texts, names and answers of servers are written by others. `echo` is the one way by which the programs print,
 and it replaces the characters by which a text could change the terminal or the order in which it is read.
@@ -23,6 +23,8 @@ _LABEL = re.compile(r"\s*(?:\S+(?: \S+)*\s{2,})?")
 _COMMAND = re.compile(r"(?<=: )care(?:-[a-z]+)? [a-z].*$")
 """Command at the end of a message. It stays on one line, so that it can be copied."""
 _GAP = "  "
+_LAST_COLUMN = 30
+"""Least room for the last column of a table whose cells are longer; `echo` breaks them between words."""
 
 
 def harmless(text: str) -> str:
@@ -46,17 +48,15 @@ def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | None = None) -> str:
-    """Return rows laid out in columns; the last column is cut to the rest of the width."""
+    """Return rows laid out in columns; where the last one has no room beside long names, cell after cell."""
     from wcwidth import ljust
 
     lines = [[" ".join(harmless(cell).split()) for cell in row] for row in (header, *rows)]
     widths = [max(map(display_width, column)) for column in zip(*lines, strict=True)]
-    left = (width or shutil.get_terminal_size().columns) - sum(widths[:-1]) - len(_GAP) * (len(widths) - 1)
-    widths[-1] = min(widths[-1], max(left, 10))
-    return "\n".join(
-        _GAP.join(ljust(cut(cell, room), room) for cell, room in zip(cells, widths, strict=True)).rstrip()
-        for cells in lines
-    )
+    room = (width or shutil.get_terminal_size().columns) - sum(widths[:-1]) - len(_GAP) * (len(widths) - 1)
+    if room < min(widths[-1], _LAST_COLUMN):  # no name is cut, so that it can be copied
+        return "\n".join(_GAP.join([cells[0], *filter(None, cells[1:])]) for cells in lines)
+    return "\n".join(_GAP.join(map(ljust, cells, widths)).rstrip() for cells in lines)
 
 
 def beginning(text: str, *, indent: int = 0, max_lines: int = 3, width: int | None = None) -> list[str]:

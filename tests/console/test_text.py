@@ -91,6 +91,18 @@ def test_a_terminal_breaks_no_word(words: list[str]) -> None:
     assert not any(line[0] in "，”。" or line[-1] in "（“" for line in lines)
 
 
+@given(st.lists(st.tuples(WORDS, WORDS, WORDS), max_size=4))
+def test_a_table_breaks_and_cuts_no_name(rows: list[tuple[list[str], ...]]) -> None:
+    cells = [[" ".join(words[:count]) for words, count in zip(row, (2, 2, 60), strict=True)] for row in rows]
+    with terminal() as shown:
+        echo(table(["collection", "vector", "made by"], cells))
+    lines = [line.strip() for line in shown.getvalue().splitlines()]
+    assert all(display_width(line) <= 80 or "  " not in line for line in lines)
+    printed, row_words = " ".join(lines), [word for row in cells for cell in row for word in cell.split()]
+    assert re.findall(r"[!-~]+", printed)[4:] == [part for word in row_words for part in re.findall(r"[!-~]+", word)]
+    assert "".join(printed.split())[len("collectionvectormadeby") :] == "".join(row_words)
+
+
 def test_a_pipe_gets_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
     echo("word " * 100)
     assert len(capsys.readouterr().out.splitlines()) == 1
