@@ -188,7 +188,7 @@ def _facts(settings: "ServeSettings", models: "Sequence[CareModel]", target: Tar
     if settings.open_qdrant is not None:
         yield f"collections: {', '.join(settings.collections) or 'all that the models can search'}"
     keys = Keys(settings.keys_file)
-    in_force = f"{counted(len(keys), 'key')} of {settings.keys_file}" if keys.required else "none is needed"
+    in_force = f"{counted(len(keys), 'key')} of {settings.keys_file}" if keys.required else "none needed"
     yield f"API keys: {in_force}"
 
 

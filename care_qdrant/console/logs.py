@@ -16,6 +16,8 @@ from care_qdrant.console.text import echo, harmless
 from care_qdrant.errors import redact
 
 _LOGGERS = ("care_qdrant", "care_trainer", "care_benchmarks", "care_data", "llama_index.embeddings.care")
+_LIBRARIES = ("asyncio", "uvicorn")
+"""Loggers of others whose warnings come in the same form; they print them by themselves otherwise."""
 
 
 class _JsonLines(logging.Formatter):
@@ -80,9 +82,9 @@ def set_up_logs(level: int = logging.INFO) -> None:
     """Send the messages of this project's packages to stderr."""
     is_json = os.environ.get("CARE_LOG_FORMAT") == "json"
     _handler.setFormatter(_JsonLines() if is_json else _Lines("%(message)s"))
-    for name in _LOGGERS:
+    for name in (*_LOGGERS, *_LIBRARIES):
         logger = logging.getLogger(name)
-        logger.setLevel(level)
+        logger.setLevel(level if name in _LOGGERS else max(level, logging.WARNING))
         if _handler not in logger.handlers:
             logger.addHandler(_handler)
 

@@ -54,7 +54,7 @@ class Running:
         self._log = log
         with log.open("wb") as errors, log.with_suffix(".out").open("wb") as output:
             self.process = subprocess.Popen([*command, *options], stdout=output, stderr=errors)
-        self.url = self.wait_for(r"serving on (http://\S+)")
+        self.url = self.wait_for(r"serving on (http://[^\s\"]+)")
 
     def wait_for(self, pattern: str) -> str:
         until = time.monotonic() + WAIT_SECONDS
@@ -236,6 +236,22 @@ def test_counters_of_all_workers_have_a_port_and_the_start_says_what_is_served(
     assert httpx.get(f"{counters}/ready").json()["models"]
     assert httpx.post(f"{counters}/inference", json=asked("发烧")).status_code == 404
     assert httpx.get(f"{service.url}/metrics", headers=headers).status_code == 404
+
+
+def test_every_line_of_the_log_has_one_form(
+    start, pair_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CARE_LOG_FORMAT", "json")
+    service = start("--model", str(pair_folder), "--path", str(tmp_path / "none"))
+    url = httpx.URL(service.url)
+    with socket.create_connection((url.host, url.port or 0), timeout=20) as connection:
+        connection.sendall(b"this is not HTTP\r\n\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 400 ")
+    assert httpx.get(f"{service.url}/health").status_code == 200
+    assert service.stop() == 0
+    messages = [json.loads(line)["message"] for line in service.lines().splitlines()]
+    assert "Invalid HTTP request received." in messages
+    assert all(json.loads(line)["status"] == 200 for line in service.access_log())
 
 
 def test_a_reload_serves_the_new_pair_and_loses_nothing(start, pair_folder: Path, tmp_path: Path) -> None:
