@@ -27,8 +27,9 @@ from care_trainer.learn.near import near_copies
 from care_trainer.learn.reading import principal_directions
 from care_trainer.learn.settings import LearnSettings
 from care_trainer.learn.start import built_in_tokenizer, mapped_start, token_vectors
+from care_trainer.losses.objectives import cross_entropy, squared_distance
 from care_trainer.models.tokens import TokenLists, tokenize
-from torch import nn
+from torch import Tensor, nn
 
 from care_qdrant.measures import ndcg_at_10
 from care_qdrant.model.care_model import CareModel
@@ -149,7 +150,7 @@ def _fit(
         )
         queries, wanted = nn.functional.normalize(sums, dim=1), torch.from_numpy(targets[rows])
         drawn = torch.from_numpy(pool[generator.integers(len(pool), size=settings.negatives)])
-        loss = tables.alignment_loss(queries, wanted, drawn, settings.temperature)
+        loss = _alignment_loss(queries, wanted, drawn, settings.temperature)
         if near is not None:
             listed = torch.from_numpy(targets[near[rows]])
             ours, theirs = (torch.einsum("bd,bkd->bk", one, listed) / _KL_TEMPERATURE for one in (queries, wanted))
@@ -163,6 +164,14 @@ def _fit(
         optimizer.step()
     trained: Vectors = weights.detach().numpy()
     return trained
+
+
+def _alignment_loss(queries: Tensor, documents: Tensor, others: Tensor, temperature: float) -> Tensor:
+    """Return `care_trainer.learn.table.alignment_loss`, for gradients by torch."""
+    candidates = torch.cat([documents, others])
+    same = documents @ candidates.T > tables.SAME * documents.norm(dim=1)[:, None] * candidates.norm(dim=1)
+    own = torch.arange(len(queries))
+    return cross_entropy(queries @ candidates.T / temperature, same, own) + squared_distance(queries, documents)
 
 
 def ndcg(scores: Scores, relevant: Sequence[Sequence[int]]) -> float:

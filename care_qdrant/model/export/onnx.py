@@ -10,8 +10,9 @@ import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -26,7 +27,6 @@ from care_qdrant.model.card import FORMAT, SHARING_ONNX, Card, FileEntry, OnnxFi
 from care_qdrant.model.engines import Role
 from care_qdrant.model.export.gate import compare
 from care_qdrant.model.export.int8 import quantize
-from care_qdrant.model.export.shared_weights import share_weights
 from care_qdrant.model.folder import describe_side, geometry_of, verify_checkpoint
 from care_qdrant.types import Vectors
 
@@ -39,6 +39,16 @@ FP32_TOLERANCE = 1e-5
 """Largest difference of a coordinate from stock sentence-transformers; above it the export is refused."""
 
 logger = logging.getLogger(__name__)
+
+
+class Exportable(Protocol):
+    """An encoder that writes its own graph."""
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        """Encode texts into unit vectors, in order."""
+
+    def write_graph(self, file: Path) -> None:
+        """Write the float32 graph, from token ids and mask to unit vectors."""
 
 
 def add_onnx(folder: Path) -> Card:
@@ -73,6 +83,7 @@ def export_query_encoder(
     document_vectors: Vectors | None = None,
     relevant: Sequence[Collection[int]] | None = None,
     keep_fp32: bool = True,
+    own: Exportable | None = None,
 ) -> OnnxFiles:
     """Write ``onnx/model.onnx`` and ``onnx/model_int8.onnx`` into a saved sentence-transformers query encoder.
 
@@ -84,22 +95,27 @@ def export_query_encoder(
         document_vectors: (n, dim) unit rows; with them the gate also compares the ten best documents.
         relevant: For each probe the rows of the documents that answer it; with them the gate also compares nDCG@10.
         keep_fp32: Leave the float32 graph in the folder; without it the folder is four bytes a parameter smaller.
+        own: The encoder that was saved there, where it needs no torch; None loads the folder with torch.
 
     Raises:
-        MissingExtra: Torch, sentence-transformers or onnx are not installed.
+        MissingExtra: Onnx is not installed, or torch where ``own`` is None.
         InputError: There are no probe texts.
         ModelError: The model cannot be exported, or the exported graph gives other vectors.
     """
     query_folder = Path(query_folder)
     if not probe_texts:
         raise InputError("an export needs probe texts: give real queries, a few hundred if you have them")
-    tower = _load_tower(query_folder)
+    if own is None:
+        tower = _load_tower(query_folder)
+        encode, write = partial(_encode_stock, tower, "query"), partial(_export_fp32, tower)
+    else:
+        encode, write = own.encode, own.write_graph
     # Built beside its destination: a failed export leaves no graph that would be served.
     with tempfile.TemporaryDirectory(dir=query_folder, prefix=".onnx.") as building:
         fp32, int8 = Path(building) / "fp32.onnx", Path(building) / "int8.onnx"
-        _export_fp32(tower, fp32)
+        write(fp32)
         exact = _encode(query_folder, "query", fp32, probe_texts)
-        _check_equal(query_folder, exact, tower, "query", probe_texts)
+        _check_equal(query_folder, exact, encode(probe_texts))
         quantize(fp32, int8)
         gate = compare(exact, _encode(query_folder, "query", int8, probe_texts), document_vectors, relevant)
         logger.info(
@@ -120,7 +136,7 @@ def export_query_encoder(
         int8=INT8_FILE,
         default="int8" if gate.passed else "fp32",
         gate={**asdict(gate), "passed": gate.passed},
-        references=_references(tower, "query"),
+        references=make_references(encode),
     )
 
 
@@ -138,7 +154,7 @@ def export_document_encoder(document_folder: Path, probe_texts: Sequence[str] = 
     is_int8 = table is not None and table.dtype == "I8"  # rows of int8, as model2vec saves them: int8 is exact
     with _sharing_graph(tower, document_folder, int8=is_int8) as building:
         vectors = _encode(document_folder, "document", building, probe_texts)
-        _check_equal(document_folder, vectors, tower, "document", probe_texts)
+        _check_equal(document_folder, vectors, _encode_stock(tower, "document", probe_texts))
     return OnnxFiles(fp32=SHARING_ONNX, int8=None, default="fp32", references=_references(tower, "document"))
 
 
@@ -175,6 +191,8 @@ def export_int8_weights(folder: Path, side: Role, probe_texts: Sequence[str]) ->
 def _sharing_graph(tower: "SentenceTransformer", folder: Path, *, int8: bool) -> Iterator[Path]:
     """Yield a graph that reads the weights in its folder, and give it its name after a block that finds it right."""
     import onnx
+
+    from care_qdrant.model.export.shared_weights import share_weights
 
     # Built beside its destination, since external weights are found below the folder of the graph only.
     building = folder / f".{SHARING_ONNX}.partial"
@@ -262,10 +280,10 @@ def _encode(folder: Path, side: str, onnx_file: Path, texts: Sequence[str]) -> V
     return OnnxEncoder(folder, str(onnx_file.resolve()), settings, dim, geometry=geometry).encode(texts)
 
 
-def _check_equal(folder: Path, found: Vectors, tower: "SentenceTransformer", side: str, texts: Sequence[str]) -> None:
-    difference = float(np.abs(found - _encode_stock(tower, side, texts)).max())
+def _check_equal(folder: Path, found: Vectors, expected: Vectors) -> None:
+    difference = float(np.abs(found - expected).max())
     if not difference <= FP32_TOLERANCE:
         raise ModelError(
-            f"{folder}: its ONNX graph gives other vectors than sentence-transformers (largest difference "
+            f"{folder}: its ONNX graph gives other vectors than its weights (largest difference "
             f"{difference:.1e}, allowed {FP32_TOLERANCE:.0e}), so it was not written; report the model's architecture"
         )

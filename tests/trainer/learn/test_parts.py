@@ -45,20 +45,44 @@ def test_the_loss_is_info_nce_plus_the_squared_distance() -> None:
     logits[0, 2] = logits[2, 0] = logits[1, 7] = -np.inf
     expected = np.mean(np.log(np.exp(logits).sum(axis=1)) - np.diag(logits))
     expected += ((queries - documents) ** 2).sum(axis=1).mean()
-    found = table.alignment_loss(*map(torch.from_numpy, (queries, documents, others)), 0.5)
-    np.testing.assert_allclose(found.item(), expected)
+    found, gradient = table.alignment_loss(queries, documents, others, 0.5)
+    np.testing.assert_allclose(found, expected)
+    asked, *rest = (torch.from_numpy(values) for values in (queries, documents, others))
+    candidates = torch.cat(rest)
+    mask = torch.from_numpy(np.isinf(logits))
+    scores = (asked.requires_grad_() @ candidates.T / 0.5).masked_fill(mask, -torch.inf)
+    loss = torch.nn.functional.cross_entropy(scores, torch.arange(4)) + (asked - rest[0]).square().sum(dim=1).mean()
+    loss.backward()
+    np.testing.assert_allclose(gradient, asked.grad, atol=1e-12)
+
+
+def test_rows_are_moved_as_by_sparse_adam() -> None:
+    generator = np.random.default_rng(0)
+    own = generator.normal(size=(9, 4)).astype(np.float32)
+    theirs = torch.nn.Parameter(torch.from_numpy(own.copy()))
+    adam = table.Adam(np.zeros_like(own), np.zeros_like(own))
+    optimizer = torch.optim.SparseAdam([theirs], lr=0.1)
+    for step in range(20):
+        rows = np.flatnonzero(generator.random(9) < 0.5)
+        gradient = generator.normal(size=(len(rows), 4)).astype(np.float32)
+        adam.step(own, rows, gradient, 0.1 * 0.9**step)
+        optimizer.param_groups[0]["lr"] = 0.1 * 0.9**step
+        theirs.grad = torch.sparse_coo_tensor(
+            torch.from_numpy(rows)[None], torch.from_numpy(gradient), theirs.shape, check_invariants=True
+        )
+        optimizer.step()
+    np.testing.assert_allclose(own, theirs.detach(), atol=1e-5)
 
 
 def test_a_folded_table_needs_no_parts_and_unfolds_again() -> None:
     tokenizer = train_collection_tokenizer(TEXTS, 150, 64)
-    parts, documents = Parts(tokenizer), tokenize(tokenizer, TEXTS)
+    parts, documents = Parts.of(tokenizer), tokenize(tokenizer, TEXTS)
     vectors = np.random.default_rng(0).normal(size=(tokenizer.get_vocab_size(), 8)).astype(np.float32)
     folded = table.folded(vectors, parts, np.ones(8, np.float32))
     np.testing.assert_allclose(
         table.encode(folded, documents), table.encode(vectors, parts.of_texts(documents)), atol=1e-5
     )
-    unfolded = parts.unfold(torch.from_numpy(folded))
-    np.testing.assert_allclose(parts.fold(unfolded).numpy(), folded, atol=1e-5)
+    np.testing.assert_allclose(parts.fold(parts.unfold(folded)), folded, atol=1e-5)
 
 
 def test_a_token_that_no_text_has_points_to_the_mean() -> None:
@@ -66,7 +90,7 @@ def test_a_token_that_no_text_has_points_to_the_mean() -> None:
     mean = np.array([3.0, 4.0], np.float32)
     vectors = np.ones((tokenizer.get_vocab_size(), 2), np.float32)
     vectors[tokenizer.token_to_id("[UNK]")] = 0
-    unknown = table.folded(vectors, Parts(tokenizer), mean)[tokenizer.token_to_id("[UNK]")]
+    unknown = table.folded(vectors, Parts.of(tokenizer), mean)[tokenizer.token_to_id("[UNK]")]
     np.testing.assert_allclose(unknown / np.linalg.norm(unknown), mean / 5, atol=1e-6)
 
 

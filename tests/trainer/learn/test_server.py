@@ -97,8 +97,8 @@ def test_an_update_of_nothing_is_refused(tmp_path: Path) -> None:
         CliRunner().invoke(care, ["learn", "a", "--update", "--output", str(tmp_path / "none")], catch_exceptions=False)
 
 
-def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
+def test_without_onnx_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "onnx", None)
     with pytest.raises(MissingExtra, match=r"'\.\[learn\]"):
         learn(QdrantClient(":memory:"), "articles", tmp_path / "queries")
 

@@ -9,7 +9,7 @@ from care_trainer.export.checkpoint import export
 from care_trainer.losses.embedding import drop_tokens
 from care_trainer.models import towers
 from care_trainer.models.scratch import write_base
-from care_trainer.models.static import random_static, start_from_static
+from care_trainer.models.static import Expansion, random_static, start_from_static
 from care_trainer.models.tokens import Parts
 from sentence_transformers import SentenceTransformer
 
@@ -97,21 +97,21 @@ def test_a_token_is_itself_and_its_characters(mean_base: Run) -> None:
     vocabulary = static.tokenizer.get_vocab()
     word = next(token for token in vocabulary if len(token) == 3 and all(mark in vocabulary for mark in token))
     ids, offsets = torch.tensor([vocabulary[word[0]], vocabulary[word]]), torch.tensor([0, 1])
-    parts = Parts(static.tokenizer, compose=True)
-    found, starts = parts.expand(ids, offsets)
+    found, starts = Expansion(Parts.of(static.tokenizer))(ids, offsets)
     assert found.tolist() == [vocabulary[word[0]], vocabulary[word], *(vocabulary[mark] for mark in word)]
     assert starts.tolist() == [0, 1]
-    alone, _ = Parts(static.tokenizer, compose=False).expand(ids, offsets)
+    alone, _ = Expansion(Parts.of(static.tokenizer, compose=False))(ids, offsets)
     assert alone.tolist() == ids.tolist()
 
 
 def test_a_folded_table_is_the_composed_one(mean_base: Run) -> None:
     static = _static(towers.load(Path(mean_base.output) / "base" / "document"))
-    parts, column = Parts(static.tokenizer, compose=True), static.preprocess(TEXTS)
+    parts, column = Parts.of(static.tokenizer, compose=True), static.preprocess(TEXTS)
     table = static[0].embedding.weight.detach()
-    ids, offsets = parts.expand(column["input_ids"], column["offsets"])
+    ids, offsets = Expansion(parts)(column["input_ids"], column["offsets"])
     sums = torch.nn.functional.embedding_bag(ids, table, offsets, mode="sum")
-    folded = torch.nn.functional.embedding_bag(column["input_ids"], parts.fold(table), column["offsets"], mode="sum")
+    folded_table = torch.from_numpy(parts.fold(table.numpy()))
+    folded = torch.nn.functional.embedding_bag(column["input_ids"], folded_table, column["offsets"], mode="sum")
     torch.testing.assert_close(sums, folded)
 
 

@@ -1,5 +1,6 @@
 """The export of a finished run as one CARE folder, checked to give the vectors of the trained encoders."""
 
+import functools
 import json
 import logging
 import shutil
@@ -162,7 +163,7 @@ def export(run: Run, command: str) -> Card:
             documents = snapshot.split.candidates[:GATE_DOCUMENTS]
         _write_side(run, query, queries)
         if snapshot is not None:
-            write_shift(query, snapshot.split)
+            write_shift(query, snapshot.split, functools.partial(_encode, towers.load(query), "query"))
         onnx = None
         if _exports(query):
             onnx = export_query_encoder(

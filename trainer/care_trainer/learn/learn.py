@@ -8,12 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Dense, Normalize
-
 from care_qdrant import Collection
-from care_qdrant.encoders.local.torch import no_progress_bars
 from care_qdrant.encoders.local.weights import check_model
 from care_qdrant.errors import ModelError, needs_extra
 from care_qdrant.model.card import Card
@@ -30,6 +25,7 @@ from care_trainer.learn.reading import dense_vector, read_pairs, restored
 from care_trainer.learn.settings import LearnSettings
 from care_trainer.learn.split import Split
 from care_trainer.learn.stand_in import write_shift
+from care_trainer.learn.token_table import TokenTable
 from care_trainer.learn.training import train
 
 Progress = Callable[[str, int, int], None]
@@ -39,10 +35,9 @@ GATE_DOCUMENTS = 1_000
 """Stored vectors among which the int8 form has to find what the full one finds."""
 
 
-@no_progress_bars()
 def write_folder(
     folder: Path,
-    encoder: SentenceTransformer,
+    table: TokenTable,
     split: Split,
     *,
     document: Path | None,
@@ -55,10 +50,10 @@ def write_folder(
     """Save a query encoder as a complete sentence-transformers model, export it and write the CARE folder."""
     with tempfile.TemporaryDirectory(prefix="care-learn-") as scratch:
         query = Path(scratch) / "query"
-        _write_encoder(query, encoder, split.pairs.basis)
+        table.save(query)
         if document is None:
-            write_shift(query, split)
-        onnx = export_query_encoder(query, probe_texts, document_vectors=document_vectors, keep_fp32=False)
+            write_shift(query, split, table.encode)
+        onnx = export_query_encoder(query, probe_texts, document_vectors=document_vectors, keep_fp32=False, own=table)
         return write_checkpoint(
             folder,
             name=folder.name,
@@ -71,23 +66,6 @@ def write_folder(
             data=[{"source": origin["name"], "rows": stage["texts"], "license": "of the collection"}],
             model_card=_model_card(folder.name, origin, stage),
         )
-
-
-def _write_encoder(folder: Path, encoder: SentenceTransformer, basis: Vectors | None) -> None:
-    modules: list[torch.nn.Module] = list(encoder.children())
-    if basis is not None:
-        width, dim = basis.shape
-        dense = Dense(width, dim, bias=False, activation_function=torch.nn.Identity())
-        with torch.no_grad():
-            dense.linear.weight.copy_(torch.from_numpy(basis.T))
-        modules.append(dense)
-    model = SentenceTransformer(
-        modules=[*modules, Normalize()],
-        prompts={"query": encoder.prompts.get("query") or ""},
-        similarity_fn_name="cosine",
-        device="cpu",
-    )
-    model.save_pretrained(str(folder), create_model_card=False)
 
 
 def _model_card(name: str, origin: Mapping[str, Any], stage: Mapping[str, Any]) -> str:
@@ -128,11 +106,10 @@ def learn(
     """
     began, cpu_began = time.monotonic(), time.process_time()
     with needs_extra("learn", "learning a query encoder"):
-        import onnxscript  # noqa: F401  # the export at the end needs it
+        import onnx  # noqa: F401  # the export at the end needs it
 
     require_destination(output)
     settings = settings or LearnSettings()
-    torch.manual_seed(settings.seed)
     collection = place.whole()
     vector_name, params = dense_vector(collection.schema, vector_name)
     if document is not None:
@@ -145,7 +122,7 @@ def learn(
         vector_name,
         settings,
         text_field=text_field,
-        basis=None if earlier is None else earlier.basis,
+        basis=None if earlier is None else earlier.table.basis,
         on_progress=lambda done, total: on_progress("reading", done, total),
     )
     labels = None if asked.labelled is None else find_labels(collection, pairs.layout, asked.labelled)
@@ -170,7 +147,7 @@ def learn(
     output.parent.mkdir(parents=True, exist_ok=True)
     card = write_folder(
         output,
-        trained.encoder,
+        trained.table,
         split,
         document=document,
         probe_texts=student.sentences,

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -103,7 +103,7 @@ class Split:
         generator = np.random.default_rng([settings.seed, 4])
         questions = [question_of(self.pairs.texts[row], self.pairs.titles[row], generator) for row in new]
         candidates = np.concatenate([self.pairs.vectors[new], self.candidates])
-        encoded = earlier.encoder.encode_query(questions, normalize_embeddings=True, show_progress_bar=False)
+        encoded = replace(earlier.table, basis=None).encode(questions)
         return measure(ranks(encoded, candidates, np.arange(len(new))), len(candidates))
 
     def digest(self, settings: LearnSettings) -> str:

@@ -8,10 +8,10 @@ fifth of their documents new, nDCG@10 with BM25 rose from 0.67 to 0.72, of 0.73 
 (`benchmarks/results/stand-in.json`).
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from sentence_transformers import SentenceTransformer
 
 from care_qdrant.model.sides import STAND_IN_FILE
 from care_qdrant.types import Vectors
@@ -24,14 +24,10 @@ _SCALES = 0.05, 4.0
 _HALVINGS = 25
 
 
-def write_shift(query: Path, split: Split) -> None:
+def write_shift(query: Path, split: Split, encode: Callable[[list[str]], Vectors]) -> None:
     """Measure what moves documents of a saved query encoder among the stored ones, and write it beside its weights."""
-    model = SentenceTransformer(str(query))
     rows = split.train[:_DOCUMENTS]
-    encoded, questions = (
-        model.encode_query(texts, show_progress_bar=False, convert_to_numpy=True)
-        for texts in ([split.texts[row] for row in rows], split.questions[:_QUESTIONS])
-    )
+    encoded, questions = encode([split.texts[row] for row in rows]), encode(split.questions[:_QUESTIONS])
     stored = restored(split.pairs.vectors[rows], split.pairs.basis)
     np.save(query / STAND_IN_FILE, shift(encoded, stored, questions))
 

@@ -5,24 +5,25 @@ the squared distance to it (equations 1 and 2 of the paper, Stage I, with a quer
 are no negatives of each other.
 """
 
+import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor, nn
 
 from care_qdrant.errors import TrainingError
 from care_qdrant.types import Vectors
 from care_trainer.learn.settings import LearnSettings
-from care_trainer.losses.objectives import cross_entropy, squared_distance
 from care_trainer.models.tokens import Parts, TokenLists, rarity
 
 SAME = 0.999
 """Cosine above which two stored vectors count as one."""
+_BETAS, _EPSILON = (0.9, 0.999), np.float32(1e-8)
+"""Settings of Adam: decay of its two moments, and what is added to the root of the second."""
+_SHORTEST = np.float32(1e-12)
+"""Length below which a vector is not made longer."""
 EVALUATIONS = 24
 """Evaluations of a whole training run, evenly spaced."""
 PATIENCE = 6
@@ -57,18 +58,64 @@ class Resume:
     digest: str
     """Hash of everything that the run depends on; a state of another run is not used."""
 
-    def load(self) -> dict[str, Any] | None:
+    def load(self) -> "State | None":
         """Return the state that was kept, None where there is none of this run."""
         if not self.path.is_file():
             return None
-        state: dict[str, Any] = torch.load(self.path, weights_only=True)
-        return state if state["digest"] == self.digest else None
+        with np.load(self.path) as kept:
+            counts = json.loads(str(kept["counts"]))
+            if counts.pop("digest") != self.digest:
+                return None
+            fit = Fit(kept["table"], **counts.pop("fit"))
+            return State(kept["weights"], Adam(kept["first"], kept["second"], fit.steps), fit, **counts)
 
-    def save(self, **state: Any) -> None:
+    def save(self, state: "State") -> None:
         """Keep a state in place of the one before."""
+        fit = {key: value for key, value in asdict(state.fit).items() if key != "table"}
+        counts = json.dumps({"digest": self.digest, "best": state.best, "fit": fit})
         partial = self.path.with_suffix(".partial")
-        torch.save({"digest": self.digest, **state}, partial)
+        with partial.open("wb") as file:
+            np.savez(
+                file,
+                counts=np.array(counts),
+                weights=state.weights,
+                first=state.adam.first,
+                second=state.adam.second,
+                table=state.fit.table,
+            )
         partial.replace(self.path)
+
+
+@dataclass(slots=True)
+class Adam:
+    """Adam for the rows of a table that have a gradient, as torch's SparseAdam: the others stay as they are."""
+
+    first: Vectors
+    """First moments, (tokens, width)."""
+    second: Vectors
+    """Second moments, (tokens, width)."""
+    steps: int = 0
+
+    def step(self, table: Vectors, rows: npt.NDArray[np.integer], gradient: Vectors, rate: float) -> None:
+        """Move some rows of a table against their gradient, (rows, width)."""
+        self.steps += 1
+        first, second = self.first[rows], self.second[rows]
+        first += (gradient - first) * np.float32(1 - _BETAS[0])
+        second += (gradient**2 - second) * np.float32(1 - _BETAS[1])
+        self.first[rows], self.second[rows] = first, second
+        corrections = [1 - beta**self.steps for beta in _BETAS]
+        table[rows] -= np.float32(rate * corrections[1] ** 0.5 / corrections[0]) * first / (np.sqrt(second) + _EPSILON)
+
+
+@dataclass(slots=True)
+class State:
+    """A training run between two steps."""
+
+    weights: Vectors
+    adam: Adam
+    fit: Fit
+    best: float
+    """Best score so far."""
 
 
 def start_table(tokens: TokenLists, vocabulary: int, width: int, seed: int) -> Vectors:
@@ -79,14 +126,13 @@ def start_table(tokens: TokenLists, vocabulary: int, width: int, seed: int) -> V
 
 def encode(table: npt.NDArray[np.float32], tokens: TokenLists) -> Vectors:
     """Return the normalised sums of token vectors, (texts, width); zero for a text without tokens."""
-    offsets = torch.from_numpy(tokens.starts[:-1])
-    sums = nn.functional.embedding_bag(torch.from_numpy(tokens.flat), torch.from_numpy(table), offsets, mode="sum")
-    return np.asarray(nn.functional.normalize(sums, dim=1).numpy(), dtype=np.float32)
+    sums = tokens.sums(table)
+    return np.asarray(sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), _SHORTEST), dtype=np.float32)
 
 
 def folded(table: Vectors, parts: Parts, mean: Vectors) -> Vectors:
     """Return the table that needs no parts any more; tokens without a trained part point a little to the mean."""
-    sums = parts.fold(torch.from_numpy(table)).numpy()
+    sums = parts.fold(table)
     lengths = np.linalg.norm(sums, axis=1)
     empty = lengths < 1e-9
     average = float(lengths[~empty].mean()) if not empty.all() else 1.0
@@ -109,31 +155,21 @@ def fit_table(
     resume: Resume | None = None,
 ) -> Fit:
     """Train a table and return it as it was at the last evaluation whose score was that of the best, within noise."""
-    # A loop of its own, not that of the stages (`care_trainer.training.loop`), whose curves could not be equal:
-    # - SparseAdam moves the tokens of a batch alone. AdamW decays the others as well, and its step over the whole
-    #   table, 12,000 tokens of 512 dimensions, takes 68 ms of CPU time beside the 151 ms of a step here.
-    # - Dropout and further negatives follow from seed and step by NumPy, so a resume needs no random state; the
-    #   stages draw them from torch's, which a checkpoint restores.
-    # - transformers' linear schedule computes (steps - step) / steps, which differs from the rate below in the last
-    #   bit at 1,490 of 4,000 steps, and a stage keeps its best score, not the latest one within noise.
     steps = max(1, min(settings.max_steps, settings.epochs * -(-len(tokens) // settings.batch)))
     every = max(1, steps // EVALUATIONS)
-    weights = nn.Parameter(torch.from_numpy(table.copy()))
-    optimizer = torch.optim.SparseAdam([weights], lr=settings.learning_rate)
-    fit = Fit(table, 0, 0, score(table) if score else 0.0, [])
-    best = fit.score
-    if resume is not None and (state := resume.load()) is not None:
-        weights.data.copy_(state["weights"])
-        optimizer.load_state_dict(state["optimizer"])
-        fit = Fit(state["kept"].numpy(), state["steps"], state["best_step"], state["score"], state["history"])
-        best = state["best"]
-    losses = 0.0
+    score_at_start = score(table) if score else 0.0
+    adam = Adam(np.zeros_like(table), np.zeros_like(table))
+    state = State(table.copy(), adam, Fit(table, 0, 0, score_at_start, []), score_at_start)
+    if resume is not None and (kept := resume.load()) is not None:
+        state = kept
+    fit, losses = state.fit, 0.0
     for step, rows in enumerate(_batches(len(tokens), settings, steps), start=1):
         if step <= fit.steps:
             continue
-        for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rate * (1 - (step - 1) / steps)
-        loss = _step(weights, optimizer, tokens, vectors, rows, settings, step)
+        # Dropout and further negatives follow from seed and step, so a resume needs no random state.
+        generator = np.random.default_rng([settings.seed, 2, step])
+        rate = settings.learning_rate * (1 - (step - 1) / steps)
+        loss = _step(state, tokens.take(rows), vectors, rows, settings, rate, generator)
         if not np.isfinite(loss):
             raise TrainingError(f"step {step} of {steps}: the loss is {loss}; lower the learning rate")
         losses += loss
@@ -142,25 +178,16 @@ def fit_table(
         if step % every and step != steps:
             continue
         # Without a measure a later table counts as a better one.
-        found = score(weights.detach().numpy()) if score else float(step)
+        found = score(state.weights) if score else float(step)
         fit.history.append({"step": step, "loss": round(losses / ((step - 1) % every + 1), 4), "score": found})
         losses = 0.0
-        best = max(best, found)
-        if found >= best - _NOISE:
-            fit.table, fit.best_step, fit.score = weights.detach().numpy().copy(), step, found
+        state.best = max(state.best, found)
+        if found >= state.best - _NOISE:
+            fit.table, fit.best_step, fit.score = state.weights.copy(), step, found
         elif step - fit.best_step >= PATIENCE * every:
             break
         if resume is not None:
-            resume.save(
-                weights=weights.detach(),
-                optimizer=optimizer.state_dict(),
-                kept=torch.from_numpy(fit.table),
-                best=best,
-                steps=step,
-                best_step=fit.best_step,
-                score=fit.score,
-                history=fit.history,
-            )
+            resume.save(state)
     return fit
 
 
@@ -176,36 +203,46 @@ def _batches(texts: int, settings: LearnSettings, steps: int) -> Iterator[npt.ND
 
 
 def _step(
-    weights: nn.Parameter,
-    optimizer: torch.optim.Optimizer,
-    tokens: TokenLists,
+    state: State,
+    batch: TokenLists,
     vectors: npt.NDArray[np.floating],
     rows: npt.NDArray[np.int64],
     settings: LearnSettings,
-    step: int,
+    rate: float,
+    generator: np.random.Generator,
 ) -> float:
-    generator = np.random.default_rng([settings.seed, 2, step])
-    batch = tokens.take(rows).drop(settings.token_dropout, generator)
-    # Rows of the batch alone, each once: their gradient is small and needs no sorting, which halves the time of a step.
+    """Take one step on the texts of some rows, and return its loss."""
+    batch = batch.drop(settings.token_dropout, generator)
+    # Rows of the batch alone, each once: their gradient is small.
     used, places = np.unique(batch.flat, return_inverse=True)
-    used_rows = torch.from_numpy(used)
-    table = weights.detach()[used_rows].requires_grad_()
-    sums = nn.functional.embedding_bag(torch.from_numpy(places), table, torch.from_numpy(batch.starts[:-1]), mode="sum")
-    targets = torch.from_numpy(vectors[rows].astype(np.float32))
-    others = torch.from_numpy(vectors[generator.integers(len(vectors), size=settings.negatives)].astype(np.float32))
-    loss = alignment_loss(nn.functional.normalize(sums, dim=1), targets, others, settings.temperature)
-    loss.backward()  # type: ignore[no-untyped-call]
-    assert table.grad is not None
-    weights.grad = torch.sparse_coo_tensor(
-        used_rows[None], table.grad, weights.shape, check_invariants=True, is_coalesced=True
-    )
-    optimizer.step()
-    return float(loss.detach())
+    counts = TokenLists(places, batch.starts).matrix(len(used))
+    sums = counts @ state.weights[used]
+    targets = vectors[rows].astype(np.float32)
+    others = vectors[generator.integers(len(vectors), size=settings.negatives)].astype(np.float32)
+    norms = np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), _SHORTEST)
+    queries = sums / norms
+    loss, gradient = alignment_loss(queries, targets, others, settings.temperature)
+    gradient = (gradient - queries * (gradient * queries).sum(axis=1, keepdims=True)) / norms
+    state.adam.step(state.weights, used, counts.T @ gradient, rate)
+    return loss
 
 
-def alignment_loss(queries: Tensor, documents: Tensor, others: Tensor, temperature: float) -> Tensor:
-    """Return InfoNCE plus the squared distance, a scalar."""
-    candidates = torch.cat([documents, others])
-    same = documents @ candidates.T > SAME * documents.norm(dim=1)[:, None] * candidates.norm(dim=1)
-    own = torch.arange(len(queries))
-    return cross_entropy(queries @ candidates.T / temperature, same, own) + squared_distance(queries, documents)
+def alignment_loss(queries: Vectors, documents: Vectors, others: Vectors, temperature: float) -> tuple[float, Vectors]:
+    """Return InfoNCE plus the squared distance, and its gradient by the queries, (queries, width)."""
+    count = len(queries)
+    candidates = np.concatenate([documents, others])
+    lengths = np.linalg.norm(candidates, axis=1)
+    same = documents @ candidates.T > SAME * lengths[:count, None] * lengths
+    own = np.arange(count)
+    same[own, own] = False
+    scores = queries @ candidates.T / candidates.dtype.type(temperature)
+    scores[same] = -np.inf
+    scores -= scores.max(axis=1, keepdims=True)
+    shares = np.exp(scores)
+    totals = shares.sum(axis=1, keepdims=True)
+    away = queries - documents
+    loss = float((np.log(totals[:, 0]) - scores[own, own]).mean() + (away**2).sum(axis=1).mean())
+    shares /= totals
+    shares[own, own] -= 1
+    gradient = shares @ candidates / (count * temperature) + 2 / count * away
+    return loss, np.asarray(gradient, dtype=queries.dtype)

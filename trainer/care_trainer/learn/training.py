@@ -6,9 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer
 
 from care_qdrant import CareModel
@@ -22,6 +19,7 @@ from care_trainer.learn.queries import Questions
 from care_trainer.learn.settings import LearnSettings
 from care_trainer.learn.split import Split
 from care_trainer.learn.start import built_in_reads, built_in_tokenizer, mapped_start, token_vectors
+from care_trainer.learn.token_table import TokenTable
 from care_trainer.learn.weak import rare_share
 from care_trainer.models.tokens import Parts, TokenLists, tokenize, train_collection_tokenizer
 
@@ -33,10 +31,9 @@ _NEGLIGIBLE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A query encoder in the learned space."""
+    """A query encoder that was trained."""
 
-    encoder: SentenceTransformer
-    """Ends in the learned space, before the normalisation."""
+    table: TokenTable
     built_in_start: bool
     """Whether it began with what the built-in model knows of its tokens."""
     student: Student
@@ -65,15 +62,12 @@ def train(
     best = run.fit(_own_tokens(split, settings, earlier, state))
     if is_known:
         tokenizer = built_in_tokenizer(settings.max_tokens)
-        built_in = run.fit(Tokens(BUILT_IN, tokenizer, Parts(tokenizer, compose=False)))
+        built_in = run.fit(Tokens(BUILT_IN, tokenizer, Parts.of(tokenizer, compose=False)))
         best = best if best.fit.score > built_in.fit.score + _CLEARLY else built_in
     table, texts = run.fit_with_held_out(best) if again else (best.fit.table, best.texts)
     if not is_known:  # the vector of a token that no text has is the random start, or of texts that are gone
         table = np.where(texts.tokens.counts(len(table))[:, None] > 0, table, np.float32(0))
-    folded = torch.from_numpy(tables.folded(table, best.tokens.parts, texts.targets.mean(axis=0)))
-    encoder = SentenceTransformer(
-        modules=[StaticEmbedding(best.tokens.tokenizer, embedding_weights=folded)], device="cpu"
-    )
+    folded = tables.folded(table, best.tokens.parts, texts.targets.mean(axis=0))
     asked = tokenize(best.tokens.tokenizer, split.questions)
     student = Student(
         training=Training(
@@ -89,7 +83,7 @@ def train(
         rare=rare_share(best.texts.whole, asked, len(folded)),
         history=best.fit.history,
     )
-    return Trained(encoder, is_known, student)
+    return Trained(TokenTable(best.tokens.tokenizer, folded, split.pairs.basis), is_known, student)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +169,7 @@ class Trainings:
             settings,
             score,
             lambda done, total: self.on_step(self.steps_before + done, self.steps_before + total * self.fits_left),
-            tables.Resume(self.state / f"{name}.pt", self.split.digest(self.settings)),
+            tables.Resume(self.state / f"{name}.npz", self.split.digest(self.settings)),
         )
         self.steps_before += fit.steps
         self.fits_left -= 1
@@ -196,23 +190,23 @@ class Trainings:
 
     def _start(self, tokens: Tokens, texts: TrainingTexts) -> Vectors:
         if self.earlier is not None:
-            whole = self.earlier.table.embedding.weight.detach().numpy()
+            whole = self.earlier.table.vectors
         elif self.starts_mapped:
             known = token_vectors(tokens.tokenizer, CareModel.load().query_encoder)
             whole = mapped_start(known, texts.whole, texts.targets)
         else:
             size, width = tokens.tokenizer.get_vocab_size(), texts.targets.shape[1]
             return tables.start_table(texts.tokens, size, width, self.settings.seed)
-        return tokens.parts.unfold(torch.from_numpy(whole)).numpy()
+        return tokens.parts.unfold(whole)
 
 
 def _own_tokens(split: Split, settings: LearnSettings, earlier: Earlier | None, state: Path) -> Tokens:
     """Return the tokenizer of an interrupted or earlier run, or a new one; two trainings need not give the same."""
     if earlier is not None:
-        return Tokens("earlier", earlier.table.tokenizer, Parts(earlier.table.tokenizer))
+        return Tokens("earlier", earlier.table.tokenizer, Parts.of(earlier.table.tokenizer))
     path = state / f"tokenizer-{settings.vocabulary}-{settings.max_tokens}-{settings.seed}.json"
     if not path.is_file():
         texts = [split.texts[row] for row in split.train]
         train_collection_tokenizer(texts, settings.vocabulary, settings.max_tokens).save(str(path))
     tokenizer = Tokenizer.from_file(str(path))
-    return Tokens("collection", tokenizer, Parts(tokenizer))
+    return Tokens("collection", tokenizer, Parts.of(tokenizer))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from care_qdrant.errors import InputError
 from care_trainer.models import towers
-from care_trainer.models.tokens import rarity, tokenize
+from care_trainer.models.tokens import Parts, rarity, tokenize
 
 PIECE_TEXTS = 4096
 """Texts counted at once."""
@@ -36,6 +36,32 @@ def random_static(tokenizer: Tokenizer, dim: int, texts: Iterable[str], max_toke
         counts += tokenize(tokenizer, piece).counts(size)
     table = torch.randn(size, dim) / dim**0.5 * torch.from_numpy(rarity(counts)).float()[:, None]
     return SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_weights=table)])
+
+
+class Expansion(nn.Module):
+    """Replaces tokens by their parts, on the device of its loss."""
+
+    counts: Tensor
+    starts: Tensor
+    flat: Tensor
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__()
+        for name, values in (
+            ("counts", parts.lists.lengths),
+            ("starts", parts.lists.starts[:-1]),
+            ("flat", parts.lists.flat),
+        ):
+            self.register_buffer(name, torch.from_numpy(values.copy()), persistent=False)
+
+    def forward(self, ids: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the parts of all tokens of a flat column, and the new offsets of its texts."""
+        counts = self.counts[ids]
+        ends = counts.cumsum(0)
+        begins = (ends - counts).repeat_interleave(counts)
+        within = torch.arange(begins.shape[0], device=ids.device) - begins
+        before = torch.cat([ends.new_zeros(1), ends])
+        return self.flat[self.starts[ids].repeat_interleave(counts) + within], before[offsets]
 
 
 def static_module(model: SentenceTransformer) -> StaticEmbedding:

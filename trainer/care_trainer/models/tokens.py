@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
+from scipy.sparse import csr_matrix
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
-from torch import Tensor, nn
+
+from care_qdrant.types import Vectors
 
 Numbers = npt.NDArray[np.int64]
 
@@ -80,6 +81,15 @@ class TokenLists:
         flat = np.fromiter((number for numbers in lists for number in numbers), dtype=np.int64)
         return cls(flat, _running_total([len(numbers) for numbers in lists]))
 
+    def sums(self, table: Vectors) -> Vectors:
+        """Return the sum of the token vectors of each text, (texts, width)."""
+        return np.asarray(self.matrix(len(table)) @ table, dtype=np.float32)
+
+    def matrix(self, vocabulary: int) -> csr_matrix:
+        """Return how often each text has each token, (texts, vocabulary)."""
+        ones = np.ones(len(self.flat), dtype=np.float32)
+        return csr_matrix((ones, self.flat, self.starts), shape=(len(self), vocabulary))
+
     def joined(self, other: "TokenLists") -> "TokenLists":
         """Return these texts and then those of another list."""
         return TokenLists(
@@ -126,46 +136,34 @@ def rarity(counts: Numbers) -> npt.NDArray[np.float64]:
     return np.asarray(logarithms / logarithms.mean())
 
 
-class Parts(nn.Module):
-    """The tokens that make up each token: itself and, for a longer piece, its characters; on the device of its loss."""
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The tokens that make up each token: itself and, for a longer piece, its characters."""
 
-    counts: Tensor
-    starts: Tensor
-    flat: Tensor
+    lists: TokenLists
+    """The parts of each token of the vocabulary."""
 
-    def __init__(self, tokenizer: Tokenizer, *, compose: bool = True) -> None:
-        super().__init__()
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, *, compose: bool = True) -> "Parts":
+        """Return the parts of a tokenizer's tokens; each is itself alone without ``compose``."""
         vocabulary = tokenizer.get_vocab()
         rows = [[number] for number in range(tokenizer.get_vocab_size())]
         for token, number in vocabulary.items() if compose else ():
             plain = token.removeprefix("##")
             if len(plain) > 1 and not token.startswith("["):
                 rows[number] += [vocabulary[character] for character in plain if character in vocabulary]
-        counts = torch.tensor([len(row) for row in rows])
-        self.register_buffer("counts", counts, persistent=False)
-        self.register_buffer("starts", counts.cumsum(0) - counts, persistent=False)
-        self.register_buffer("flat", torch.tensor([part for row in rows for part in row]), persistent=False)
-
-    def expand(self, ids: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the parts of all tokens of a flat column, and the new offsets of its texts."""
-        counts = self.counts[ids]
-        ends = counts.cumsum(0)
-        begins = (ends - counts).repeat_interleave(counts)
-        within = torch.arange(begins.shape[0], device=ids.device) - begins
-        before = torch.cat([ends.new_zeros(1), ends])
-        return self.flat[self.starts[ids].repeat_interleave(counts) + within], before[offsets]
+        return cls(TokenLists.of(rows))
 
     def of_texts(self, tokens: TokenLists) -> TokenLists:
         """Return texts as the parts of their tokens."""
-        flat, starts = self.expand(torch.from_numpy(tokens.flat), torch.from_numpy(tokens.starts))
-        return TokenLists(flat.numpy(), starts.numpy())
+        parts = self.lists.take(tokens.flat)
+        return TokenLists(parts.flat, parts.starts[tokens.starts])
 
-    def fold(self, table: Tensor) -> Tensor:
+    def fold(self, table: Vectors) -> Vectors:
         """Return the table (tokens, dim) whose rows are the sums of their parts: it needs no parts any more."""
-        own = self.to(table.device)
-        return nn.functional.embedding_bag(own.flat, table, own.starts, mode="sum")
+        return self.lists.sums(table)
 
-    def unfold(self, table: Tensor) -> Tensor:
+    def unfold(self, table: Vectors) -> Vectors:
         """Return the table of parts whose `fold` is the given table."""
-        whole = table * (self.counts == 1)[:, None]
-        return table - (self.fold(whole) - whole)
+        whole = table * (self.lists.lengths == 1)[:, None]
+        return np.asarray(table - (self.fold(whole) - whole), dtype=np.float32)

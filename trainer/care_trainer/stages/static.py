@@ -14,7 +14,7 @@ from care_trainer.data.collators import PairCollator
 from care_trainer.losses.embedding import KEYS, Features, drop_tokens, without_keys
 from care_trainer.losses.objectives import Batch, pair_objective
 from care_trainer.models import towers
-from care_trainer.models.static import random_static, start_from_static, static_module, weighted_sums
+from care_trainer.models.static import Expansion, random_static, start_from_static, static_module, weighted_sums
 from care_trainer.models.tokens import Parts
 from care_trainer.stages.context import Context, Trained
 from care_trainer.training.loop import fit
@@ -23,10 +23,10 @@ from care_trainer.training.loop import fit
 class StaticLoss(nn.Module):
     """An objective over the texts of a static encoder, in place of `EmbeddingLoss`."""
 
-    def __init__(self, model: SentenceTransformer, objective: nn.Module, parts: Parts, stage: Static) -> None:
+    def __init__(self, model: SentenceTransformer, objective: nn.Module, expand: Expansion, stage: Static) -> None:
         super().__init__()
         self.model: Any = model
-        self.objective, self.parts, self.stage = objective, parts, stage
+        self.objective, self.expand, self.stage = objective, expand, stage
 
     def forward(self, sentence_features: Iterable[Features], labels: Tensor | None = None) -> Tensor:
         """Return the loss of a batch, a scalar, from one flat feature dictionary for each column."""
@@ -34,7 +34,7 @@ class StaticLoss(nn.Module):
         vectors = []
         for number, column in enumerate(columns):
             ids, offsets = drop_tokens(column["input_ids"], column["offsets"], self.stage.token_dropout)
-            ids, offsets = self.parts.expand(ids, offsets)
+            ids, offsets = self.expand(ids, offsets)
             if number == 0 or self.stage.lead_tokens is None:
                 found = self.model({**without_keys(column), "input_ids": ids, "offsets": offsets})
                 vectors.append(found["sentence_embedding"])
@@ -64,9 +64,10 @@ def train_static(context: Context) -> Trained:
     collator = PairCollator(
         stage.crop, negatives=stage.hard_negatives, seed=context.run.seed, preprocess_fn=model.preprocess
     )
-    parts = Parts(model.tokenizer, compose=stage.compose)
-    metrics = fit(context, model, StaticLoss(model, objective, parts, stage), rows, collator)
-    table = parts.fold(static_module(model).embedding.weight.detach())
+    parts = Parts.of(model.tokenizer, compose=stage.compose)
+    metrics = fit(context, model, StaticLoss(model, objective, Expansion(parts), stage), rows, collator)
+    trained = static_module(model).embedding.weight.detach()
+    table = torch.from_numpy(parts.fold(trained.cpu().numpy())).to(trained.device)
     if is_static:
         with torch.no_grad():
             static_module(query).embedding.weight.copy_(table)
