@@ -46,8 +46,6 @@ NOTES = '{"query": "my own", "label": "S"}\n'
         (care_bench, "audit", "folder", "folder", "--output", "notes.txt"),
         (care_bench, "compare", "folder", "folder", "--output", "notes.txt"),
         (care_model, "reference-vectors", "built-in", "--output", "notes.txt"),
-        (care_data, "anonymise", "pairs.jsonl", "--output", "pairs.jsonl"),
-        (care_data, "anonymise", "pairs.jsonl", "--output", "notes.txt"),
         (care_data, "diversify", "pairs.jsonl", "--side", "query", "--output", "./pairs.jsonl"),
         (care_data, "diversify", "pairs.jsonl", "--side", "query", "--output", "notes.txt"),
         (care_data, "export", "plan.toml", "--output", "notes.txt"),
@@ -99,7 +97,6 @@ def test_a_file_of_the_user_is_refused_before_any_work(
         ("no collection 'nowhere'", care_serve, "--collection", "nowhere"),
         ("notes.txt/new: cannot be made", care_learn, "articles", "--output", "notes.txt/new"),
         ("full: exists and is not a CARE folder", care_learn, "articles", "--output", "full"),
-        ("notes.txt/new: cannot be made", care_data, "anonymise", "pairs.jsonl", "--output", "notes.txt/new"),
         (
             "notes.txt/new: cannot be made",
             care_data,

@@ -11,7 +11,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from care_benchmarks.charts import Bar, Point, bars, scatter
 from care_benchmarks.comparison import TaskComparison
 from care_benchmarks.measures import CONDENSED
-from care_benchmarks.paper import TABLES, Row, rank_correlation
 from care_benchmarks.results import Result, TaskInfo
 from care_benchmarks.statistics import RESAMPLES, Comparison
 from care_qdrant.errors import redact
@@ -107,12 +106,6 @@ def _context(result: Result) -> dict[str, Any]:
         ],
         "timed": [system for system in result.systems if system.speed],
         "verdicts": verdicts,
-        "paper": [
-            (table, rows)
-            for table in TABLES
-            if (rows := [(row, here) for row in table.rows if (here := _reproduced_here(row, result))])
-        ],
-        "ranks": rank_correlation({score.task: score.value for score in system.scores} for system in result.systems),
         "parameters": format_parameters,
         "resamples": f"{RESAMPLES:,}",
     }
@@ -143,16 +136,9 @@ def _charts(result: Result) -> dict[str, Any]:
         return {"charts": charts, "speed_chart": "", "speed_caption": ""}
     caption = (
         f"{ranking.name}, {ranking.measure}, against queries per second on the machine below; the larger a point, the "
-        "more clients. The paper's Figure 1 has the same axes, but was measured on an A100: do not compare the figures."
+        "more clients."
     )
     return {"charts": charts, "speed_chart": scatter(points, ranking.measure, names), "speed_caption": caption}
-
-
-def _reproduced_here(row: Row, result: Result) -> str:
-    """Return the run's own figures for a row of the paper, in percent; empty where it has none."""
-    system = next((system for system in result.systems if system.name.casefold() == row.model.casefold()), None)
-    own = {task: score.value for task in row.figures if system and (score := system.score(task))}
-    return ", ".join(f"{task} {100 * value:.2f}" for task, value in own.items())
 
 
 def _said(scores: Mapping[str, float], first: str, comparisons: Sequence[Comparison]) -> str:

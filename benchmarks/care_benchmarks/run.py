@@ -11,7 +11,6 @@ from qdrant_client import QdrantClient
 from care_benchmarks.evaluation import Outcome, compare, evaluate
 from care_benchmarks.machine import describe_machine
 from care_benchmarks.measures import Qrels, Run, ranked
-from care_benchmarks.paper import CMEDQA_1, CMEDQA_2, RERANK, RETRIEVAL, STS
 from care_benchmarks.report import write_report
 from care_benchmarks.results import Answer, PerQuery, Result, System, TaskInfo, WorstQuery, save_result
 from care_benchmarks.search import ProgressBar, QdrantSearch, Through, quiet
@@ -21,7 +20,14 @@ from care_benchmarks.tasks import LoadedTask, load_task
 
 logger = logging.getLogger(__name__)
 
-_PAPER_TASKS = {CMEDQA_1, CMEDQA_2, RETRIEVAL, RERANK, STS}
+_PAPER_TASKS = {
+    "CMedQAv1-reranking",
+    "CMedQAv2-reranking",
+    "CMedTEB-Retrieval",
+    "CMedTEB-Rerank",
+    "CMedTEB-STS-qd",
+}
+"""Tasks of arXiv 2604.10937."""
 
 QUERIES_PER_TASK = 10
 ANSWERS = 5

@@ -205,27 +205,6 @@ def pairs(config: "Config", output: Path) -> Any:
     return write_pairs(config, output)
 
 
-@care_data.command("anonymise")
-@click.argument("source", metavar="INPUT", type=_FILE)
-@output_option
-@click.option("--config", type=_FILE, callback=_load, help="With [anonymiser], a model.  [default: rules alone]")
-@click.pass_obj
-def anonymise(replay: bool, source: Path, output: Path, config: "Config | None") -> Any:
-    """Take personal data out of the texts of INPUT, by rules and by the [anonymiser] of a configuration.
-
-    The report counts what was found; a row that the model did not check is left out.
-
-    \b
-    Example:
-      care data anonymise raw.jsonl --output clean.jsonl
-      care data anonymise raw.jsonl --output clean.jsonl --config train.toml
-    """
-    from care_data.anonymise import run_anonymise
-
-    require_free(output)
-    return run_anonymise(source, output, config, replay=replay)
-
-
 @care_data.command("diversify")
 @click.argument("source", metavar="INPUT", type=_FILE)
 @output_option

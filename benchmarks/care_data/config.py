@@ -151,7 +151,6 @@ class Settings:
     vote: Vote = Field(default_factory=Vote)
     build: Build = Field(default_factory=Build)
     sts: Sts | None = None
-    anonymiser: Judge | None = None  # model that finds names that rules miss
 
 
 @dataclass(frozen=True, kw_only=True)
