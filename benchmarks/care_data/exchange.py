@@ -42,6 +42,12 @@ def write_qrels(config: Config, output: Path) -> int:
         for row in read_rows(config.folder / LABELS, config.command("vote"))
         if row["label"] in ("relevant", "irrelevant")
     ]
+    names = {row[key] for row in rows for key in ("query_id", "document_id")}
+    if blank := min((name for name in names if name.split() != [name]), default=None):
+        raise InputError(
+            f"{output}: not written, since TREC qrels cannot hold the id {blank!r}; rename it, or use the "
+            f"benchmark that {config.command('build')} writes"
+        )
     pairs = (f"{row['query_id']} 0 {row['document_id']} {int(row['label'] == 'relevant')}\n" for row in rows)
     write_text(output, "".join(pairs))
     return len(rows)
@@ -57,12 +63,19 @@ def read_judgements(path: Path, relevant_from: int) -> dict[tuple[str, str], int
         rows = ((row.get("qid"), row.get("docid"), row.get("judgment")) for row in read_rows(path))
     else:
         rows = ((query, name, grade) for query, _, name, grade in read_fields(path, "query 0 document grade"))
-    found = {}
+    found: dict[tuple[str, str], int] = {}
     for number, (query, document, grade) in enumerate(rows, start=1):
+        if query is None or document is None:
+            raise InputError(f"{path}:{number}: has no qid or no docid; expected both")
         try:
-            found[str(query), str(document)] = RELEVANT if int(grade) >= relevant_from else GRADES["D"]
-        except (TypeError, ValueError) as error:
+            own = RELEVANT if int(grade) >= relevant_from else GRADES["D"]
+        except (TypeError, ValueError, OverflowError) as error:
             raise InputError(f"{path}:{number}: grade is {grade!r}; expected a number") from error
+        if found.setdefault((str(query), str(document)), own) != own:
+            raise InputError(
+                f"{path}:{number}: judges question {query!r} and document {document!r} a second time, and "
+                "otherwise; keep one of the two"
+            )
     return found
 
 

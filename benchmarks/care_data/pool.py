@@ -5,6 +5,7 @@ that only other systems find are never judged. Here BM25 is always in, and what 
 """
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -176,13 +177,28 @@ def _embedded(retriever: Retriever, queries: Sequence[str]) -> Vectors:
 def _from_run(config: Config, retriever: Retriever, texts: Texts, questions: Rows) -> Rankings:
     path, depth = config.at(str(retriever.path)), config.settings.pool.depth
     ranked: dict[str, list[tuple[float, str]]] = {}
-    unknown = 0
-    for fields in read_fields(path, "query Q0 document rank score name"):
+    unknown, asked, strange = 0, {row["id"] for row in questions}, set[str]()
+    for number, fields in enumerate(read_fields(path, "query Q0 document rank score name"), start=1):
+        try:
+            score = float(fields[4])
+        except ValueError:
+            score = math.nan
+        if not math.isfinite(score):
+            raise InputError(f"{path}:{number}: score is {fields[4]!r}; expected a finite number")
+        if fields[0] not in asked:
+            strange.add(fields[0])
         document = fields[2] if fields[2] in texts.documents else texts.names.get(fields[2])
         if document is None:
             unknown += 1
         else:
-            ranked.setdefault(fields[0], []).append((float(fields[4]), document))
+            ranked.setdefault(fields[0], []).append((score, document))
+    if strange and not asked & ranked.keys():
+        raise InputError(
+            f"{path}: ranks documents of none of the questions, but of {min(strange)!r} and others; its query "
+            "ids must be those of the questions"
+        )
+    if strange:
+        logger.warning("%s: %s not among the questions and left out", path, counted(len(strange), "query id", "are"))
     if unknown:
         lacking = counted(unknown, "document", "are")
         logger.warning("%s: %s not in the collection and left out", path, lacking)

@@ -27,7 +27,10 @@ def render(name: str, **values: Any) -> str:
 def read_object(text: str) -> dict[str, Any]:
     """Return the JSON object of an answer, repaired where it is cut off or wrapped; empty where there is none."""
     start = text.find("{")
-    found = json_repair.loads(text[start:]) if start >= 0 else None
+    try:
+        found = json_repair.loads(text[start:]) if start >= 0 else None
+    except (ValueError, RecursionError):  # nested too deeply
+        found = None
     return found if isinstance(found, dict) else {}
 
 
@@ -36,6 +39,6 @@ def read_grades(text: str, count: int) -> dict[int, int]:
     grades: dict[int, int] = {}
     for key, value in read_object(text).items():
         number, letter = str(key).rpartition("-")[2].strip(), str(value).strip().upper()
-        if number.isdigit() and int(number) < count and letter in GRADES:
+        if number.isdecimal() and int(number) < count and letter in GRADES:
             grades[int(number)] = GRADES[letter]
     return grades

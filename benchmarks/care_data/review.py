@@ -67,8 +67,12 @@ def review_app(config: Config, tasks: Sequence[Task]) -> Starlette:
             return JSONResponse({"error": problem}, status_code=400)
         if (opinion.query_id, opinion.document_id) not in known:
             return JSONResponse({"error": "the pair is not in this sample"}, status_code=400)
-        with (config.folder / OPINIONS).open("a", encoding="utf-8") as file:
-            file.write(line(asdict(opinion)))
+        with (config.folder / OPINIONS).open("ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                # A last line without its end is of a page that was killed: nothing may be glued to it.
+                file.write(b"" if file.read(1) == b"\n" else b"\n")
+            file.write(line(asdict(opinion)).encode())
             file.flush()
             os.fsync(file.fileno())
         return JSONResponse({"stored": True})

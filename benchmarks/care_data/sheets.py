@@ -3,6 +3,8 @@
 Question and document are shown in random order, without votes. One expert fills in one sheet.
 """
 
+import json
+import logging
 import random
 import re
 from collections.abc import Sequence
@@ -21,6 +23,8 @@ from care_data.files import LABELS, read_rows
 from care_data.pool import QUERIES
 from care_data.prompts import GRADES, LETTERS
 from care_qdrant.errors import InputError
+
+logger = logging.getLogger(__name__)
 
 OPINIONS = "opinions.jsonl"  # what experts said on the page: an expert's last word on a pair counts
 COLUMNS = ("query_id", "document_id", "question", "document", "grade", "expert")
@@ -91,10 +95,16 @@ def read_opinions(config: Config) -> dict[tuple[str, str], dict[str, int]]:
 
 
 def page_opinions(config: Config) -> dict[Key, int]:
-    """Return what experts said on the page."""
-    path = config.folder / OPINIONS
-    rows = read_rows(path) if path.is_file() else ()
-    return {(row["expert"], row["query_id"], row["document_id"]): GRADES[row["grade"]] for row in rows}
+    """Return what experts said on the page; a line that a killed page left half written is left out."""
+    path, found = config.folder / OPINIONS, dict[Key, int]()
+    for number, text in enumerate(path.read_bytes().split(b"\n") if path.is_file() else (), start=1):
+        if text.strip():
+            try:
+                row = json.loads(text)
+                found[row["expert"], row["query_id"], row["document_id"]] = GRADES[row["grade"]]
+            except (ValueError, KeyError, TypeError):
+                logger.warning("%s:%d: is no opinion and left out", path, number)
+    return found
 
 
 def _read_sheet(path: Path, found: dict[Key, tuple[int, str]]) -> None:

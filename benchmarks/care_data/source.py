@@ -83,7 +83,11 @@ def read_fields(path: Path, expected: str) -> Iterator[list[str]]:
     """Yield the fields of each line of one of TREC's files."""
     if not path.is_file():
         raise InputError(f"{path}: is not there; expected lines of: {expected}")
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: is not UTF-8 ({error}); save it as UTF-8") from error
+    for number, line in enumerate(lines, start=1):
         fields = line.split()
         if len(fields) != len(expected.split()):
             raise InputError(f"{path}:{number}: is {line[:60]!r}; expected: {expected}")

@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _BUSY = {408, 409, 425, 429, 500, 502, 503, 504, 529}
+_MOST_TOKENS = 10**9
+"""Tokens from which a number is none that one call could have."""
 _TABLE = """CREATE TABLE IF NOT EXISTS calls (
     key TEXT PRIMARY KEY, judge TEXT NOT NULL, reserved REAL NOT NULL, unanswered INTEGER NOT NULL DEFAULT 0,
     answer TEXT, refused TEXT, input_tokens INTEGER, output_tokens INTEGER, cost REAL)"""
@@ -225,7 +227,7 @@ class Caller:
         try:
             # Endpoints that know the header answer a repeated call from what was paid already.
             headers = {"Idempotency-Key": key}
-            answer = self._read(self._client.post(self._url, json=self._body(prompt), headers=headers))
+            answer = self._read(self._client.post(self._url, json=self._body(prompt), headers=headers), prompt)
         except ConnectError as error:
             self._ledger.withdraw(key)
             raise _Busy(f"cannot be reached ({error})") from error
@@ -238,10 +240,10 @@ class Caller:
         self._ledger.store(key, answer)
         return answer
 
-    def _read(self, response: Response) -> Answer:
+    def _read(self, response: Response, prompt: str) -> Answer:
         if response.status_code in _BUSY:
             after = response.headers.get("Retry-After", "")
-            wait = float(after) if after.replace(".", "", 1).isdigit() else None
+            wait = float(after) if after.replace(".", "", 1).isdecimal() else None
             raise _Busy(f"answered {response.status_code}", wait)
         if response.status_code != HTTPStatus.OK:
             raise JudgeUnreachable(
@@ -251,12 +253,15 @@ class Caller:
         try:
             payload: dict[str, Any] = response.json()
             choice = payload["choices"][0]
-            message, usage = choice["message"], payload.get("usage") or {}
-            text = message.get("content") or ""
-            refused = message.get("refusal") or ("filtered" if choice.get("finish_reason") == "content_filter" else "")
+            message = choice["message"]
+            text = _text_of(message.get("content"))
+            filtered = "filtered" if choice.get("finish_reason") == "content_filter" else ""
+            refused = _text_of(message.get("refusal")) or filtered
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             raise _Busy(f"sent no chat completion ({type(error).__name__})", paid=True) from error
-        tokens = int(usage.get("prompt_tokens", 0)), int(usage.get("completion_tokens", 0))
+        tokens = _tokens_of(payload.get("usage"))
+        if tokens is None:  # what it does not say may have been paid
+            return Answer(text, refused, cost=highest_price(self.judge, prompt))
         return Answer(text, refused, *tokens, _cost(self.judge, *tokens))
 
     def _wait(self, state: RetryCallState) -> float:
@@ -279,6 +284,23 @@ def calling(
         finally:
             for caller in callers:
                 caller.close()
+
+
+def _text_of(content: object) -> str:
+    """Return the text of a message, a string or a list of parts; TypeError for anything else."""
+    if isinstance(content, list):
+        return "".join(_text_of(part["text"]) for part in content if part.get("type", "text") == "text")
+    if content is not None and not isinstance(content, str):
+        raise TypeError(f"found {type(content).__name__}, expected a text")
+    return content or ""
+
+
+def _tokens_of(usage: object) -> tuple[int, int] | None:
+    """Return the tokens that an endpoint says it has read and written, None where it says nothing of use."""
+    values = [usage.get(key) for key in ("prompt_tokens", "completion_tokens")] if isinstance(usage, dict) else []
+    if not values or not all(type(value) is int and 0 <= value < _MOST_TOKENS for value in values):
+        return None
+    return values[0], values[1]
 
 
 def highest_price(judge: Judge, prompt: str) -> float:
