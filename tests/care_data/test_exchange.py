@@ -147,7 +147,7 @@ def test_trec_and_umbrela_go_out_and_come_back_as_one_more_judge(clinic: Path) -
     with pytest.raises(InputError, match=r"out.qrels:1: is 'q 0 d'; expected: query 0 document grade"):
         run_step(load_config(clinic / "clinic.toml"), "vote")
     (clinic / "theirs.jsonl").write_text('{"qid": "q"}', encoding="utf-8")
-    with pytest.raises(InputError, match=r"theirs.jsonl:1: grade is None; expected a number"):
+    with pytest.raises(InputError, match=r"theirs.jsonl:1: has no qid or no docid; expected both"):
         run_step(load_config(clinic / "clinic.toml"), "vote")
 
 
