@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import count, takewhile
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
@@ -297,10 +297,16 @@ def _text_of(content: object) -> str:
 
 def _tokens_of(usage: object) -> tuple[int, int] | None:
     """Return the tokens that an endpoint says it has read and written, None where it says nothing of use."""
-    values = [usage.get(key) for key in ("prompt_tokens", "completion_tokens")] if isinstance(usage, dict) else []
-    if not values or not all(type(value) is int and 0 <= value < _MOST_TOKENS for value in values):
+    if not isinstance(usage, dict):
         return None
-    return values[0], values[1]
+    read, written = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    if not (_is_count(read) and _is_count(written)):
+        return None
+    return read, written
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value < _MOST_TOKENS
 
 
 def highest_price(judge: Judge, prompt: str) -> float:

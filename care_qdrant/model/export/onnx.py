@@ -7,7 +7,7 @@ a machine that serves it needs only onnxruntime and tokenizers.
 import logging
 import tempfile
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -105,6 +105,8 @@ def export_query_encoder(
     query_folder = Path(query_folder)
     if not probe_texts:
         raise InputError("an export needs probe texts: give real queries, a few hundred if you have them")
+    encode: Callable[[Sequence[str]], Vectors]
+    write: Callable[[Path], None]
     if own is None:
         tower = _load_tower(query_folder)
         encode, write = partial(_encode_stock, tower, "query"), partial(_export_fp32, tower)
