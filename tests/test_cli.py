@@ -232,7 +232,7 @@ _TORCH = ["torch", "sentence_transformers", "transformers", "peft", "safetensors
 @pytest.mark.parametrize(
     ("packages", "arguments", "extra"),
     [
-        (_TORCH, ["learn", "c", "--path", "qdrant"], "learn"),
+        (["onnx"], ["learn", "c", "--path", "qdrant"], "learn"),
         (_TORCH, ["model", "import", "somewhere", "pair"], "ingest"),
         (_TORCH, ["model", "export-onnx", "qdrant"], "onnx"),
         (["mcp"], ["serve", "--mcp"], "mcp"),

@@ -163,11 +163,10 @@ def export_onnx(folder: Path, as_json: bool) -> None:
     Example:
       care model export-onnx ./care-0.3b-4b
     """
-    from care_qdrant.errors import needs_extra
+    from care_qdrant.errors import require_packages
+    from care_qdrant.model.export.onnx import add_onnx
 
-    with needs_extra("onnx", "care model export-onnx"):
-        from care_qdrant.model.export.onnx import add_onnx
-
+    require_packages("onnx", "care model export-onnx", "torch", "sentence_transformers", "onnx")
     card = add_onnx(folder)
     size = card.files["document/model.onnx"].bytes / 1e6
     if as_json:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from care_qdrant.encoders.local.weights import read_json, write_json
 from care_qdrant.encoders.references import REFERENCE_TEXTS
-from care_qdrant.errors import InputError, ModelError
+from care_qdrant.errors import InputError, ModelError, require_packages
 from care_qdrant.model.adopt import published
 from care_qdrant.model.card import Card
 from care_qdrant.model.folder import require_destination, write_checkpoint
@@ -67,6 +67,7 @@ def import_model(
     """
     from care_qdrant.model.export.onnx import export_query_encoder
 
+    require_packages("ingest", "the import of a model", "torch", "sentence_transformers")
     if len(sources) not in (1, 2):
         raise InputError(f"{len(sources)} sources; expected one with both encoders, or the query's and the document's")
     require_destination(folder)
