@@ -243,7 +243,21 @@ def verify_checkpoint(folder: str | Path, sides: Iterable[str] | None = None) ->
 
 
 def describe_side(folder: Path, side: str) -> tuple[Side, int]:
-    """Read from a saved sentence-transformers model how it encodes one side, and its output dimension."""
+    """Read from a saved sentence-transformers model how it encodes one side, and its output dimension.
+
+    Raises:
+        ModelError: It is no such model, or one that would give other vectors here.
+    """
+    try:
+        return _described(folder, side)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"{folder}: modules.json, or a config.json that it names, is not one of sentence-transformers ({error!r}); "
+            "save the model again"
+        ) from error
+
+
+def _described(folder: Path, side: str) -> tuple[Side, int]:
     modules = read_json(folder / "modules.json")
     by_type = {module["type"].rsplit(".", 1)[-1]: folder / module["path"] for module in modules}
     settings = _read_optional(folder / "config_sentence_transformers.json")

@@ -1,8 +1,12 @@
 """Folders of sentence-transformers in place of a CARE folder: its vectors for both roles, or a refusal."""
 
+import json
+import random
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,3 +111,35 @@ def test_vectors_are_those_of_sentence_transformers_or_refused(
         assert expected.shape == (len(TEXTS), model.dim)
         np.testing.assert_allclose(own(TEXTS), expected, atol=1e-4)
     shutil.rmtree(folder)
+
+
+SETTINGS = ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json", "1_Pooling/config.json")
+
+
+def broken(value: Any, at_random: random.Random) -> Any:
+    """Return a JSON value with one part taken away or replaced."""
+    if isinstance(value, dict | list) and value and at_random.random() < 0.8:
+        changed: Any = dict(value) if isinstance(value, dict) else list(value)
+        key = at_random.choice(list(changed) if isinstance(changed, dict) else range(len(changed)))
+        if at_random.random() < 0.3:
+            del changed[key]
+        else:
+            changed[key] = broken(changed[key], at_random)
+        return changed
+    return at_random.choice([None, [], {}, "x", -1, 0, True, 1e9, "", [1], {"a": 1}])
+
+
+@given(name=st.sampled_from(SETTINGS), seed=st.integers(0, 10**6))
+@settings(max_examples=150)
+def test_broken_settings_are_refused_before_a_model_is_used(towers: dict[str, Path], name: str, seed: int) -> None:
+    folder = towers["bert"]
+    file = folder / name
+    whole = file.read_text(encoding="utf-8")
+    try:
+        file.write_text(json.dumps(broken(json.loads(whole), random.Random(seed))), encoding="utf-8")
+        with suppress(ModelError):
+            model = CareModel.load(folder, device="cpu")
+            if seed % 10 == 0:
+                model.query.open()
+    finally:
+        file.write_text(whole, encoding="utf-8")

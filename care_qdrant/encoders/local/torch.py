@@ -28,7 +28,7 @@ from care_qdrant.encoders.local.weights import readable_model
 from care_qdrant.encoders.side import Geometry, static_limit
 from care_qdrant.encoders.unread import UnreadWords
 from care_qdrant.encoders.usable import require_encodable, require_lengths, require_texts
-from care_qdrant.errors import EncodingError, InputError, needs_extra
+from care_qdrant.errors import EncodingError, InputError, ModelError, needs_extra
 from care_qdrant.forking import ForkLock
 from care_qdrant.types import Vectors
 
@@ -383,6 +383,7 @@ def load_sentence_transformer(
     Raises:
         MissingExtra: Torch or sentence-transformers are not installed.
         InputError: There is no such device here.
+        ModelError: The folder holds no model that sentence-transformers loads.
     """
     with needs_extra("ingest", "this encoder"):
         import torch
@@ -395,13 +396,15 @@ def load_sentence_transformer(
         dtype = "float32" if device.startswith("cpu") else "bfloat16"
     load = partial(SentenceTransformer, device=device, local_files_only=True)
     kwargs = {"dtype": getattr(torch, dtype)}
-    with no_progress_bars(), readable_model(folder) as native:
-        if device.startswith("cuda") and dtype == "bfloat16" and find_spec("flash_attn") is not None:
-            try:
-                model = load(str(native), model_kwargs={**kwargs, "attn_implementation": "flash_attention_2"})
-            except (ValueError, ImportError) as error:
-                logger.info("%s: without flash-attention (%s)", folder, error)
-                model = load(str(native), model_kwargs=kwargs)
-        else:
-            model = load(str(native), model_kwargs=kwargs)
-    return model.eval()
+    flash = {**kwargs, "attn_implementation": "flash_attention_2"}
+    has_flash = device.startswith("cuda") and dtype == "bfloat16" and find_spec("flash_attn") is not None
+    try:
+        with no_progress_bars(), readable_model(folder) as native:
+            if has_flash:
+                try:
+                    return load(str(native), model_kwargs=flash).eval()
+                except (ValueError, ImportError) as error:
+                    logger.info("%s: without flash-attention (%s)", folder, error)
+            return load(str(native), model_kwargs=kwargs).eval()
+    except (AttributeError, ImportError, KeyError, OSError, TypeError, ValueError) as error:
+        raise ModelError(f"{folder}: sentence-transformers cannot load it ({error!r}); save the model again") from error
