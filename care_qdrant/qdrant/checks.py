@@ -31,6 +31,8 @@ _MAX_UNKNOWN = 0.5
 
 def require_vector(schema: CollectionSchema, vector_name: str) -> None:
     """Refuse a dense vector that the collection does not have."""
+    if vector_name in schema.sparse:
+        raise SchemaMismatch(f"{vector_name!r} is a sparse vector of collection {schema.name!r}; name a dense one")
     if vector_name not in schema.dense:
         raise InputError(
             f"collection {schema.name!r} has no vector {vector_name!r} (it has: {_names(schema.dense)}); "
@@ -73,6 +75,8 @@ def check_contract(schema: CollectionSchema, vector_name: str, expected: VectorC
 def check_sparse_contract(schema: CollectionSchema, vector_name: str, language: str | None = None) -> SparseContract:
     """Return the constants of a BM25 vector; refuse an analyser that is not there, or not that of a given language."""
     where = f"sparse vector {vector_name!r} of collection {schema.name!r}"
+    if vector_name in schema.dense:
+        raise SchemaMismatch(f"{vector_name!r} is a dense vector of collection {schema.name!r}; name a sparse one")
     if vector_name not in schema.sparse:
         raise InputError(
             f"collection {schema.name!r} has no sparse vector {vector_name!r} (it has: {_names(schema.sparse)}); "

@@ -105,6 +105,11 @@ def test_a_value_that_cannot_be_is_refused_with_what_can(tmp_path: Path, overrid
     assert problem in str(caught.value)
 
 
+def test_a_static_stage_needs_encoders_that_take_the_mean(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"stage\.static: needs document\.pooling = 'mean', found 'lasttoken'"):
+        tiny_run(tmp_path, stage("static"), overrides=["query.pooling=mean", "document.pooling=lasttoken"])
+
+
 def test_a_configuration_is_parsed_without_torch() -> None:
     script = (
         "import sys; from care_trainer.config import find_config, load_run; load_run(find_config('nano'));"

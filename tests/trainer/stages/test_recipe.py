@@ -60,9 +60,8 @@ def test_a_symmetric_encoder_reads_documents_with_their_own_prompt(tmp_path: Pat
 
 def test_stored_documents_refuse_what_would_change_them(tmp_path: Path) -> None:
     frozen = stage("joint", freeze_document=True, batch_by_source=True)
-    run = _with_scores(tiny_run(tmp_path, frozen, overrides=[*TASKS, *BY_TASK]))
-    with pytest.raises(InputError, match=r"stage joint: stored documents have one prompt"):
-        recipe.run_stages(run)
+    with pytest.raises(InputError, match=r"stage.joint: its documents are encoded once, with one prompt; task sts has"):
+        tiny_run(tmp_path, frozen, overrides=[*TASKS, *BY_TASK])
     again = _with_scores(tiny_run(tmp_path / "2", frozen, overrides=BY_TASK[1:]))
     with pytest.raises(InputError, match=r"stage joint: pairs with a score need a document encoder that trains"):
         recipe.run_stages(again)

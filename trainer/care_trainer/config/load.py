@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from care_qdrant.errors import InputError, counted
 from care_trainer.config.run import COLLECTION, Run, Tower
-from care_trainer.config.stages import STAGE_TYPES, Align, PairStage, Stage, Static, stage_name
+from care_trainer.config.stages import STAGE_TYPES, Align, Distill, Joint, PairStage, Stage, Static, stage_name
 
 _EXPECTED = {
     "string_type": "a string",
@@ -210,6 +210,18 @@ def _collection_problems(run: Run) -> Iterator[str]:
             yield f"{where}: with a [document.collection], expected data = {COLLECTION!r}, no pairs, no teacher_prompt"
 
 
+def _frozen_problems(where: str, stage: Stage, run: Run) -> Iterator[str]:
+    """Say what the encoders and tasks of a stage cannot be where documents are encoded once, or as means of tokens."""
+    data = run.data.get(stage.data)
+    tasks = {name for name in (data.tasks.values() if data else ()) if name in run.tasks and run.tasks[name].document}
+    if tasks and _stores_documents(stage):
+        named = ", ".join(sorted(tasks))
+        yield f"{where}: its documents are encoded once, with one prompt; task {named} has a document prompt"
+    for side, tower in (("query", run.query), ("document", run.document)):
+        if isinstance(stage, Static) and tower.scratch is not None and tower.pooling != "mean":
+            yield f"{where}: needs {side}.pooling = 'mean', found {tower.pooling!r}, the mean of tokens"
+
+
 def _stage_problems(where: str, stage: Stage, run: Run) -> Iterator[str]:
     if stage.batch_size is not None and stage.global_batch_size is not None:
         yield f"{where}: give batch_size or global_batch_size, not both"
@@ -219,6 +231,7 @@ def _stage_problems(where: str, stage: Stage, run: Run) -> Iterator[str]:
     is_measured = run.evaluation is not None or run.document.collection is not None
     if stage.evaluate_steps is not None and (not is_measured or stage.kind in ("retromae", "static")):
         yield f"{where}.evaluate_steps: needs an [evaluation] and a stage that trains for retrieval"
+    yield from _frozen_problems(where, stage, run)
     if isinstance(stage, Static) and stage.lead_tokens is not None:
         shape, width = run.document.scratch, run.query.static or run.dim
         if shape is None or shape.architecture != "bert" or shape.hidden < width + 2:
@@ -227,6 +240,12 @@ def _stage_problems(where: str, stage: Stage, run: Run) -> Iterator[str]:
             yield f"{where}.lead_tokens: needs compose = false, since positions count whole tokens"
     if stage.patience is not None and stage.evaluate_steps is None:
         yield f"{where}.patience: needs evaluate_steps"
+
+
+def _stores_documents(stage: Stage) -> bool:
+    """Return whether a stage trains against vectors of documents that were computed before it."""
+    is_frozen = isinstance(stage, Joint) and stage.freeze_document and not stage.crop
+    return is_frozen or isinstance(stage, Distill) or (isinstance(stage, Align) and stage.pairs)
 
 
 def _tower_problems(side: str, tower: Tower, run: Run) -> Iterator[str]:

@@ -115,8 +115,6 @@ class Context(TrainingContext):
     def stored_documents(self, rows: Rows) -> tuple[Documents, Half]:
         """Return the distinct documents of pairs and the newest document encoder's vectors of them."""
         where = f"stage {self.folder.name}"
-        if any(document for _, document in self.tasks().values()):
-            raise InputError(f"{where}: stored documents have one prompt; take the tasks with a document prompt away")
         if table.scored(rows).any():
             raise InputError(f"{where}: pairs with a score need a document encoder that trains; leave their source out")
         documents = Documents(rows)
