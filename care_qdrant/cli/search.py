@@ -164,11 +164,11 @@ def command(
 
 def _asked_collection(client: "QdrantClient", where: str) -> str:
     """Return the only collection; of several, ask on a terminal which one."""
-    from care_qdrant.qdrant.collection import Collection, only_collection
+    from care_qdrant.qdrant.collection import Collection, only_name
 
     names = Collection(client, "").names()
     if len(names) < 2 or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return only_collection(client, where)
+        return only_name(names, where)
     for number, name in enumerate(names, 1):
         echo(f"{number:>3}  {name}", err=True)
     number = click.prompt("Number of the collection", type=click.IntRange(1, len(names)), err=True)

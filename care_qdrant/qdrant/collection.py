@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from qdrant_client import QdrantClient, models
+from qdrant_client import models
 
 from care_qdrant.errors import InputError, counted, next_command
 from care_qdrant.qdrant import grpc, rest
@@ -99,9 +99,8 @@ def having_ids(ids: Sequence[PointId]) -> models.Filter:
     return models.Filter(must=[models.HasIdCondition(has_id=list(ids))])
 
 
-def only_collection(client: QdrantClient, where: str) -> str:
+def only_name(names: Sequence[str], where: str) -> str:
     """Return the name of the collection when there is one, so that nobody has to type it."""
-    names = Collection(client, "").names()
     if not names:
         raise InputError(f"{where}: no collections yet; make one, " + next_command("care ingest corpus.jsonl"))
     if len(names) > 1:

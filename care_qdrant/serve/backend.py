@@ -12,8 +12,9 @@ from typing import TypeVar
 from qdrant_client import QdrantClient
 
 from care_qdrant.errors import InputError, Rejected, counted
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.search.fallback import Fallback
-from care_qdrant.search.retriever import Mode, Retriever
+from care_qdrant.search.retriever import SEARCH_POLICY, Mode, Retriever
 from care_qdrant.serve.models import ServedModel
 from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.settings import ServeSettings
@@ -49,6 +50,10 @@ class Backend:
                 except Rejected as error:
                     raise Refusal(503, "qdrant_failed", str(error)) from error
             return self._client
+
+    def collection(self, name: str) -> Collection:
+        """Return a collection, read with the patience of a search; call it in a thread."""
+        return Collection(self.client(), name, SEARCH_POLICY)
 
     @contextmanager
     def admitted(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ from functools import partial
 from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.encoders.terms.analyser import find_analyser
 from care_qdrant.errors import CareError, ContractError, InputError
-from care_qdrant.qdrant.collection import Collection, only_collection
+from care_qdrant.qdrant.collection import only_name
 from care_qdrant.search.overview import overview
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.serve.backend import Backend
@@ -86,10 +86,9 @@ class Catalogue:
 
     def _look(self) -> None:
         """Find the collections, and which of them a model can search; the only one is served whatever it is."""
-        client = self._backend.client()
-        there = Collection(client, "").names()
+        there = self._backend.collection("").names()
         if len(there) < 2:
-            self._searchable, self._unserved = (only_collection(client, "this service"),), {}
+            self._searchable, self._unserved = (only_name(there, "this service"),), {}
         else:
             unserved = {}
             for name in there:
@@ -120,7 +119,7 @@ class Catalogue:
         if (reason := self._unserved.get(name)) is not None:
             return CollectionState(name=name, models=[], sparse=False, problem=reason)
         try:
-            collection = Collection(self._backend.client(), name).resolve()
+            collection = self._backend.collection(name).resolve()
             contracts, holds = collection.schema.contracts.values(), overview(collection)
             able, reasons = self._searchers(name)
         except CareError as error:

@@ -9,7 +9,6 @@ from pydantic import ValidationError
 from qdrant_client import models
 
 from care_qdrant.encoders.terms.analyser import Analyser
-from care_qdrant.qdrant.collection import Collection
 from care_qdrant.search.conditions import Keys, notice, parse_filter
 from care_qdrant.search.good_match import GoodMatch, Match, judge
 from care_qdrant.search.retriever import Mode
@@ -113,7 +112,7 @@ class Searching:
         """Return all chunks of a document."""
 
         def read() -> WholeDocument:
-            return read_document(Collection(self._backend.client(), collection).resolve(), document_id)
+            return read_document(self._backend.collection(collection).resolve(), document_id)
 
         with self._backend.admitted():
             return await self._backend.run(read)
@@ -161,7 +160,7 @@ class Searching:
             good_match = self._good_matches.known(retriever, collection, served, request.mode)
         notes = [script_note(request.query, hits)]
         if keys is not None:
-            there = Collection(self._backend.client(), collection).resolve()
+            there = self._backend.collection(collection).resolve()
             notes.append(notice(there, request.conditions, keys, found=bool(hits)))
         note = "; ".join(filter(None, notes)) or None
         unread = [] if served is None else served.model.unread(request.query)

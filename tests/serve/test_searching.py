@@ -405,3 +405,22 @@ async def test_a_named_collection_that_is_gone_or_anothers_is_said_as_the_guide_
     [state] = (await http.get("/collections")).json()["collections"]
     assert (state["models"], state["points"]) == ([], 1)
     assert "theirs" in state["problem"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/collections", None),
+        ("POST", "/search", {"query": "发烧", "conditions": ["day > 2"]}),
+        ("POST", "/labels", {"query": "发烧", "document_id": "a", "relevant": True}),
+    ],
+)
+async def test_a_qdrant_that_went_away_is_said_while_somebody_waits(
+    make_service, connect, tmp_path: Path, method: str, path: str, body: dict[str, object] | None
+) -> None:
+    """The patience of an ingestion, ten minutes, is not that of a request."""
+    gone = QdrantClient(url="http://127.0.0.1:9", check_compatibility=False)
+    http = connect(make_service(aligned(), collections=("corpus",), over=gone, labels=tmp_path))
+    answer = await asyncio.wait_for(http.request(method, path, json=body), 20)
+    assert "Connection refused" in answer.text
+    assert answer.status_code == (200 if path == "/collections" else 503)
