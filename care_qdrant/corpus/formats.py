@@ -38,8 +38,9 @@ COLUMNAR: tuple[Format, ...] = ("parquet", "arrow")
 """Formats of bytes that are no text."""
 READABLE = "JSON lines (.jsonl), JSON (.json), CSV or TSV, Parquet, text (.txt, .md), each also as .gz or .zst"
 """The formats in the words of a message."""
-_BLANK_LINES = r"(?:[ \t]*+(?>\r\n|\r|\n))*+"
-# Atomic: a text of many blank lines would else be read in very many ways.
+# One way to read each line end, and so one way to read many of them. A possessive group would say so, too, but takes
+# blanks of the next line along in Python before 3.11.5.
+_BLANK_LINES = r"(?:[ \t]*(?:\r\n|\r(?!\n)|\n))*"
 _HEADING = re.compile(
     rf"{_BLANK_LINES} {{0,3}}#[ \t]+(?P<title>[^\r\n]*?)(?:(?<![^ \t])#+)?[ \t]*(?:(?=[\r\n]){_BLANK_LINES}|\Z)"
 )
