@@ -118,7 +118,7 @@ def test_a_server_that_dies_slows_down_and_answers_nonsense_loses_nothing(server
     require_right_vectors(server, client, len(DOCUMENTS))
     assert report.engine["engine"] == "server"
     (endpoint,) = report.engine["endpoints"]
-    assert endpoint["failed"] >= 2
+    assert endpoint["failed"] >= 1, "half of an answer; whether one was on its way at the kill is chance"
     assert endpoint["unusable"] >= 4
     assert report.engine["lowest_cosine"] > 0.9999
 
