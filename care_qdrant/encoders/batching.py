@@ -7,7 +7,7 @@ from tokenizers import Encoding, Tokenizer
 
 from care_qdrant.encoders.side import Side
 from care_qdrant.encoders.unread import UnreadWords
-from care_qdrant.encoders.usable import require_texts
+from care_qdrant.encoders.usable import as_encoded
 
 ALIKE = 0.97
 """Shortest text of a batch, as a fraction of its longest, once there are enough of them."""
@@ -28,7 +28,7 @@ class TokenizerFile:
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Return the uncut length of each text in tokens, special tokens and prompt included."""
-        require_texts(texts)
+        texts = as_encoded(texts)
         texts = [self._side.prompt + text for text in texts]
         return [len(self._tokenizer.encode(text, add_special_tokens=self._side.special_tokens).ids) for text in texts]
 

@@ -21,7 +21,7 @@ from care_qdrant.encoders import MAX_CHARACTERS_PER_TOKEN
 from care_qdrant.encoders.batching import uncut_length
 from care_qdrant.encoders.side import Geometry, Side
 from care_qdrant.encoders.unread import UnreadWords
-from care_qdrant.encoders.usable import require_encodable, require_lengths, require_texts, require_tokens
+from care_qdrant.encoders.usable import as_encoded, encodable, require_lengths, require_tokens
 from care_qdrant.errors import IncompleteModel, ModelError
 from care_qdrant.types import Vectors
 
@@ -99,7 +99,7 @@ class OnnxEncoder:
 
     def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
         """Encode texts into unit vectors, in order: ``(len(texts), dim)`` float32. None is the model's own prompt."""
-        require_encodable(texts)
+        texts = encodable(texts)
         token_ids = [self._read(text, prompt).ids for text in texts]
         require_tokens(texts, [place for place, ids in enumerate(token_ids) if not ids])
         vectors = np.empty((len(texts), self.dim), dtype=np.float32)
@@ -120,7 +120,7 @@ class OnnxEncoder:
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Return the uncut length of each text in tokens, special tokens and prompt included."""
-        require_texts(texts)
+        texts = as_encoded(texts)
         encodings = [self._tokenize(self.prompt + text) for text in texts]
         return [uncut_length(encoding, self._special_tokens) for encoding in encodings]
 

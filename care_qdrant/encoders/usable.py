@@ -3,6 +3,7 @@
 Qdrant's engine would take such a vector and never find the point again.
 """
 
+import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -13,6 +14,9 @@ from care_qdrant.types import Vectors, half_character, is_blank
 
 LEAST_LENGTH = 1e-6
 """Shortest length of a usable vector; a shorter one counts as zero."""
+_LINE_BREAKING = re.compile("[\u00ad\u200b\u2060\ufeff]")
+"""Soft hyphen, zero-width space, word joiner and byte order mark. Joiners and variation selectors, which change a glyph
+in Persian or an emoji, are left to the tokenizer."""
 
 
 def require_usable(vectors: Vectors, shape: tuple[int, int], name_of: Callable[[int], str]) -> None:
@@ -49,15 +53,29 @@ def _problem(text: object) -> str:
     return f"({text[:40]!r}) holds an unpaired surrogate ({half}), which is not a character" if half else ""
 
 
-def require_encodable(texts: Sequence[str]) -> None:
-    """Refuse what `require_texts` refuses, and blank texts: a model would return the vector of its prompt.
+def as_encoded(texts: Sequence[str]) -> list[str]:
+    """Return texts as encoders read them: without the characters that only say where a line may be broken.
+
+    Web pages and PDF files leave them inside words, where they look like nothing and change every token.
+
+    Raises:
+        InputError: It is one text.
+        UnusableText: Some texts are no texts, or hold half a character.
+    """
+    require_texts(texts)
+    return [text if text.isascii() else _LINE_BREAKING.sub("", text) for text in texts]
+
+
+def encodable(texts: Sequence[str]) -> list[str]:
+    """Return `as_encoded`, and refuse blank texts: a model would return the vector of its prompt.
 
     Raises:
         InputError: It is one text.
         UnusableText: Some texts are blank, are no texts, or hold half a character.
     """
-    require_texts(texts)
+    read = as_encoded(texts)
     require_tokens(texts, [place for place, text in enumerate(texts) if is_blank(text)])
+    return read
 
 
 def require_tokens(texts: Sequence[str], places: Sequence[int]) -> None:

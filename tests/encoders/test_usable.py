@@ -85,3 +85,16 @@ def test_the_error_crosses_processes_and_takes_the_names_of_its_caller() -> None
     error = UnusableText({1: "is blank", 3: "is blank"}).named(["a", "document 'b'", "c", "d"])
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
     assert str(error).startswith("document 'b' is blank")
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from("\u00ad\u200b\u2060\ufeff")), max_size=6))
+@pytest.mark.parametrize("side", ["query_encoder", "document_encoder"])
+def test_characters_that_only_allow_a_line_break_change_no_vector(
+    pair_folder: Path, side: str, inserted: list[tuple[int, str]]
+) -> None:
+    encoder = getattr(CareModel.load(pair_folder), side)
+    text = broken = "糖尿病人可以吃少量 watermelon slices"
+    for place, character in inserted:
+        broken = broken[:place] + character + broken[place:]
+    np.testing.assert_array_equal(encoder.encode([broken]), encoder.encode([text]))
+    assert encoder.count_tokens([broken]) == encoder.count_tokens([text])

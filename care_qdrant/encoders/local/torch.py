@@ -27,7 +27,7 @@ from care_qdrant.encoders.local.weights import no_progress_bars as no_progress_b
 from care_qdrant.encoders.local.weights import readable_model
 from care_qdrant.encoders.side import Geometry, static_limit
 from care_qdrant.encoders.unread import UnreadWords
-from care_qdrant.encoders.usable import require_encodable, require_lengths, require_texts
+from care_qdrant.encoders.usable import as_encoded, encodable, require_lengths
 from care_qdrant.errors import EncodingError, InputError, ModelError, needs_extra
 from care_qdrant.forking import ForkLock
 from care_qdrant.types import Vectors
@@ -119,14 +119,14 @@ class TorchEncoder:
 
     def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
         """Encode texts into unit vectors, in order: ``(len(texts), dim)`` float32."""
-        require_encodable(texts)
+        texts = encodable(texts)
         vectors = self.forward(texts, prompt=prompt)
         require_lengths(vectors, texts, self._geometry, tolerance=_TOLERANCE)
         return vectors
 
     def forward(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
         """Encode texts without looking at the vectors: one of a text that the model does not weigh is zero."""
-        require_texts(texts)
+        texts = as_encoded(texts)
         prompt = self.prompt if prompt is None else prompt
         read = self._read([prompt + text for text in texts]) if self._reads_ids else None
         uncut = map(len, read) if read is not None else self._lengths(texts, prompt)
@@ -159,7 +159,7 @@ class TorchEncoder:
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Return the uncut length of each text in tokens, special tokens and prompt included."""
-        require_texts(texts)
+        texts = as_encoded(texts)
         return self._lengths(texts, self.prompt)
 
     def unread(self, text: str) -> list[str]:

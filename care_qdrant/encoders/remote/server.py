@@ -30,7 +30,7 @@ from care_qdrant.encoders.engine import Engine
 from care_qdrant.encoders.references import Reference
 from care_qdrant.encoders.remote.wire import PERHAPS_TOO_MUCH, embeddings_client, read_vectors, request_body
 from care_qdrant.encoders.side import Geometry, Side
-from care_qdrant.encoders.usable import require_encodable, require_texts
+from care_qdrant.encoders.usable import as_encoded, encodable
 from care_qdrant.errors import EncodingError, ModelError, Unreachable, counted, redact
 from care_qdrant.http_client import Client, Response, TransportError
 from care_qdrant.patience import START_PATIENCE_SECONDS
@@ -108,7 +108,7 @@ class ServerEncoder:
 
     def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
         """Encode texts into unit vectors, in order: ``(len(texts), dim)`` float32. None is the model's own prompt."""
-        require_encodable(texts)
+        texts = encodable(texts)
         prompt = self.prompt if prompt is None else prompt
         encodings = [self._cut(prompt + text) for text in texts]
         vectors = np.empty((len(texts), self.dim), dtype=np.float32)
@@ -125,7 +125,7 @@ class ServerEncoder:
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Return the uncut length of each text in tokens, special tokens and prompt included."""
-        require_texts(texts)
+        texts = as_encoded(texts)
         encode = self._tokenizer.encode
         return [len(encode(self.prompt + text, add_special_tokens=self._markers).ids) for text in texts]
 
