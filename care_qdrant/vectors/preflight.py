@@ -85,7 +85,7 @@ def examine(
     )
     checks: list[Callable[[], object]] = [
         lambda: None if has_vector else require_vector_name(vector_name),
-        lambda: _require_reopenable(schema, vector_name, payloads),
+        lambda: _require_reopenable(schema, contract, payloads),
         lambda: None if has_vector else _require_language(contract, layout, payloads, reader),
         lambda: (
             _require_free_or_ours(schema, vector_name, contract, lost_contract=lost_contract)
@@ -103,7 +103,7 @@ def examine(
         has_vector=has_vector,
         # A collection that was filled once may be filled again.
         problems=(*filter(None, map(problem_of, checks)), *(no_layout if payloads or not has_vector else ())),
-        notices=(*_notices(schema), *_text_notices(layout, payloads)),
+        notices=(*_notices(schema, contract), *_text_notices(layout, payloads)),
         lost_contract=lost_contract,
         has_hashes=any(stored_hash(payload, vector_name) is not None for payload in payloads),
     )
@@ -164,20 +164,26 @@ def problem_of(check: Callable[[], object]) -> CareError | None:
     return None
 
 
-def _require_reopenable(schema: CollectionSchema, vector_name: str, payloads: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a collection that Haystack wrote without sparse vectors.
+def _lists_vectors(schema: CollectionSchema, contract: VectorContract | SparseContract) -> bool:
+    """Return whether the vector would turn the configuration of one unnamed vector into a list of dense vectors."""
+    return isinstance(contract, VectorContract) and isinstance(schema.config.params.vectors, models.VectorParams)
 
-    Its ``QdrantDocumentStore`` opens a collection only where the configuration has one unnamed vector and nothing
-    else, or where one is named ``text-dense``. A second vector makes a mapping of the first case, for good.
+
+def _require_reopenable(
+    schema: CollectionSchema, contract: VectorContract | SparseContract, payloads: Sequence[Mapping[str, Any]]
+) -> None:
+    """Refuse a second dense vector in a collection that Haystack wrote without sparse vectors.
+
+    Its ``QdrantDocumentStore`` opens a collection only where the configuration has one unnamed dense vector, or where
+    one is named ``text-dense``. A second one makes a list of the first case, which stays one after a detach.
     """
-    is_unnamed = isinstance(schema.config.params.vectors, models.VectorParams)
-    of_haystack = (isinstance(each.get("meta"), Mapping) and {"id", "content"} <= each.keys() for each in payloads)
-    if vector_name not in schema.dense and is_unnamed and any(of_haystack):
+    by_haystack = (isinstance(payload.get("meta"), Mapping) and {"id", "content"} <= {*payload} for payload in payloads)
+    if _lists_vectors(schema, contract) and any(by_haystack):
         raise InputError(
-            f"Haystack wrote collection {schema.name!r} without sparse vectors, and its QdrantDocumentStore could not "
-            "open it any more once it has a second vector, not even after care detach. Write the documents into a "
-            "store with use_sparse_embeddings=True (on a server, Haystack's migrate_to_sparse_embeddings_support does "
-            "it), open that one from then on, and attach to it"
+            f"Haystack wrote collection {schema.name!r} without sparse vectors, and its QdrantDocumentStore cannot "
+            "open it once it has a second dense vector, not even after care detach. Write the documents into a store "
+            "with use_sparse_embeddings=True (on a server, Haystack's migrate_to_sparse_embeddings_support does it), "
+            "use that store from then on, and attach to it. BM25 can be attached as it is, with --bm25"
         )
 
 
@@ -268,19 +274,19 @@ def _require_room(
         )
 
 
-def _notices(schema: CollectionSchema) -> Iterator[str]:
+def _notices(schema: CollectionSchema, contract: VectorContract | SparseContract) -> Iterator[str]:
     record = schema.version_record
     if record is not None and not record.withdrawn:
         yield (
-            f"the collection is a version that care publish made of {record.source!r}, and the next one will not have "
-            f"what is added here: attach to {record.source!r}, and publish it"
+            f"care publish made this collection from {record.source!r}, and the next version will not have what is "
+            f"added here: attach to {record.source!r}, and publish it"
         )
-    if schema.dense.keys() == {""}:
+    if isinstance(contract, VectorContract) and schema.dense.keys() == {""}:
         yield (
-            "the collection has an unnamed vector, which stays the one that unnamed searches use; but its "
-            "configuration will list two vectors, and tools that read config.params.vectors.size must be told the "
-            "name. LlamaIndex's own QdrantVectorStore searches the unnamed one whatever dense_vector_name= says: read "
-            "the new one with CareVectorStore"
+            "the collection has an unnamed vector, which unnamed searches go on using; but its configuration will "
+            "list two vectors, and programs that read config.params.vectors.size will fail. LlamaIndex's own "
+            "QdrantVectorStore searches the unnamed one whatever dense_vector_name= says: read the new one with "
+            "CareVectorStore"
         )
 
 

@@ -274,7 +274,7 @@ def test_a_tool_opens_searches_and_writes_on(place: Place, tool: Callable[[Place
         assert store.count() == 29
 
 
-def test_haystack_without_sparse_vectors_is_refused_and_can_be_opened_again(place: Place) -> None:
+def test_haystack_without_sparse_vectors_takes_no_second_dense_vector_and_goes_on_with_bm25(place: Place) -> None:
     with closing(Haystack(place, sparse=False)) as store:
         store.write(0, 20)
         before = store.answers()
@@ -284,6 +284,11 @@ def test_haystack_without_sparse_vectors_is_refused_and_can_be_opened_again(plac
             attach_vector(client, NAME, model)
         found = plan_attach(client, NAME, model)
         assert "Haystack wrote collection" in found.refusals[0]
+        assert (attach_vector(client, NAME, None).covered, plan_attach(client, NAME, None).notices) == (20, [])
+    with closing(Haystack(place, sparse=False)) as store:
+        assert store.answers() == before
+    with closing(opened(place)) as client:
+        detach_vector(client, NAME)
     assert everything(place) == points
     with closing(Haystack(place, sparse=False)) as store:
         assert store.answers() == before
