@@ -143,7 +143,7 @@ class _Search:
         found = [rows for leaf in leaves if (rows := self._best(leaf)) is not None]
         if not len(scored) == len(weights) == len(sources) or len(found) < len(leaves):
             return None
-        rows = np.unique(np.concatenate(found))
+        rows = np.flatnonzero(np.bincount(np.concatenate(found)))  # np.unique would import numpy.ma for it
         if not all(_rescores_all(each, len(rows)) for each in sources):
             return None
         total, places = np.zeros(len(rows)), []
