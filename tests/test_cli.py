@@ -360,4 +360,4 @@ def test_the_help_names_every_language_of_bm25() -> None:
     shown = CliRunner().invoke(care, ["ingest", "--help-all"]).output
     assert all(name in shown for name in LANGUAGES)
     refused = CliRunner().invoke(care, ["ingest", "corpus.jsonl", "--bm25-language", "klingon"])
-    assert refused.exit_code == 2 and "'klingon' is not one of chinese" in refused.output
+    assert refused.exit_code == 2 and "'klingon' is not one of 'chinese'" in refused.output

@@ -16,6 +16,7 @@ import click
 from care_qdrant.console.configuration import default_of
 from care_qdrant.console.groups import Option
 from care_qdrant.console.trust import came_from_file, environment_key, warn_of_foreign_folder, warn_of_plain_http
+from care_qdrant.encoders.terms.languages import FUNCTION_WORDS, LANGUAGES
 from care_qdrant.errors import COMPLETE, redact
 from care_qdrant.patience import PATIENCE_SECONDS, START_PATIENCE_SECONDS
 from care_qdrant.qdrant.quantization import QUANTIZATION
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 Settings = TypeVar("Settings")
 LoadModel = Callable[[], "CareModel"]
+_STEMMED = [*FUNCTION_WORDS]
 Chosen = tuple[str | None, str | None, tuple[str, ...]]
 """Device, engine and URLs of servers."""
 
@@ -428,19 +430,11 @@ any_language_option = click.option(
 )
 
 
-def _known_language(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
-    from care_qdrant.encoders.terms.languages import LANGUAGES  # imports numpy, which no help needs
-
-    if value is not None and value not in LANGUAGES:
-        raise click.BadParameter(f"{value!r} is not one of {', '.join(LANGUAGES)}")
-    return value
-
-
 bm25_language_option = click.option(
     "--bm25-language",
+    type=click.Choice(LANGUAGES),
     metavar="LANGUAGE",
-    callback=_known_language,
-    help="Language of new BM25 terms: english, german, french, spanish, italian, portuguese, dutch or russian, whose "
+    help=f"Language of new BM25 terms: {', '.join(_STEMMED[:-1])} or {_STEMMED[-1]}, whose "
     "words are stemmed and whose function words are left out; chinese, also for mixed texts; words for any other.  "
     "[default: that of the first texts]",
 )

@@ -1,9 +1,10 @@
 """Protocols of an encoder: texts in, vectors of one space out."""
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from care_qdrant.types import Vectors
+if TYPE_CHECKING:
+    from care_qdrant.types import Vectors
 
 MAX_CHARACTERS_PER_TOKEN = 64
 """Characters that an online encoder tokenises for each token of its limit; the rest of a longer text is not read: the
@@ -32,7 +33,7 @@ class Encoder(TokenCounter, Protocol):
     def prompt(self) -> str:
         """The model's own prompt, put before each text unless the caller gives another."""
 
-    def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
+    def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> "Vectors":
         """Encode texts into unit vectors.
 
         Args:

@@ -9,7 +9,11 @@ import re
 from collections.abc import Iterable, Mapping
 from itertools import islice
 
-from care_qdrant.encoders.terms.scripts import HAN, UNSPACED
+HAN = "\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af"
+"""Han characters, as a regular expression's character class has them."""
+UNSPACED = HAN + "\u0e01-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17dd\u3041-\u30ff\u31f0-\u31ff\uac00-\ud7a3"
+"""Characters of scripts that put no spaces between words, or attach particles to them: Han, kana, Hangul, Thai, Lao,
+Burmese, Khmer."""
 
 CHINESE = "chinese"
 WORDS = "words"
@@ -69,8 +73,6 @@ _CHARACTERS = 1_000
 """Number of characters of each that are read."""
 _MIN_FUNCTION_WORDS = 0.08
 """Least fraction of function words of a language. Running text has a third, titles have a tenth."""
-_WORD = re.compile(rf"[^\W\d_{UNSPACED}]+")
-_HAN, _UNSPACED = re.compile(f"[{HAN}]"), re.compile(f"[{UNSPACED}]")
 
 
 def language_of(texts: Iterable[str]) -> str:
@@ -80,8 +82,10 @@ def language_of(texts: Iterable[str]) -> str:
     function words, and `WORDS` where they hold few of any.
     """
     sample = [text[:_CHARACTERS].lower() for text in islice(texts, SAMPLED_TEXTS)]
-    words = [word for text in sample for word in _WORD.findall(text)]
-    han, unspaced = (sum(len(pattern.findall(text)) for text in sample) for pattern in (_HAN, _UNSPACED))
+    text = "\n".join(sample)
+    # Compiled here and not at import: command-line options import the names of the languages.
+    words = re.findall(rf"[^\W\d_{UNSPACED}]+", text)
+    han, unspaced = (len(re.findall(f"[{script}]", text)) for script in (HAN, UNSPACED))
     if unspaced >= len(words):
         return CHINESE if 2 * han >= unspaced else WORDS  # Japanese has fewer Han characters than others
     shares = {
