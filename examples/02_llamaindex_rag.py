@@ -2,6 +2,7 @@
 
 Put your own model in the place of `QuotingLLM`; nothing else changes. Runs offline:
 
+    pip install -e '.[llama-index]'
     python examples/02_llamaindex_rag.py [MODEL]
 """
 

@@ -1,7 +1,8 @@
 """A collection that another tool wrote gets CARE vectors beside its own, and LlamaIndex searches the new ones.
 
 The collection is one of LangChain's: an unnamed vector of another model, the text under ``page_content``, the metadata
-under ``metadata``. Nothing of it changes, and the old search goes on as before. Runs offline:
+under ``metadata``. Nothing of it changes, and the old search goes on as before. It needs
+``pip install -e '.[llama-index]' 'llama-index-vector-stores-qdrant<0.11'``, and runs offline:
 
     python examples/03_existing_collection.py [MODEL]
 """

@@ -1,9 +1,10 @@
 """An HTTP service in front of a collection, and 400 questions that come at the same time.
 
 Every request is one coroutine. The queries that wait while the encoder runs become its next batch; none waits for a
-batch to fill, and the event loop goes on. The built-in encoder is so small that HTTP, LlamaIndex and the embedded
+batch to fill, and the event loop continues. The built-in encoder is so small that HTTP, LlamaIndex and the embedded
 search take most of the time here; an encoder of BERT's size is where the batches pay.
 
+    pip install -e '.[llama-index]' aiohttp
     python examples/04_async_service.py [MODEL]          a short demonstration, offline
     curl 'http://127.0.0.1:PORT/search?q=耳鸣吃什么药'     what a client sends
 """

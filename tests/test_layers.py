@@ -1,6 +1,7 @@
 """Rules for imports and for calls to the database, read off the source."""
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
@@ -96,10 +97,11 @@ def test_the_packages_above_the_core_import_what_the_page_lists() -> None:
 
 
 def test_examples_import_public_names() -> None:
-    imported = {
-        name for path in (ROOT / "examples").rglob("*.py") for name in _core_modules(ast.parse(path.read_text("utf-8")))
-    }
-    assert imported == set()
+    programs = [path.read_text("utf-8") for path in (ROOT / "examples").rglob("*.py")]
+    for path in (ROOT / "examples").glob("*.ipynb"):
+        cells = [cell["source"] for cell in json.loads(path.read_text("utf-8"))["cells"] if cell["cell_type"] == "code"]
+        programs += ["".join(line for line in source if not line.startswith("%")) for source in cells]
+    assert {name for program in programs for name in _core_modules(ast.parse(program))} == set()
 
 
 def _core_modules(tree: ast.AST) -> Iterator[str]:
