@@ -63,11 +63,11 @@ def _checked_name(schema: CollectionSchema, vector_name: str | None) -> str:
     attached = schema.attached
     there = ", ".join(attached) or "none"
     if vector_name is None and not attached:
-        own = ", ".join([*schema.dense, *schema.sparse])
+        own = ", ".join(name or "(unnamed)" for name in [*schema.dense, *schema.sparse])
         raise InputError(
-            f"collection {schema.name!r} has no attached vector (attached vectors are: none): care detach removes "
-            f"only what care attach added, and these vectors were written with the points: {own}. To remove points, "
-            "delete them from the corpus and run care ingest --sync; to remove all of it, delete the collection"
+            f"collection {schema.name!r} has no attached vector: care detach removes only what care attach added, and "
+            f"these vectors came with the points: {own}. To remove points, delete them from the corpus and run "
+            "care ingest --sync; to remove all of it, delete the collection"
         )
     if vector_name is None:
         if len(attached) != 1:

@@ -103,8 +103,8 @@ def test_a_point_that_has_no_other_vector_is_not_left_without_one(attached: Qdra
 
 
 def test_nothing_attached_says_so(qdrant: QdrantClient) -> None:
-    fill(qdrant, "named", "plain")
-    with pytest.raises(InputError, match=r"attached vectors are: none.*removes only what care attach added"):
+    fill(qdrant, "unnamed", "plain")
+    with pytest.raises(InputError, match=r"no attached vector: .* what care attach added, .*: \(unnamed\)\. "):
         detach_vector(qdrant, NAME)
 
 
