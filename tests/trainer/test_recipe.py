@@ -11,6 +11,7 @@ import torch
 from care_trainer import recipe
 from care_trainer.export.checkpoint import export
 from care_trainer.models import towers
+from care_trainer.training.callbacks import METRICS_FILE, read_log
 from care_trainer.training.loop import Interrupted
 from safetensors.numpy import load_file
 from sentence_transformers import SentenceTransformer
@@ -119,6 +120,43 @@ def test_a_static_table_follows_from_the_seed_and_not_from_what_ran_before(tmp_p
         recipe.run_stages(run)
         found.append((Path(run.output) / "static/query/model.safetensors").read_bytes())
     assert found[0] == found[1]
+
+
+def test_a_log_that_was_cut_at_any_byte_does_not_stop_a_resume(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, stage("supervised", max_steps=4))
+    with pytest.raises(Interrupted):
+        recipe.run_stages(run, deadline=time.monotonic())
+    log = Path(run.output) / "supervised" / METRICS_FILE
+    whole = log.read_bytes()
+    for size in range(len(whole) + 1):
+        log.write_bytes(whole[:size])
+        lines = [line for line in whole[:size].splitlines(keepends=True) if line.endswith(b"\n")]
+        assert read_log(log) == list(map(json.loads, lines))
+    log.write_bytes(whole[:-1])
+    (record,) = recipe.run_stages(run)
+    assert record["metrics"]["steps"] == 4
+    assert [row["step"] for row in read_log(log)] == [1, 2, 3, 4, 4], "the line of the end, of step 1, was cut"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "problem"),
+    [
+        ("corpus", {"text": None}, "dev/corpus.jsonl:2: expected 'text' to be a string, found None"),
+        ("queries", {"text": 5}, "dev/queries.jsonl:2: expected 'text' to be a string, found 5"),
+        ("qrels", {"score": "x"}, "dev/qrels.jsonl:2: expected 'score' to be a finite number, found 'x'"),
+        ("qrels", {"document_id": "none"}, "dev/qrels.jsonl:2: document 'none' is not in the corpus"),
+    ],
+)
+def test_a_bad_line_of_the_evaluation_set_is_named_before_a_stage_trains(
+    tmp_path: Path, name: str, change: dict[str, Any], problem: str
+) -> None:
+    run = tiny_run(tmp_path, stage("supervised", evaluate=True))
+    file = tmp_path / f"data/dev/{name}.jsonl"
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    write_jsonl(file, [rows[0], {**rows[1], **change}, *rows[2:]])
+    with pytest.raises(InputError, match=problem):
+        recipe.run_stages(run)
+    assert not (Path(run.output) / "supervised").exists()
 
 
 def test_a_single_stage_needs_those_before_it(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from sentence_transformers.sentence_transformer.evaluation import InformationRet
 from care_qdrant.errors import InputError
 from care_qdrant.types import embedded_text
 from care_trainer.config import Evaluation
-from care_trainer.data.read import read_rows, retrieval_file
+from care_trainer.data.read import retrieval_rows
 
 
 def read_retrieval(folder: Path) -> tuple[dict[str, str], dict[str, str], dict[str, set[str]]]:
@@ -22,14 +22,15 @@ def read_retrieval(folder: Path) -> tuple[dict[str, str], dict[str, str], dict[s
     Queries without a relevant document are left out.
     """
     corpus = {
-        str(row["id"]): embedded_text(row.get("title", ""), row["text"])
-        for row, _ in read_rows(retrieval_file(folder, "corpus"))
+        str(row["id"]): embedded_text(row.get("title", ""), row["text"]) for row, _ in retrieval_rows(folder, "corpus")
     }
     relevant: dict[str, set[str]] = {}
-    for row, _ in read_rows(retrieval_file(folder, "qrels")):
-        if float(row["score"]) > 0:
-            relevant.setdefault(str(row["query_id"]), set()).add(str(row["document_id"]))
-    rows = read_rows(retrieval_file(folder, "queries"))
+    for row, where in retrieval_rows(folder, "qrels"):
+        if row["score"] > 0:
+            if (document := str(row["document_id"])) not in corpus:
+                raise InputError(f"{folder.name}/{where}: document {document!r} is not in the corpus")
+            relevant.setdefault(str(row["query_id"]), set()).add(document)
+    rows = retrieval_rows(folder, "queries")
     queries = {str(row["id"]): row["text"] for row, _ in rows if str(row["id"]) in relevant}
     return corpus, queries, relevant
 

@@ -45,6 +45,11 @@ def test_a_weight_is_how_often_a_row_comes_and_fractions_rotate() -> None:
     assert all(seen[row] for row in range(10, 26))
 
 
+def test_weights_that_draw_no_row_are_refused() -> None:
+    with pytest.raises(InputError, match="the weights of 3 rows add up to less than one step an epoch"):
+        EpochSampler(range(3), 2, False, weights=[0.1] * 3)
+
+
 def test_grouping_puts_rows_of_like_length_together() -> None:
     lengths = [(row * 7919) % 101 for row in range(400)]
     grouped = _epoch(EpochSampler(range(400), 8, False, lengths=lengths), 0)

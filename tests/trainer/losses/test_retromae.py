@@ -109,6 +109,14 @@ def test_a_cross_entropy_in_chunks_is_that_of_all_logits(monkeypatch: pytest.Mon
         torch.testing.assert_close(chunked, whole, rtol=1e-5, atol=1e-7)
 
 
+def test_a_batch_without_a_masked_token_has_no_loss_and_no_gradient() -> None:
+    head, hidden, targets = _head(16, 90)
+    loss = chunked_cross_entropy(head, hidden[:0], targets[:0], 90)
+    loss.backward()
+    assert loss.item() == 0
+    assert not head.weight.grad.any() and not hidden.grad.any()
+
+
 def test_a_chunk_keeps_a_gpu_busy_and_takes_a_sixteenth_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80 * 2**30))
     assert chunk_rows(250_048, torch.device("cpu")) == 134

@@ -31,6 +31,8 @@ _OWN_KEYS = {*_POSITIVE, *_NEGATIVE, "positives", "query", "sentence1", "sentenc
 _OWN_KEYS |= {"source", "prompt"}
 _NUMBERED = re.compile(r"(?:negatives?|neg)_?(\d+)")
 """Key of one of several negatives, as sentence-transformers' miner writes them: ``negative_1`` to ``negative_n``."""
+RETRIEVAL_KEYS = {"corpus": ("id", "text"), "queries": ("id", "text"), "qrels": ("query_id", "document_id", "score")}
+"""Keys that each file of a retrieval set must have."""
 _HEAD_BYTES = 65_536
 """Bytes from the start of a file that tell its encoding."""
 
@@ -214,9 +216,11 @@ def read_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a JSONL file."""
+    """Write a JSONL file; it is there as a whole or as it was before."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    partial.replace(path)
 
 
 def parsed(name: str, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[dict[str, Any], str]]:
@@ -240,6 +244,18 @@ def retrieval_file(folder: Path, name: str) -> Path:
         if path.is_file():
             return path
     raise InputError(f"{folder}: holds neither {name}.jsonl nor {name}.jsonl.gz")
+
+
+def retrieval_rows(folder: Path, name: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the checked rows of ``corpus``, ``queries`` or ``qrels`` in a retrieval set's folder."""
+    for row, where in read_rows(retrieval_file(folder, name)):
+        if missing := [key for key in RETRIEVAL_KEYS[name] if key not in row]:
+            raise InputError(f"{folder.name}/{where}: lacks {', '.join(map(repr, missing))} (keys: {', '.join(row)})")
+        if "text" in RETRIEVAL_KEYS[name] and not isinstance(row["text"], str):
+            raise InputError(f"{folder.name}/{where}: expected 'text' to be a string, found {row['text']!r}")
+        if "score" in RETRIEVAL_KEYS[name] and not _is_number(row["score"]):
+            raise InputError(f"{folder.name}/{where}: expected 'score' to be a finite number, found {row['score']!r}")
+        yield row, where
 
 
 def _rows(data: Data, root: Path) -> Iterator[tuple[dict[str, Any], str]]:
@@ -279,8 +295,7 @@ def unused_keys(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def _scored(row: Mapping[str, Any], where: str, limit: int | None) -> Pair:
     first, second, score = (row.get(key) for key in ("sentence1", "sentence2", "score"))
-    is_number = isinstance(score, int | float) and not isinstance(score, bool) and math.isfinite(score)
-    if not (_is_text(first) and _is_text(second) and is_number):
+    if not (_is_text(first) and _is_text(second) and _is_number(score)):
         raise InputError(
             f"{where}: is not a pair with a score (keys: {', '.join(row)}); expected 'sentence1' and 'sentence2', "
             "strings that are not empty, and 'score', a finite number"
@@ -289,6 +304,10 @@ def _scored(row: Mapping[str, Any], where: str, limit: int | None) -> Pair:
     return Pair(
         str(first)[:limit], str(second)[:limit], (), source_of(row, where), prompt, float(str(score)), _others(row)
     )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_text(value: Any) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from care_qdrant.errors import InputError
 from care_trainer.config import Data, Run, Stage, stage_name
 from care_trainer.data.diversity import diverse_pairs
-from care_trainer.data.read import Pair, Text, iter_texts, plain_text, read_rows, retrieval_file
+from care_trainer.data.read import Pair, Text, iter_texts, plain_text, retrieval_rows
 
 SINGLE_TEXT_STAGES = ("retromae", "align")
 
@@ -80,9 +80,9 @@ def _strings(row: Pair | Text) -> Sequence[str]:
 
 
 def _judged_texts(folder: Path) -> Iterator[str]:
-    judged = {str(row["document_id"]) for row, _ in read_rows(retrieval_file(folder, "qrels"))}
-    for row, _ in read_rows(retrieval_file(folder, "queries")):
+    judged = {str(row["document_id"]) for row, _ in retrieval_rows(folder, "qrels")}
+    for row, _ in retrieval_rows(folder, "queries"):
         yield plain_text(row["text"])
-    for row, _ in read_rows(retrieval_file(folder, "corpus")):
+    for row, _ in retrieval_rows(folder, "corpus"):
         if str(row["id"]) in judged:
             yield plain_text(row["text"])

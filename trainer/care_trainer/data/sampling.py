@@ -44,6 +44,10 @@ class EpochSampler(DefaultBatchSampler):
         self.on_epoch = on_epoch
         self.step_rows = batch_size * processes if sources is not None else batch_size
         self.parts = [np.arange(len(dataset))] if sources is None else self._by_source(sources)
+        if not len(self):
+            raise InputError(
+                f"the weights of {counted(len(dataset), 'row')} add up to less than one step an epoch; raise them"
+            )
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the epoch that comes next."""

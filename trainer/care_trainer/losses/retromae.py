@@ -64,11 +64,11 @@ class RetroMaeLoss(nn.Module):
         features = without_keys(next(iter(sentence_features)))
         ids, attention = features["input_ids"], features["attention_mask"].bool()
         special = torch.isin(ids, self.special)
-        masked, targets = mask_tokens(ids, special, self.encoder_masked, self.mask_id, self.vocabulary)
-        output = self.model({**features, "input_ids": masked})
+        shown, targets = mask_tokens(ids, special, self.encoder_masked, self.mask_id, self.vocabulary)
+        output = self.model({**features, "input_ids": shown})
         with torch.autocast(ids.device.type, torch.bfloat16, enabled=self.bf16):
-            wanted = targets != IGNORED  # the head costs as much as the model: only masked positions pass it
-            encoder = self._cross_entropy(output["token_embeddings"][wanted], targets[wanted])
+            masked = targets != IGNORED  # the head costs as much as the model: only masked positions pass it
+            encoder = self._cross_entropy(output["token_embeddings"][masked], targets[masked])
             visible = decoder_visibility(attention, self.decoder_masked)
             words, position = self.embeddings(ids), self.position.weight[: ids.shape[1]]
             hidden = decode(self.layer, words, position, output["sentence_embedding"], visible)
@@ -85,17 +85,19 @@ def chunked_cross_entropy(
     """Return the mean cross-entropy of a vocabulary head without ever holding all logits.
 
     Each chunk's logits are computed again in the backward pass: a second pass of the head, for the memory of one chunk.
+    The mean over no tokens is 0: a batch of short texts may have none that is masked, and one of unknown characters
+    none that is ordinary.
     """
 
-    def total(part: Tensor, wanted: Tensor) -> Tensor:
-        return functional.cross_entropy(scale * head(part).float(), wanted, reduction="sum")
+    def total(part: Tensor, target: Tensor) -> Tensor:
+        return functional.cross_entropy(scale * head(part).float(), target, reduction="sum")
 
     rows = chunk_rows(vocabulary, hidden.device)
     sums = [
-        checkpoint(total, part, wanted, use_reentrant=False)
-        for part, wanted in zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
+        checkpoint(total, part, target, use_reentrant=False)
+        for part, target in zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
     ]
-    return torch.stack(sums).sum() / len(targets)
+    return torch.stack(sums).sum() / max(1, len(targets))
 
 
 def chunk_rows(vocabulary: int, device: torch.device) -> int:
@@ -107,7 +109,7 @@ def chunk_rows(vocabulary: int, device: torch.device) -> int:
 
 
 class DecoderLayer(nn.Module):
-    """One post-norm transformer layer whose queries and keys differ, as RetroMAE's enhanced decoding wants."""
+    """One post-norm transformer layer whose queries and keys differ, for RetroMAE's enhanced decoding."""
 
     def __init__(self, hidden: int, heads: int, intermediate: int) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from transformers import TrainerCallback
 
-from care_trainer.data.read import read_rows, write_rows
+from care_trainer.data.read import parsed, write_rows
 from care_trainer.distributed import agree, average_gradients, processes, share_parameters
 from care_trainer.training import checkpoints
 from care_trainer.training.checkpoints import Trainable
@@ -22,8 +22,14 @@ EVALUATIONS_FILE = "evaluations.jsonl"
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Return the lines that a stage has logged, none where it has no such file yet."""
-    return [row for row, _ in read_rows(path)] if path.exists() else []
+    """Return the lines that a stage has logged; none where it has no such file yet.
+
+    A last line without its end is left out: the process was killed, or the disk full, while it was written.
+    """
+    if not path.exists():
+        return []
+    whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
+    return [row for row, _ in parsed(path.name, enumerate(whole.splitlines(), start=1))]
 
 
 def read_losses(folder: Path) -> list[tuple[int, float]]:
@@ -51,6 +57,7 @@ class Watch(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:  # noqa: ARG002
         """Mark the checkpoint as complete."""
+        processes().wait_for_everyone()  # each process has written its random state
         if state.is_world_process_zero:
             checkpoints.mark_complete(Path(args.output_dir) / f"checkpoint-{state.global_step}", self.timer.spent())
         return control
