@@ -5,13 +5,15 @@ import pytest
 import torch
 from care_trainer.learn import table
 from care_trainer.learn.quality import fusion_alpha, verdict
-from care_trainer.learn.reading import principal_directions, sample_ids
-from care_trainer.learn.split import measure, question_of, ranks
+from care_trainer.learn.reading import Pairs, Sample, principal_directions, sample_ids
+from care_trainer.learn.settings import LearnSettings
+from care_trainer.learn.split import Split, measure, question_of, ranks
 from care_trainer.models.tokens import Parts, TokenLists, tokenize, train_collection_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.contracts.layouts import CARE_LAYOUT
 from care_qdrant.qdrant import slices
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
@@ -128,6 +130,29 @@ def test_a_title_without_words_is_no_question(title: str) -> None:
     text = "第一句话说的是发烧。第二句话说的是咳嗽。"
     assert question_of(text, title, np.random.default_rng(0)) in text
     assert question_of(text, "发烧", np.random.default_rng(0)) == "发烧"
+
+
+LINES = st.sampled_from(
+    ["-" * 10, "| --- | --- |", "。。。。。。。。", "****", "Use care attach.", "发烧时多喝水，注意休息。", "x"]
+)
+
+
+@given(
+    st.lists(LINES, min_size=1, max_size=9).map("\n".join).filter(lambda text: any(map(str.isalnum, text))), st.data()
+)
+def test_a_question_has_a_letter_of_its_text(text: str, data: st.DataObject) -> None:
+    question = question_of(text, "--", np.random.default_rng(data.draw(st.integers(0, 99))))
+    assert question in text and any(map(str.isalnum, question))
+
+
+def test_documents_without_a_letter_are_not_held_out() -> None:
+    texts = [f"text {number}" if number % 4 else "-" * (8 + number) for number in range(300)]
+    vectors = np.random.default_rng(0).normal(size=(300, 4)).astype(np.float32)
+    sample = Sample(300, 300, 0, 0, 0, "text")
+    pairs = Pairs(list(range(300)), [""] * 300, texts, vectors, None, CARE_LAYOUT, sample, [])
+    split = Split.of(pairs, LearnSettings(held_out=0.5), None)
+    assert len(split.held) > 0
+    assert all(any(map(str.isalnum, texts[row])) for row in split.held)
 
 
 def test_the_principal_directions_keep_vectors_of_their_span() -> None:

@@ -77,6 +77,7 @@ class Split:
         if earlier is not None and (new := earlier.is_new(pairs.ids)[order]).sum() >= 2 * _MIN_HELD_OUT:
             most = min(most, int(new.sum()) // 2)
             order = np.concatenate([order[new], order[~new]])
+        order = order[np.argsort([not _asks(pairs.texts[row]) for row in order], kind="stable")]
         held, train = order[:most], order[most:]
         texts = [embedded_text(title, text) for title, text in zip(pairs.titles, pairs.texts, strict=True)]
         is_copy = near_copies(texts, held)
@@ -97,7 +98,8 @@ class Split:
 
     def drift(self, earlier: Earlier, settings: LearnSettings) -> HeldOut | None:
         """Return the quality of an earlier encoder on documents that it has not seen, None where there are none."""
-        new = np.flatnonzero(earlier.is_new(self.pairs.ids))[:MAX_HELD_OUT]
+        asking = np.array([_asks(text) for text in self.pairs.texts])
+        new = np.flatnonzero(earlier.is_new(self.pairs.ids) & asking)[:MAX_HELD_OUT]
         if not len(new):
             return None
         generator = np.random.default_rng([settings.seed, 4])
@@ -115,17 +117,24 @@ class Split:
 def question_of(text: str, title: str, generator: np.random.Generator) -> str:
     """Return the title of a document, or one of its sentences, or a part of it where it has no short sentence.
 
-    A title without a letter or a digit, such as ``-``, asks for nothing.
+    A line without a letter or a digit, such as ``----------``, asks for nothing.
     """
-    if any(character.isalnum() for character in title):
+    if _asks(title):
         return title
-    sentences = [part.strip() for part in _SENTENCE_END.split(text)]
+    sentences = [part.strip() for part in _SENTENCE_END.split(text) if _asks(part)]
     short = [part for part in sentences if _MIN_CHARACTERS <= len(part) <= _MAX_CHARACTERS and part != text.strip()]
     if short:
         return short[int(generator.integers(len(short)))]
     size = max(_MIN_CHARACTERS, min(_MAX_CHARACTERS, len(text) // 3))
     start = int(generator.integers(max(1, len(text) - size)))
+    if not _asks(text[start : start + size]):
+        start = next((at for at, character in enumerate(text) if character.isalnum()), 0)
     return text[start : start + size]
+
+
+def _asks(text: str) -> bool:
+    """Return whether a text has a letter or a digit, so that it can be searched for."""
+    return any(map(str.isalnum, text))
 
 
 def ranks(
