@@ -122,7 +122,8 @@ async def _encode(
 
 def _text(number: int, item: InferenceInput) -> str:
     if item.data_type != "text" or not isinstance(item.data, str):
-        raise Refusal(400, "not_a_text", f"input {number} is of type {item.data_type}; this service encodes texts")
+        kind = "" if item.data_type == "text" else f" ({item.data_type[:100]})"
+        raise Refusal(400, "not_a_text", f"input {number} is not a text{kind}; this service encodes texts only")
     return item.data
 
 

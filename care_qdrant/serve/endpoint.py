@@ -51,7 +51,7 @@ class Post(Generic[Body]):
         try:
             return self.request.model_validate_json(body)
         except ValidationError as error:
-            raise invalid_body(error) from error
+            raise invalid_body(error, self.request.model_fields) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from functools import wraps
-from typing import Annotated, Literal, ParamSpec, TypeVar
+from typing import Annotated, Any, Literal
 
 from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.tools import Tool
 from mcp.server.transport_security import TransportSecuritySettings
@@ -20,17 +20,16 @@ from mcp.types import ToolAnnotations
 from pydantic import BaseModel, Field, ValidationError
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
+from typing_extensions import override
 
 from care_qdrant.serve.endpoint import enter, read_body, while_connected
 from care_qdrant.serve.gateway import Exchange
-from care_qdrant.serve.refusal import invalid_body, refusal_of
+from care_qdrant.serve.refusal import Refusal, invalid_body, refusal_of
 from care_qdrant.serve.schemas import Collections, SearchRequest, WholeDocument, WithoutNulls
 from care_qdrant.serve.searching import Searching
 from care_qdrant.serve.settings import BodyLimits
 from care_qdrant.version import __version__
 
-P = ParamSpec("P")
-T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 MAX_HITS = 50
@@ -75,29 +74,30 @@ class SearchResult(BaseModel):
     )
 
 
-def _refusing(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-    """Let a tool answer a refusal with a text that the assistant reads."""
+class _Tool(Tool):
+    """A tool that refuses what the endpoints refuse, in the same words."""
 
-    @wraps(tool)
-    async def answer(*args: P.args, **kwargs: P.kwargs) -> T:
+    @override
+    async def run(self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False) -> Any:
         try:
-            return await tool(*args, **kwargs)
-        except Exception as error:
-            # The JSON schema of an argument cannot say all, as of 1e999.
-            refusal = invalid_body(error) if isinstance(error, ValidationError) else refusal_of(error)
+            return await super().run(arguments, context, convert_result)
+        except ToolError as error:
+            cause = error.__cause__
+            if isinstance(cause, ValidationError):
+                refusal: Refusal | None = invalid_body(cause, self.fn_metadata.arg_model.model_fields)
+            else:
+                refusal = refusal_of(cause) if isinstance(cause, Exception) else None
             if refusal is None:  # the assistant reads that the tool failed, and nothing else
                 logger.exception("a tool failed")
                 raise
             if (exchange := _EXCHANGE.get()) is not None:
                 exchange.code = refusal.code
-            raise ToolError(refusal.reason) from error
-
-    return answer
+            raise ToolError(refusal.reason) from cause
 
 
 def _strict(function: Callable[..., Awaitable[BaseModel]]) -> Tool:
     """Return a tool that refuses arguments that it does not have, and takes null for one that is not given."""
-    tool = Tool.from_function(function, annotations=_READS)
+    tool = _Tool.from_function(function, annotations=_READS)
     # The SDK drops them, so an assistant that gives `filter` in place of `conditions` would read unfiltered answers.
     known = tool.fn_metadata.arg_model
     tool.fn_metadata.arg_model = type(known.__name__, (WithoutNulls, known), {}, extra="forbid")
@@ -157,7 +157,6 @@ class McpPath:
         finally:
             _EXCHANGE.reset(token)
 
-    @_refusing
     async def search(
         self,
         query: Annotated[str, Field(description="A question or key words, in the language of the documents.")],
@@ -208,12 +207,10 @@ class McpPath:
             note="; ".join(filter(None, notes)) or None,
         )
 
-    @_refusing
     async def list_collections(self) -> Collections:
         """List the collections with their size, example questions, and the keys and values for conditions."""
         return await self._collections(_EXCHANGE.get())
 
-    @_refusing
     async def fetch_document(
         self, document_id: Annotated[str, Field(description="As in the hits of search.")], collection: Collection = None
     ) -> WholeDocument:

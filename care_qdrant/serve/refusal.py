@@ -4,7 +4,7 @@ Qdrant passes the string under ``error`` on to its client. OpenAI's clients read
 same reason and code are ``{"error": {"message", "type", "code", "param"}}``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -72,9 +72,45 @@ def refusal_of(error: Exception) -> Refusal | None:
     return None
 
 
-def invalid_body(error: ValidationError, where: str = "body") -> Refusal:
-    """Return the refusal of a body, or a part of it, that has another shape; it names at most three problems."""
-    problems = error.errors(include_url=False, include_input=False, include_context=False)
-    reasons = [f"{'.'.join(map(str, problem['loc'])) or where}: {problem['msg']}" for problem in problems[:3]]
-    first = str(problems[0]["loc"][0]) if problems[0]["loc"] else where
-    return Refusal(400, "invalid_request", "; ".join(reasons), param=first)
+_REASONS: Mapping[str, str] = {
+    "missing": "is missing",
+    "json_invalid": "is not JSON ({error})",
+    "literal_error": "expected {expected}",
+    "greater_than_equal": "expected a number of at least {ge}",
+    "less_than_equal": "expected a number of at most {le}",
+    "finite_number": "expected a finite number",
+    "too_short": "expected a list of at least {min_length}",
+    "too_long": "expected a list of at most {max_length}",
+    "string_too_long": "expected at most {max_length} characters",
+    **dict.fromkeys(("int_type", "int_parsing", "int_parsing_size", "int_from_float"), "expected a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "expected a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "expected true or false"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "expected an object"),
+    "list_type": "expected a list",
+    "string_type": "expected a text",
+}
+"""What is wrong with a value, by pydantic's type of the error; its own texts are for programmers."""
+
+
+def invalid_body(error: ValidationError, fields: Iterable[str]) -> Refusal:
+    """Return the refusal of a body that has another shape; it names at most three problems.
+
+    Args:
+        error: The problems.
+        fields: Names that the body may have.
+    """
+    problems = error.errors(include_url=False, include_input=False)[:3]
+    reasons = "; ".join(_reason(problem, fields) for problem in problems)
+    place = problems[0]["loc"]
+    return Refusal(400, "invalid_request", reasons, param=str(place[0]) if place else None)
+
+
+def _reason(problem: Mapping[str, Any], fields: Iterable[str]) -> str:
+    kind, facts = problem["type"], problem.get("ctx", {})
+    place = ".".join(map(str, problem["loc"])) or "the body"
+    if kind == "value_error":  # of a validator of ours, which names the field
+        return str(facts["error"])
+    if kind == "extra_forbidden":
+        return f"{place} is not a field of this request; known: {', '.join(fields) or 'none'}"
+    reason = _REASONS.get(kind, "{msg}").format(**facts, msg=problem["msg"])
+    return f"{place}{':' if reason.startswith('expected') else ''} {reason}"

@@ -2,10 +2,36 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, StrictStr, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 Texts = Annotated[list[StrictStr], Field(min_length=1, fail_fast=True)]
 Tokens = Annotated[list[StrictInt], Field(min_length=1, fail_fast=True)]
+
+
+def _in_one_sentence(given: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    """Refuse a value in one sentence, where each form that it may have would be refused in its own."""
+    try:
+        return handler(given)
+    except ValidationError as error:
+        raise ValueError("input: expected a text, or a list of at least one text") from error
+
+
+OpenAIInput = Annotated[
+    StrictStr | Texts | Tokens | Annotated[list[Tokens], Field(min_length=1, fail_fast=True)],
+    WrapValidator(_in_one_sentence),
+]
 Name = Annotated[StrictStr, Field(max_length=1_000)]
 """A name, an id or a condition, whose length bounds the time that reading it takes."""
 
@@ -102,9 +128,7 @@ class OpenAIRequest(_Foreign):
 
     model_config = ConfigDict(extra="allow")
 
-    input: StrictStr | Texts | Tokens | Annotated[list[Tokens], Field(min_length=1, fail_fast=True)] = Field(
-        description="Texts. Token numbers are refused: they belong to another tokenizer."
-    )
+    input: OpenAIInput = Field(description="Texts. Token numbers are refused: they belong to another tokenizer.")
     model: StrictStr
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, description="Must be the model's own, where given.")

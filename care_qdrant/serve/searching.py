@@ -20,7 +20,7 @@ from care_qdrant.serve.good_matches import GoodMatches
 from care_qdrant.serve.labels import keep_label, kept_labels
 from care_qdrant.serve.metrics import Metrics
 from care_qdrant.serve.models import ServedModel, ServedModels, check_texts
-from care_qdrant.serve.refusal import Refusal, invalid_body
+from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.schemas import (
     GoodMatchRequest,
     LabelAnswer,
@@ -187,7 +187,14 @@ def _filter(request: SearchRequest, keys: Keys | None = None) -> models.Filter |
     try:
         given = models.Filter.model_validate(request.filter)
     except ValidationError as error:
-        raise invalid_body(error, where="filter") from error
+        place = error.errors(include_url=False, include_input=False)[0]["loc"]
+        clauses = ", ".join(models.Filter.model_fields)
+        reason = (
+            f"filter: {place[0]!r} is not written as Qdrant expects it"
+            if place and place[0] in models.Filter.model_fields
+            else f"filter: expected an object with {clauses}"
+        )
+        raise Refusal(400, "invalid_request", reason, param="filter") from error
     return given if conditions is None else models.Filter(must=[conditions, given])
 
 

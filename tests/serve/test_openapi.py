@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, ValidationError
 from qdrant_client import QdrantClient
 
 from care_qdrant.serve import schemas
-from tests.serve.conftest import KEY, asked, pair
+from tests.serve.conftest import KEY, aligned, asked, pair
 
 
 def references(node: Any) -> set[str]:
@@ -60,3 +61,37 @@ async def test_no_body_is_a_failure_of_the_service(make_service, connect, path: 
     answer = await connect(make_service()).post(path, content=content, headers={"content-type": "application/json"})
     assert answer.status_code == 400, answer.text
     assert json.loads(answer.text)["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "shape", "body"),
+    [
+        ("/inference", schemas.InferenceRequest, asked("发烧")),
+        ("/v1/embeddings", schemas.OpenAIRequest, {"input": "发烧", "model": "pair"}),
+        ("/search", schemas.SearchRequest, {"query": "发烧"}),
+        ("/good-match", schemas.GoodMatchRequest, {}),
+        ("/labels", schemas.LabelRequest, {"query": "发烧", "document_id": "d1", "relevant": True}),
+    ],
+)
+async def test_no_refusal_is_in_the_words_of_a_library(
+    make_service, connect, filled: QdrantClient, tmp_path: Path, path: str, shape: type[BaseModel], body: dict[str, Any]
+) -> None:
+    http = connect(make_service(aligned(), over=filled, labels=tmp_path))
+    values = [-1, 1.5, True, "x", "x" * 2_000, [], [5], ["x"] * 65, [{"text": "发烧"}], {"must": [5]}, None]
+    refused = set()
+    for name in [*shape.model_fields, "more"]:
+        for changed in [body | {name: value} for value in values] + [
+            {field: value for field, value in body.items() if field != name}
+        ]:
+            answer = await http.post(path, json=changed)
+            if answer.status_code != 400:
+                continue
+            refused.add(name)
+            try:
+                shape.model_validate(changed)
+                problems = []
+            except ValidationError as error:
+                problems = [each["msg"] for each in error.errors() if each["type"] != "value_error"]
+            for words in [*problems, "Input should", "union[", "Value error"]:
+                assert words not in answer.text, (changed, answer.text)
+    assert refused >= {name for name, field in shape.model_fields.items() if field.is_required()}
