@@ -9,6 +9,7 @@ the model's length; the reference vectors then also check its tokenizer.
 """
 
 import logging
+import math
 import random
 import sys
 import threading
@@ -380,4 +381,9 @@ def _close(clients: Sequence[Client]) -> None:
 
 
 def _seconds(value: str) -> float:
-    return float(value) if value.replace(".", "", 1).isdigit() else 0.0
+    """Return the seconds of a Retry-After header; 0 for a date, and for what is not a number of seconds."""
+    try:
+        seconds = float(value)
+    except ValueError:
+        return 0.0
+    return seconds if 0 <= seconds < math.inf else 0.0

@@ -49,6 +49,7 @@ class EmbeddingServer(ThreadingHTTPServer):
         self.habit: Callable[[EmbeddingServer, dict[str, Any]], tuple[int, Any] | None] = lambda _, body: None
         """Answers a request in its own way; None is the usual one."""
         self.change: Callable[[np.ndarray], np.ndarray] = lambda vectors: vectors
+        self.retry_after = "0"
 
     @classmethod
     @contextmanager
@@ -98,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
         content = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))
-        self.send_header("Retry-After", "0")
+        self.send_header("Retry-After", self.server.retry_after)
         self.end_headers()
         self.wfile.write(content)
 
@@ -319,6 +320,14 @@ def test_passing_faults_are_retried(served: CareModel, server: EmbeddingServer, 
     server.faults = [lambda _: (429, {}), lambda _: (503, {}), lambda _: (DROPPED, None)]
     assert served.encode_document(TEXTS[:2]) == pytest.approx(model.encode_document(TEXTS[:2]), abs=1e-5)
     assert len(server.requests) == 4
+
+
+@pytest.mark.parametrize("value", ["²", "soon", "-1", "nan", "inf", "Wed, 21 Oct 2015 07:28:00 GMT"])
+def test_a_pause_that_is_not_a_number_of_seconds_is_not_kept(
+    served: CareModel, server: EmbeddingServer, value: str
+) -> None:
+    server.retry_after, server.faults = value, [lambda _: (429, {})]
+    assert len(served.encode_document(TEXTS[:1])) == 1
 
 
 def test_a_server_that_gets_other_weights_in_the_middle_gives_no_vector(
