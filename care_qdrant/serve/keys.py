@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, counted
 from care_qdrant.serve.refusal import Refusal
 
 logger = logging.getLogger(__name__)
@@ -52,8 +52,8 @@ class Keys:
     """Accepts any key of a file, one a line, after which may stand what it is for.
 
     ``KEY search:articles``; ``#`` starts a comment line. A running service reads the file again within a
-    second of a change. A file that cannot be read, or holds no key, leaves the last keys in force: it never opens the
-    service to everybody.
+    second of a change. A file that cannot be read, or holds no key, leaves the former keys in force: it never opens the
+    service to everyone.
     """
 
     def __init__(self, file: Path | None) -> None:
@@ -61,6 +61,8 @@ class Keys:
         self._keys: Mapping[bytes, Key] = {}
         self._version: tuple[int, ...] = ()
         self._looked_at = 0.0
+        self._problem = ""
+        """Why the file was not read when it was last looked at; empty where it was."""
         if file is not None:
             self._read(file)
 
@@ -81,19 +83,22 @@ class Keys:
     def _refresh(self) -> None:
         if self._file is None or time.monotonic() - self._looked_at < CHECK_SECONDS:
             return
+        problem = ""
         try:
             if _version_of(self._file) != self._version:
                 self._read(self._file)
-                logger.info("%s: read again, %d keys are accepted", self._file, len(self._keys))
-        except (InputError, OSError) as error:
-            logger.error("the last keys stay in force: %s", error)
-        self._looked_at = time.monotonic()
+                logger.info("%s: read again, %s accepted", self._file, counted(len(self._keys), "key", "are"))
+        except InputError as error:
+            problem = str(error)
+        if problem and problem != self._problem:  # once, and not each second
+            logger.error("the API keys are not read again, the former ones stay in force: %s", problem)
+        self._problem, self._looked_at = problem, time.monotonic()
 
     def _read(self, file: Path) -> None:
-        version = _version_of(file) if file.exists() else ()
+        version = _version_of(file)
         keys: dict[bytes, Key] = {}
         lines_of_keys: dict[bytes, int] = {}
-        for number, line in read_lines(file, "API keys"):
+        for number, line in _lines(file):
             digest, key = _parse(file, number, line)
             if digest in keys:
                 raise InputError(
@@ -102,16 +107,18 @@ class Keys:
                 )
             keys[digest], lines_of_keys[digest] = key, number
         if not keys:
-            raise InputError(f"{file}: holds no API key; write one a line")
+            raise InputError(f"{file}: holds no API key; write one on each line")
         self._version, self._looked_at, self._keys = version, time.monotonic(), keys
 
 
-def read_lines(file: Path, what: str) -> list[tuple[int, str]]:
+def _lines(file: Path) -> list[tuple[int, str]]:
     """Return the lines of a file with their numbers, without comments and blank ones."""
     try:
         text = file.read_text(encoding="utf-8-sig")  # editors of Windows begin a file with a byte order mark
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: cannot be read as a file of {what} ({error})") from error
+    except OSError as error:
+        raise _unreadable(file, error) from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file}: byte {error.start} is not UTF-8; save the file of API keys as UTF-8") from error
     lines = enumerate(map(str.strip, text.splitlines()), start=1)
     return [(number, line) for number, line in lines if line and not line.startswith("#")]
 
@@ -123,8 +130,8 @@ def _parse(file: Path, number: int, line: str) -> tuple[bytes, Key]:
         raise InputError(f"{file}:{number}: the key has fewer than {MIN_CHARACTERS} characters; make a longer one")
     if not all(map(_SCOPE.fullmatch, words)):
         raise InputError(
-            f"{file}:{number}: after the key come only words of what it is for: inference, search, search:COLLECTION, "
-            "metrics; nothing for all. Quotas are a proxy's work"
+            f"{file}:{number}: after the key, expected its scopes (inference, search, search:COLLECTION, metrics), "
+            "separated by blanks, or nothing for all of them"
         )
     digest = _digest(key)
     return digest, Key(digest.hex()[:8], frozenset(words))
@@ -150,6 +157,13 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
+def _unreadable(file: Path, error: OSError) -> InputError:
+    return InputError(f"{file}: the file of API keys cannot be read ({error.strerror or error})")
+
+
 def _version_of(file: Path) -> tuple[int, ...]:
-    status = file.stat()
+    try:
+        status = file.stat()
+    except OSError as error:
+        raise _unreadable(file, error) from error
     return status.st_mtime_ns, status.st_size, status.st_ino

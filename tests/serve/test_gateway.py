@@ -152,6 +152,26 @@ def test_keys_are_rotated_by_editing_the_file(keys_file: Path, monkeypatch: pyte
     assert accepted.identify("a-third-key-of-length-3")
 
 
+@pytest.mark.parametrize("content", [None, b"\xff\xfe", b"short\n", b""])
+def test_a_broken_file_leaves_the_former_keys_in_force_and_is_told_once(
+    keys_file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, content: bytes | None
+) -> None:
+    monkeypatch.setattr(keys, "CHECK_SECONDS", 0)
+    accepted, before = Keys(keys_file), keys_file.read_bytes()
+    if content is None:
+        keys_file.unlink()
+    else:
+        keys_file.write_bytes(content)
+    for _ in range(3):
+        assert accepted.identify(KEY)
+    [told] = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert str(keys_file) in told
+    assert "Errno" not in told
+    assert "codec" not in told
+    keys_file.write_bytes(before.replace(KEY.encode(), b"# it leaked"))
+    assert accepted.identify(KEY) is None
+
+
 def test_a_byte_order_mark_belongs_to_no_key(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(f"{KEY} search\n", encoding="utf-8-sig")
     assert Keys(tmp_path / "keys").identify(KEY)
