@@ -1,6 +1,7 @@
 """``care serve``: the model as a service."""
 
 import logging
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -156,8 +157,10 @@ def command(
         require_writable(settings.labels)
     if mcp is not None:
         require_packages("mcp", "care serve --mcp", "mcp", "uvicorn", "starlette")
-    if settings.open_qdrant is not None:
-        _look_for(collections, target)
+    if mcp != "stdio":
+        # A reload that is asked for before the models are loaded has nothing to do, and would end the process.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    there = settings.open_qdrant is not None and _look_for(collections, target)
     if mcp == "stdio":
         from care_qdrant.serve.app import serve_stdio
 
@@ -170,13 +173,15 @@ def command(
         logger.warning("everyone who can reach %s can use this service; give --keys FILE", host)
 
     def announce(address: str) -> None:
-        for line in (f"serving on {address}", *_facts(settings, loaded, target)):
+        for line in (f"serving on {address}", *_facts(settings, loaded, target, are_there=there)):
             logger.info("%s", line)
 
     serve(settings, announce)
 
 
-def _facts(settings: "ServeSettings", models: "Sequence[CareModel]", target: Target) -> Iterator[str]:
+def _facts(
+    settings: "ServeSettings", models: "Sequence[CareModel]", target: Target, *, are_there: bool
+) -> Iterator[str]:
     """Yield what is served, a line for each fact."""
     from care_qdrant.errors import counted
     from care_qdrant.serve.keys import Keys
@@ -186,16 +191,18 @@ def _facts(settings: "ServeSettings", models: "Sequence[CareModel]", target: Tar
     yield f"models: {', '.join(f'{model.name}@{model.fingerprint[:12]}' for model in models)}"
     yield f"Qdrant: {'none' if settings.open_qdrant is None else target}"
     if settings.open_qdrant is not None:
-        yield f"collections: {', '.join(settings.collections) or 'all that the models can search'}"
+        later = "" if are_there else " (not served yet)"
+        yield f"collections: {', '.join(settings.collections) or 'all that the models can search'}{later}"
     keys = Keys(settings.keys_file)
     in_force = f"{counted(len(keys), 'key')} of {settings.keys_file}" if keys.required else "none needed"
     yield f"API keys: {in_force}"
 
 
-def _look_for(collections: tuple[str, ...], target: Target) -> None:
-    """Refuse a database that cannot be opened, or an embedded one without a collection to serve.
+def _look_for(collections: tuple[str, ...], target: Target) -> bool:
+    """Return whether the collections can be served; refuse a database where none of them ever can.
 
-    What may still come is said: a server that starts later, a collection of it, a folder that another process has open.
+    A warning names what may still come: a server that starts later, a collection of it, a folder that another process
+    has open.
     """
     from care_qdrant.errors import FolderLocked, NoCollection, Unreachable
     from care_qdrant.qdrant.collection import Collection
@@ -208,6 +215,8 @@ def _look_for(collections: tuple[str, ...], target: Target) -> None:
         if isinstance(error, NoCollection) and target.path is not None:
             raise
         logger.warning("not served yet: %s", error)
+        return False
+    return True
 
 
 def _set_up_access_log() -> None:

@@ -92,7 +92,7 @@ class Outage:
         """Log that calls go on, if one had to wait."""
         with self._lock:
             if self._since is not None:
-                logger.warning("%s: resumed after %.0f s", where, time.monotonic() - self._since)
+                logger.warning("%s: resumed after %.1f s", where, time.monotonic() - self._since)
                 self._since = None
 
 

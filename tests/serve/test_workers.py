@@ -330,6 +330,21 @@ def test_a_service_listens_on_loopback_and_warns_elsewhere(start, pair_folder: P
     assert everywhere.wait_for("warning: everyone who can reach 0.0.0.0 .* give --keys FILE")
 
 
+def test_a_reload_that_is_asked_for_too_early_ends_nothing(pair_folder: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with socket.create_server(("127.0.0.1", 0)) as qdrant, log.open("wb") as errors:
+        qdrant.settimeout(WAIT_SECONDS)
+        url = f"http://127.0.0.1:{qdrant.getsockname()[1]}"
+        process = subprocess.Popen([*COMMAND, "--model", str(pair_folder), "--url", url], stderr=errors)
+        connection, _ = qdrant.accept()  # the service looks for its collections
+        process.send_signal(signal.SIGHUP)
+        connection.close()
+    wait_until(lambda: "API keys: " in log.read_text() or process.poll() is not None)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(WAIT_SECONDS) == 0
+    assert "collections: all that the models can search (not served yet)" in log.read_text()
+
+
 def test_workers_end_with_the_process_that_started_them(start, pair_folder: Path) -> None:
     service = start("--model", str(pair_folder))
     [worker] = service.workers()
