@@ -150,7 +150,7 @@ def kill_publish(trials: int, points: int, seed: int, output: Path) -> None:
 @seed_option
 @output_option
 def kill_server(trials: int, points: int, seed: int, output: Path) -> None:
-    """Kill clients, a real server, and both: ingest, attach, detach, attach by a copy, promote and publish.
+    """Kill clients, a real server, and both: ingest, attach, detach, promote and publish.
 
     QDRANT_BINARY names the server program. Ingestion writes over gRPC, the others over HTTP. A client whose server was
     killed and comes back within 3 seconds has to finish by itself.
@@ -202,8 +202,8 @@ def kill_node(
 ) -> None:
     """Kill, freeze or cut off one node of a real cluster of three, in turn, below the same work as kill-server.
 
-    QDRANT_BINARY names the server program. Each shard is there twice, and the client knows the URLs of all nodes: it
-    has to finish by itself, with another node where its own one is gone. A node stays away for up to 3 seconds. To be
+    QDRANT_BINARY names the server program. Each shard is there twice, and the client knows the URL of a load
+    balancer in front of the nodes: it has to finish by itself. A node stays away for up to 3 seconds. To be
     cut off the network (--fault cut), nodes run in network namespaces, for which this needs root. With --fault moved,
     no node goes away: every shard is moved or copied to another node. At the end, all replicas have to be equal.
     Attaches run once more beside another writer.
