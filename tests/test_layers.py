@@ -4,6 +4,7 @@ import ast
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -56,6 +57,58 @@ def test_what_a_collection_holds_is_not_passed_beside_it(path: Path) -> None:
         if len(names := {each.arg for each in (*node.args.args, *node.args.kwonlyargs)} & HELD_BY_A_COLLECTION) > 1
     ]
     assert passed == []
+
+
+UNTYPED = [
+    path
+    for folder in ("tests", "benchmarks/perf", "benchmarks/experiments", "examples", "docs")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+]
+"""Sources that mypy does not read."""
+ROOTS = ("", "trainer", "benchmarks")
+
+
+def test_names_that_untyped_code_imports_are_there() -> None:
+    """An import inside a function is otherwise not seen to be wrong before somebody starts that trial."""
+    missing = []
+    for path in UNTYPED:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                module = _absolute(path, node)
+                names = _names_of(module)
+                missing += [
+                    f"{path.relative_to(ROOT)}:{node.lineno}: {module}.{each.name}"
+                    for each in node.names
+                    if names is not None and each.name not in names
+                ]
+    assert missing == []
+
+
+def _absolute(path: Path, node: ast.ImportFrom) -> str:
+    package = path.relative_to(ROOT).parts[: -node.level] if node.level else ()
+    return ".".join([*package, *filter(None, [node.module])])
+
+
+@cache
+def _names_of(module: str) -> set[str] | None:
+    """Return the names that a module of this repository has, its submodules included; None for other modules."""
+    for root in ROOTS:
+        place = ROOT / root / Path(*module.split("."))
+        source = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        if source.is_file():
+            tree = ast.parse(source.read_text("utf-8"))
+            names = {each.stem for each in place.iterdir()} if place.is_dir() else set[str]()
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                    names.add(node.id)
+                elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                    names.add(node.name)
+                elif isinstance(node, ast.Import | ast.ImportFrom):
+                    names |= {(each.asname or each.name).split(".")[0] for each in node.names}
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "__getattr__" in names:
+                    names.add(node.value)
+            return names
+    return None
 
 
 PURE = {"collections", "contextlib", "dataclasses", "hashlib", "itertools", "json", "re", "typing", "uuid"} | {

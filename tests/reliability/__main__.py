@@ -351,7 +351,7 @@ def _binary() -> str:
 
 def _server_trials(url: str, trials: int, points: int, scratch: Path, seed: int, fault: Fault) -> Iterator[Trial]:
     """Run everything that writes to a server, or to the nodes of a cluster, with one fault."""
-    from tests.reliability.attachment import attach_trials, copy_trials, detach_trials
+    from tests.reliability.attachment import attach_trials, detach_trials
     from tests.reliability.ingestion import ingest_trials, make_source
     from tests.reliability.publication import publication_trials
     from tests.reliability.ready_model import write_corpus
@@ -361,7 +361,6 @@ def _server_trials(url: str, trials: int, points: int, scratch: Path, seed: int,
     yield from ingest_trials(source, *arguments)
     yield from attach_trials(points, *arguments)
     yield from detach_trials(points, *arguments)
-    yield from copy_trials(points, *arguments)
     yield from publication_trials("promote", points, *arguments)
     yield from publication_trials("publish on a server", points, *arguments)
 
