@@ -1,4 +1,7 @@
-"""A TCP load balancer in front of the nodes of a cluster, which knows by ``/healthz`` which of them answer."""
+"""A TCP load balancer in front of the nodes of a cluster, which knows by ``/readyz`` which of them answer.
+
+By ``/healthz``, a node that has just come back would be asked at once, and say of a new collection that there is none.
+"""
 
 import itertools
 import socket
@@ -88,7 +91,7 @@ class LoadBalancer:
     def _watch(self, url: str) -> None:
         while not self._stopped.wait(CHECK_SECONDS):
             try:
-                is_healthy = httpx.get(f"{url}/healthz", timeout=ANSWER_SECONDS).is_success
+                is_healthy = httpx.get(f"{url}/readyz", timeout=ANSWER_SECONDS).is_success
             except httpx.HTTPError:
                 is_healthy = False
             self._healthy[url] = is_healthy
