@@ -70,6 +70,10 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # ch
         self._forget_deadline()
         super().connection_lost(exc)
 
+    @override
+    def _unsupported_upgrade_warning(self) -> None:
+        """Log nothing: Java's clients offer HTTP/2 in this way, and uvicorn would advise to install packages."""
+
     def _expect_head(self) -> None:
         self._deadline = asyncio.get_running_loop().call_later(HEAD_SECONDS, self.transport.abort)
 

@@ -35,11 +35,18 @@ _ENDING = (signal.SIGTERM, signal.SIGINT)
 _SHORT_LIFE_SECONDS = 5.0
 """A worker that dies sooner is replaced only after a pause of `_PAUSE_SECONDS`."""
 _PAUSE_SECONDS = 1.0
+_SHARED_MEMORY = "/dev/shm"
+"""Folder of the counters where it is there: workers map their files into memory, and a full disk would kill them."""
 
 
 def serve(settings: ServeSettings, announce: Callable[[str], None]) -> None:
     """Run a service until it is told to end."""
-    with tempfile.TemporaryDirectory(prefix="care-serve-") as folder, _ports(settings) as ports, _signals() as inbox:
+    place = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
+    with (
+        tempfile.TemporaryDirectory(prefix="care-serve-", dir=place) as folder,
+        _ports(settings) as ports,
+        _signals() as inbox,
+    ):
         os.environ[DIRECTORY_VARIABLE] = folder
         try:
             # Not before: prometheus-client chooses at its import how it counts. Once here, and not in every worker.

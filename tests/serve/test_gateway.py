@@ -249,8 +249,11 @@ async def test_a_websocket_is_refused_and_logged(make_service, listen, caplog: p
     for path in ("/", "/search", "/nothing"):
         answer = await asyncio.to_thread(httpx.get, f"{address}{path}", headers=upgrade)
         assert (answer.status_code, answer.json()["code"]) == (400, "no_websockets")
+    http2 = {"upgrade": "h2c", "connection": "upgrade, http2-settings", "http2-settings": ""}  # as Java's client
+    assert (await asyncio.to_thread(httpx.get, f"{address}/health", headers=http2)).status_code == 200
+    assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
     for _ in range(100):  # a line is written after its answer
-        if len([record for record in caplog.records if record.name == ACCESS]) == 3:
+        if len([record for record in caplog.records if record.name == ACCESS]) == 4:
             return
         await asyncio.sleep(0.05)
     raise AssertionError("a refused connection has no line in the log")

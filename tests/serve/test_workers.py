@@ -218,8 +218,9 @@ def test_a_successor_that_cannot_start_says_why(start, pair_folder: Path, tmp_pa
 
 
 def test_counters_of_all_workers_have_a_port_and_the_start_says_what_is_served(
-    start, pair_folder: Path, tmp_path: Path
+    start, pair_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     (tmp_path / "keys").write_text("a-key-of-some-length-1 search\n")
     port = free_port()
     options = ("--workers", "2", "--keys", str(tmp_path / "keys"), "--metrics-port", str(port))
@@ -236,6 +237,7 @@ def test_counters_of_all_workers_have_a_port_and_the_start_says_what_is_served(
     assert httpx.get(f"{counters}/ready").json()["models"]
     assert httpx.post(f"{counters}/inference", json=asked("发烧")).status_code == 404
     assert httpx.get(f"{service.url}/metrics", headers=headers).status_code == 404
+    assert os.access("/dev/shm", os.W_OK) != any(tmp_path.glob("care-serve-*")), "a full disk would kill workers"
 
 
 def test_every_line_of_the_log_has_one_form(
