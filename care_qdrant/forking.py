@@ -1,8 +1,8 @@
-"""Objects that a forked child makes anew: locks that a thread of its parent held, and pools, whose threads stay behind.
+"""Renew objects in a forked child: locks that a thread of its parent held, and pools, whose threads stay behind.
 
 Web servers fork their workers after the application was loaded (gunicorn ``--preload``, uWSGI, ``multiprocessing``).
 A child gets locks as they are at that moment and no threads: a lock that is held is never released there, and a pool
-takes work that nobody does.
+takes work that no thread does.
 """
 
 import os

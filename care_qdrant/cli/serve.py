@@ -76,19 +76,18 @@ logger = logging.getLogger(__name__)
 @click.option(
     "--keys",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="File of API keys, one a line, with its scopes. It is read again when it changes.  [default: no key is "
-    "needed]",
+    help="File of API keys: each line a key and its scopes. Read again when it changes.  [default: no key is needed]",
 )
 @click.option(
     "--labels",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for judgements of hits, which the search page then asks for: labelled questions for care learn "
-    "--queries and a benchmark.  [default: none are kept]",
+    help="Folder for judgements of hits, for which the search page then has buttons: labelled questions for "
+    "care learn --queries and for a benchmark.  [default: none are kept]",
 )
 @click.option(
     "--metrics-port",
     type=click.IntRange(1, 65535),
-    help="Port of /metrics alone, without a key; --port has none then.  [default: --port]",
+    help="Separate port of /metrics, without a key; --port then does not have it.  [default: --port]",
 )
 @fallback_option
 @target_options

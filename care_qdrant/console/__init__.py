@@ -44,7 +44,7 @@ def run(command: click.Command) -> None:
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        log_error("interrupted; run the same command again to go on")
+        log_error("interrupted; run the same command again to continue")
         if was_terminated():  # what started the program is told that its signal ended it
             sys.stdout.flush()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -53,7 +53,7 @@ def run(command: click.Command) -> None:
     except OSError as error:  # of the machine, such as a full disk; click ends the program where a pipe is closed
         logger.debug("where it happened", exc_info=True)
         place = "a file or the standard output" if error.filename is None else os.fsdecode(error.filename)
-        _fail(f"{place}: {error.strerror or error}; see to it, and run the same command again", CareError.exit_code)
+        _fail(f"{place}: {error.strerror or error}; correct this, and run the same command again", CareError.exit_code)
 
 
 def _interrupt_when_terminated() -> Callable[[], bool]:
@@ -72,7 +72,7 @@ def _interrupt_when_terminated() -> Callable[[], bool]:
         raise KeyboardInterrupt
 
     is_main = threading.current_thread() is threading.main_thread()
-    if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # else somebody has a plan for it
+    if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # else the caller has set a handler
         signal.signal(signal.SIGTERM, interrupt)
     return received.is_set
 

@@ -16,7 +16,7 @@ def require_free(path: Path, written: re.Pattern[bytes] | None = None) -> None:
     Args:
         path: Where the command is to write. An empty file, a pipe and a device lose nothing.
         written: How files begin that the same command wrote, which it may replace; None where a person works on in
-            what it writes, or where its files look like those of people.
+            what it writes, or where its files look like files of other programs.
 
     Raises:
         InputError: The file is somebody else's, or somebody's work, or nothing can be written there.

@@ -36,7 +36,7 @@ def show_report(report: Any, *, as_json: bool = False) -> None:
 
 def show_json(value: Any) -> None:
     """Print a value as one line of JSON."""
-    # The path of a file may hold bytes that are no UTF-8: in JSON they are escapes.
+    # The path of a file may hold bytes that are not UTF-8: in JSON they are escapes.
     line = json.dumps(value, ensure_ascii=False, default=float).encode("utf-8", "backslashreplace").decode()
     click.echo(harmless(line))
 
@@ -65,7 +65,7 @@ def _lines(values: Mapping[str, Any], indent: str = "") -> Iterator[str]:
 
 
 def _percent(fraction: Any) -> Any:
-    """Return a fraction as people read it; what is no number, as None, as it is."""
+    """Return a fraction as a percentage; anything but a float unchanged."""
     return f"{fraction:.1%}" if isinstance(fraction, float) else fraction
 
 

@@ -1,6 +1,6 @@
 """Keys of the environment, and who named the address that they would be sent to.
 
-A ``care.toml`` or ``pyproject.toml`` is read in whatever folder one stands in, a stranger's included. An address that
+A ``care.toml`` or ``pyproject.toml`` is read from the current folder, which may be a stranger's. An address that
 only such a file names gets no key; one of the command line or of the environment does.
 """
 

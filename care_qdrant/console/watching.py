@@ -15,8 +15,7 @@ def passes(run_pass: Callable[[threading.Event], Pass], seconds: float) -> Itera
     """Yield what each pass did; the first signal ends it after the current batch, a second one at once.
 
     A pass fails where a server cannot be reached, where another process has the folder open, or where there are too few
-    documents at the moment: the next one tries again. Whatever else goes wrong is raised, since trying again would not
-    help.
+    documents at the moment: the next one tries again. Other errors are raised, since trying again would not help.
     """
     stop = threading.Event()
 
@@ -30,7 +29,7 @@ def passes(run_pass: Callable[[threading.Event], Pass], seconds: float) -> Itera
         try:
             done = run_pass(stop)
         except (Unreachable, FolderLocked, TooFewDocuments) as error:
-            echo(f"this pass failed, the next one goes on from there: {error}", err=True)
+            echo(f"this pass failed, the next one continues from there: {error}", err=True)
         else:
             yield done
         stop.wait(seconds)

@@ -285,7 +285,7 @@ def serve_stdio(settings: ServeSettings) -> None:
 
 
 def _text_of(token: bytes) -> str | None:
-    """Return the text that a JSON string is; None for what is no such string."""
+    """Return the text of a JSON string; None for anything else."""
     try:
         text = json.loads(token)
     except ValueError:

@@ -48,18 +48,18 @@ class Catalogue:
         names = await self._names(is_new_look=False)
         if name is not None and name not in names:
             names = await self._names(is_new_look=True)
-        names = [one for one in names if is_visible(one)]
+        names = list(filter(is_visible, names))
         if name is None and len(names) > 1 and not self._settings.collections:
             raise Refusal(404, "unknown_collection", f"several collections are served ({', '.join(names)}); name one")
         if names and name in (None, *names):
             return name or names[0]
-        unserved = {one: reason for one, reason in self._unserved.items() if is_visible(one)}
+        unserved = {unable: reason for unable, reason in self._unserved.items() if is_visible(unable)}
         if name is not None and name in unserved:
             raise Refusal(404, "unknown_collection", f"collection {name!r} is not served: {unserved[name]}")
-        reasons = "; ".join(f"{one!r} cannot be searched: {reason}" for one, reason in unserved.items())
-        there = ", ".join(names) or reasons or "none; start the service with --collection"
+        reasons = "; ".join(f"{unable!r} cannot be searched: {reason}" for unable, reason in unserved.items())
+        known = ", ".join(names) or reasons or "none; start the service with --collection"
         problem = "no collection is served here" if name is None else f"collection {name!r} is not served here"
-        raise Refusal(404, "unknown_collection", f"{problem} (there: {there})")
+        raise Refusal(404, "unknown_collection", f"{problem}; served: {known}")
 
     async def states(self, is_visible: Callable[[str], bool]) -> Collections:
         """Return what each collection that a client may search can be asked."""
@@ -85,7 +85,7 @@ class Catalogue:
         return self._searchable or ()
 
     def _look(self) -> None:
-        """Find the collections, and which of them a model can search; the only one is served whatever it is."""
+        """Find the collections, and which of them a model can search; a single one is served without that check."""
         there = self._backend.collection("").names()
         if len(there) < 2:
             self._searchable, self._unserved = (only_name(there, "this service"),), {}
@@ -107,7 +107,7 @@ class Catalogue:
         reasons: list[str] = []
         for served in self._models:
             try:
-                # A retriever of its own: those of searches hold their last check for half a minute.
+                # A new retriever: the retrievers of searches keep their last check for half a minute.
                 Retriever(self._backend.client(), name, served.model, mode="dense").resolved  # noqa: B018
             except (InputError, ContractError) as error:
                 reasons.append(str(error))
@@ -126,7 +126,8 @@ class Catalogue:
             return CollectionState(name=name, models=[], sparse=False, problem=str(error))
         examples = self._settings.examples
         sparse = any(
-            isinstance(each, SparseContract) and find_analyser(each.fingerprint) is not None for each in contracts
+            isinstance(contract, SparseContract) and find_analyser(contract.fingerprint) is not None
+            for contract in contracts
         )
         return CollectionState(
             name=name,

@@ -33,7 +33,7 @@ def read_document(collection: Collection, document_id: str) -> WholeDocument:
     likely = {path for record in sample for path in _document_paths(record.payload or {})}
     chunks = _chunks(collection, document_id, likely)
     if not chunks:
-        others = {path for one in DOCUMENT_PATHS for path in readings(one)} - likely
+        others = {path for known in DOCUMENT_PATHS for path in readings(known)} - likely
         chunks = _chunks(collection, document_id, others) if sample else []
     if not chunks:
         raise Refusal(404, "unknown_document", f"collection {collection.name!r} has no document {document_id!r}")
@@ -56,7 +56,7 @@ def _chunks(collection: Collection, document_id: str, paths: Iterable[str]) -> l
         condition for path in sorted(paths) for condition in _equal(path, document_id, number)
     ]
     # A point whose payload names no document is one by its own id.
-    may_be += [models.HasIdCondition(has_id=[one]) for one in _point_ids(document_id, number)]
+    may_be += [models.HasIdCondition(has_id=[point_id]) for point_id in _point_ids(document_id, number)]
     if not may_be:  # every point passes a filter without conditions
         return []
     pages = collection.scroll("reading a document", where=models.Filter(should=may_be), as_seen=True)

@@ -140,15 +140,15 @@ def _terms(model: CareModel, side: Side, items: Sequence[InferenceInput], texts:
 def _analyser(item: InferenceInput) -> Analyser:
     """Return the analyser that the client names, as the collection's record does; that for Chinese for none."""
     name = (item.options or {}).get("analyser", DEFAULT.name)
-    found = find_analyser(name) if isinstance(name, str) else None
-    if found is None:
+    analyser = find_analyser(name) if isinstance(name, str) else None
+    if analyser is None:
         raise Refusal(
             400,
             "invalid_option",
             f"option 'analyser' of {item.model!r} is {name!r}; expected the fingerprint in the collection's record of "
             "BM25: care status --json",
         )
-    return found
+    return analyser
 
 
 def _constants(item: InferenceInput) -> dict[str, Any]:

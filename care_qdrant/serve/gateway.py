@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 access_log = logging.getLogger("care_qdrant.serve.access")
 
 OPEN_PATHS = ("/health", "/ready")
-"""Answered without a key: they say then whether the process is well, and nothing else."""
+"""Answered without a key, and then only with the state of the process."""
 METRICS_PATH = "/metrics"
 KEY_IN_BODY = "/inference"
 """Qdrant sends the key of its configuration in the body; the endpoint checks it."""
@@ -77,7 +77,7 @@ class Gateway:
         """Whether each answer asks its client to open a new connection."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, whatever happens."""
+        """Answer one request, with a refusal where it fails."""
         started = time.perf_counter()
         headers = Headers(scope=scope)
         client = (scope.get("client") or (None,))[0]
@@ -114,7 +114,7 @@ class Gateway:
                 "start it with --keys",
             )
         if headers.get("upgrade", "").lower() == "websocket":
-            raise Refusal(400, "no_websockets", "this service has no WebSockets; send requests of HTTP")
+            raise Refusal(400, "no_websockets", "WebSockets are not supported; send an HTTP request")
         if exchange.internal and exchange.path not in (METRICS_PATH, *OPEN_PATHS):
             raise unknown_path()
         if exchange.path == METRICS_PATH and not exchange.internal and self._metrics_port is not None:
@@ -153,14 +153,14 @@ class Gateway:
 
 
 def unknown_path() -> Refusal:
-    """Return the refusal of a request for what is not there."""
-    return Refusal(404, "unknown_path", "there is nothing at this path; /openapi.json describes what there is")
+    """Return the refusal of a request for an unknown path."""
+    return Refusal(404, "unknown_path", "there is no such path; /openapi.json lists all paths")
 
 
 def unknown_key(*, given: bool) -> Refusal:
     """Return the refusal of a request that shows no accepted key."""
-    found = "this API key is not accepted" if given else "this service needs an API key"
-    return Refusal(401, "unauthorized", f"{found}; send it as: Authorization: Bearer KEY")
+    problem = "this API key is not accepted" if given else "this service needs an API key"
+    return Refusal(401, "unauthorized", f"{problem}; send it as: Authorization: Bearer KEY")
 
 
 def _line(exchange: Exchange, seconds: float) -> Mapping[str, Any]:
@@ -183,7 +183,7 @@ def _one_line(text: str) -> str:
     """Return a JSON text without characters that break a line or steer a terminal; it means the same."""
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in text)
+    return "".join(character if character.isprintable() else json.dumps(character)[1:-1] for character in text)
 
 
 def _attributes(exchange: Exchange) -> Mapping[str, Any]:

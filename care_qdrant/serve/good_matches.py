@@ -87,6 +87,6 @@ class GoodMatches:
 
 
 def _log_failure(task: "asyncio.Task[GoodMatch | None]") -> None:
-    """Log why a score was not measured; where nobody waits for it, nobody else would say so."""
+    """Log why a score was not measured: perhaps no request waits for it."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        logger.warning("which score is a good one was not measured (%s)", error)
+        logger.warning("the good-match score was not measured (%s)", error)

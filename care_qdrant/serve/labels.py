@@ -1,6 +1,6 @@
 """Judgements of people who use the search page, kept as labelled questions for `care learn --queries` and benchmarks.
 
-Each collection has a folder of its own. ``judgements.jsonl`` is the log, a line for each press of a thumb. The two
+Each collection has a folder of its own. ``judgements.jsonl`` is the log, a line for each judgement. The two
 other files follow from it and hold the questions with a relevant document: ``queries.jsonl`` is what `care learn
 --queries` reads, and with ``qrels.jsonl`` and the corpus beside it the folder is a benchmark task.
 """
@@ -41,13 +41,13 @@ def keep_label(folder: Path, query: str, document_id: str, *, is_relevant: bool 
         judged = {text: known for text, known in grades.items() if any(known.values())}
         ids = {text: hashlib.sha256(text.encode()).hexdigest()[:12] for text in judged}
         questions = [
-            {"id": ids[text], "text": text, "relevant": [one for one, grade in known.items() if grade]}
+            {"id": ids[text], "text": text, "relevant": [document for document, grade in known.items() if grade]}
             for text, known in judged.items()
         ]
         qrels = [
-            {"query_id": ids[text], "document_id": one, "score": int(grade)}
+            {"query_id": ids[text], "document_id": document, "score": int(grade)}
             for text, known in judged.items()
-            for one, grade in known.items()
+            for document, grade in known.items()
         ]
         _replace(folder / QUERIES, questions)
         _replace(folder / QRELS, qrels)
@@ -74,7 +74,7 @@ def _grades_of(log: Path, version: tuple[int, int]) -> Mapping[str, Mapping[str,
 
 
 def _rows(file: Path, lines: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
-    """Yield the judgements of a log; a line that is none is named and left out."""
+    """Yield the judgements of a log; a line that is not a judgement is logged and left out."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue

@@ -23,9 +23,9 @@ def mark(query: str, texts: Sequence[str], analyser: Analyser = DEFAULT) -> list
     """
     terms = list(dict.fromkeys(analyser.terms(query)))
     if analyser.language != DEFAULT.language:  # words that have these stems
-        found = dict.fromkeys(word for text in texts for word in _WORD.findall(text[:MAX_CHARACTERS].lower()))
+        words = dict.fromkeys(word for text in texts for word in _WORD.findall(text[:MAX_CHARACTERS].lower()))
         terms = [
-            word for word in found if word not in terms and not set(terms).isdisjoint(analyser.terms(word))
+            word for word in words if word not in terms and not set(terms).isdisjoint(analyser.terms(word))
         ] + terms
     longer = [term for term in terms if len(term) > 1] or terms
     if not longer:

@@ -43,7 +43,7 @@ _INSTRUCTIONS = (
 _EXCHANGE: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
 """The HTTP request that a tool is called by; None over stdio."""
 
-Collection = Annotated[str | None, Field(description="Name, as list_collections says; null where there is one.")]
+Collection = Annotated[str | None, Field(description="Name, as list_collections says; null for the only one.")]
 
 
 class Found(BaseModel):

@@ -111,26 +111,26 @@ class ServedModels:
         """The model of a request that cannot name one."""
         return self._models[0]
 
-    def find(self, wanted: str) -> ServedModel:
+    def find(self, model: str) -> ServedModel:
         """Return the model that a client names."""
-        name, at, prefix = wanted.rpartition("@")
-        name, prefix = (name, prefix.lower()) if at else (wanted, "")
+        name, at, prefix = model.rpartition("@")
+        name, prefix = (name, prefix.lower()) if at else (model, "")
         if at and not _FINGERPRINT.fullmatch(prefix):
-            raise Refusal(400, "invalid_model", f"{wanted!r}: after @ come 4 to 64 hexadecimal digits of a fingerprint")
+            raise Refusal(400, "invalid_model", f"{model!r}: after @ come 4 to 64 hexadecimal digits of a fingerprint")
         named = [served for served in self._models if served.name == name]
-        found = [served for served in named if served.fingerprint.startswith(prefix)]
-        if len(found) == 1:
-            return found[0]
-        if len(found) > 1:
-            raise Refusal(400, "ambiguous_model", f"{wanted!r} is more than one model here: {_listed(found)}")
+        matching = [served for served in named if served.fingerprint.startswith(prefix)]
+        if len(matching) == 1:
+            return matching[0]
+        if len(matching) > 1:
+            raise Refusal(400, "ambiguous_model", f"{model!r} names several models: {_listed(matching)}")
         if named:
             raise Refusal(
                 400,
                 "fingerprint_mismatch",
-                f"{wanted!r} is not what is served under this name ({_listed(named)}): its vectors are of another "
-                "space. Ask for the model that made the vectors of the collection, or serve that one",
+                f"{model!r} is not the model that is served under this name ({_listed(named)}): its vectors are "
+                "of another space. Ask for the model that made the vectors of the collection, or serve that one",
             )
-        raise Refusal(404, "unknown_model", f"model {wanted!r} is not served; there is: {_listed(self._models)}")
+        raise Refusal(404, "unknown_model", f"model {model!r} is not served; served models: {_listed(self._models)}")
 
 
 def check_texts(texts: Sequence[str], side: Side, limits: Limits) -> None:
@@ -170,11 +170,11 @@ async def check_answers(served: ServedModel, side: Side) -> None:
     where = Path(f"{served.name}@{served.fingerprint[:12]}/{side}")
     if files is not None:
         least = min(files.least_cosine(file) for file in (files.fp32, files.int8) if file is not None)
-        for found in (alone, batch):
-            check_references(lambda _, found=found: found, references, where, least)  # type: ignore[misc]
+        for vectors in (alone, batch):
+            check_references(lambda _, vectors=vectors: vectors, references, where, least)  # type: ignore[misc]
     lowest = float(cosines(batch, alone).min())
     if not lowest >= LEAST_BATCHED:
         raise AlteredModel(
-            f"{where}: the vector of a text depends on the texts beside it (cosine {lowest:.3f}, expected at least "
-            f"{LEAST_BATCHED}): this encoder cannot be served in batches. Check it with: care model verify"
+            f"{where}: the vector of a text depends on the other texts of its batch (cosine {lowest:.3f}, expected at "
+            f"least {LEAST_BATCHED}): this encoder cannot be served in batches. Check it with: care model verify"
         )

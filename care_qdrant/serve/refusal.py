@@ -62,7 +62,7 @@ _BY_ERROR: Sequence[tuple[type[CareError], int, str]] = (
 
 def refusal_of(error: Exception) -> Refusal | None:
     """Return how an error is answered; None for one that no request can cause."""
-    if isinstance(error, RecursionError):  # of whatever reads a part of the request
+    if isinstance(error, RecursionError):  # of any reader of a part of the request
         return Refusal(400, "invalid_request", "the request holds a value that is nested too deeply; send a flat one")
     if isinstance(error, Refusal):
         return error

@@ -37,14 +37,14 @@ Name = Annotated[StrictStr, Field(max_length=1_000)]
 
 
 class WithoutNulls(BaseModel):
-    """A body in which null stands for what nobody gave, as many clients and assistants send it."""
+    """A body in which null counts as absent, as many clients and assistants send it."""
 
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
-        optional = {name for name, each in cls.model_fields.items() if not each.is_required()}
+        optional = {name for name, field in cls.model_fields.items() if not field.is_required()}
         return {name: value for name, value in body.items() if value is not None or name not in optional}
 
 

@@ -2,7 +2,7 @@
 
 A fork shares memory pages: any number of workers hold the weights of the query encoders once. A reload opens the models
 again, forks a new generation of workers, and ends the old one when the new one is ready. The listening socket stays the
-same, so at every moment there is somebody who accepts; what cannot be loaded leaves the old generation in force.
+same, so a worker accepts connections at every moment; if the new models cannot be loaded, the old generation stays.
 
 SIGTERM and SIGINT end the service (the second one at once), SIGHUP reloads, and a worker that dies is replaced.
 """
@@ -79,7 +79,7 @@ class _Worker:
         return error
 
     def close(self) -> None:
-        """Let go of a verdict that nobody will read."""
+        """Close a verdict that will not be read."""
         if self.verdict is not None:
             os.close(self.verdict)
         self.verdict = None
@@ -136,7 +136,7 @@ class _Supervisor:
             before = set(self._running)
             self._replace_generation(models)
         except (CareError, OSError) as error:
-            logger.error("not reloaded, what was served before is still served: %s", error)
+            logger.error("not reloaded, the former models are still served: %s", error)
             self._metrics.reloaded(is_done=False)
             return
         for pid in before:
@@ -156,7 +156,7 @@ class _Supervisor:
                 self._await(worker)
         except (CareError, OSError) as error:
             self._end(set(workers))  # half a generation must not serve on beside the old one
-            if isinstance(error, OSError):  # a process or a file descriptor that cannot be had
+            if isinstance(error, OSError):  # no process or file descriptor is available
                 raise CareError(
                     f"{counted(len(workers), 'worker', of=self._settings.workers)} could be started ({error})"
                 ) from error
@@ -300,16 +300,16 @@ def _send(pid: int, number: int) -> None:
 
 @contextmanager
 def _ports(settings: ServeSettings) -> Iterator[list[socket.socket]]:
-    """Reserve the addresses of the service and of its counters; nobody can connect before the models are loaded."""
+    """Reserve the addresses of the service and of its counters; clients can connect when the models are loaded."""
     with ExitStack() as stack:
         numbers = [(settings.port, "--port"), (settings.metrics_port, "--metrics-port")]
         yield [stack.enter_context(_bind(settings.host, at, option)) for at, option in numbers if at is not None]
 
 
-def free_port(wanted: int) -> int:
+def free_port(number: int) -> int:
     """Return a port of this machine, or 0, which takes any, where another program listens there."""
-    with suppress(InputError), _bind("127.0.0.1", wanted, ""):
-        return wanted
+    with suppress(InputError), _bind("127.0.0.1", number, ""):
+        return number
     return 0
 
 

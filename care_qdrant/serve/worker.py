@@ -109,6 +109,6 @@ async def _serve(server: _Server, service: Service, ports: Sequence[socket.socke
 
 def _say(report: int, verdict: str, exit_code: int = 0) -> None:
     """Write the verdict of a start to the supervisor: the exit code, a blank, and `READY` or the reason."""
-    with suppress(BrokenPipeError):  # the service was stopped meanwhile, and nobody waits for the verdict
+    with suppress(BrokenPipeError):  # the service was stopped meanwhile, and the verdict is not read
         os.write(report, f"{exit_code} {verdict}".encode())
     os.close(report)

@@ -63,7 +63,7 @@ async def test_an_assistant_finds_lists_and_fetches(make_service, listen, filled
         assert whole.structured_content["chunks"] == [TEXTS[3]]
         for tool, arguments, reason in (
             ("search", {"query": " "}, "blank"),
-            ("search", {"query": "发烧", "collection": "another"}, "not served here (there: corpus)"),
+            ("search", {"query": "发烧", "collection": "another"}, "not served here; served: corpus"),
             ("search", {"query": "发烧", "conditions": ["nonsense"]}, "nonsense"),
             ("search", {"query": "发烧", "filter": "dept=内科"}, "filter is not a field of this request"),
             ("fetch_document", {"document_id": "d3", "limit": 1}, "limit is not a field of this request"),

@@ -29,7 +29,7 @@ class Leaky(HashEncoder):
 @pytest.mark.parametrize("side", ["query", "document"])
 async def test_vectors_that_depend_on_their_batch_are_not_served(make_service, connect, side: str) -> None:
     service = make_service(pair(**{side: Leaky()}), documents=True)
-    with pytest.raises(AlteredModel, match=f"{side}: the vector of a text depends on the texts beside it"):
+    with pytest.raises(AlteredModel, match=f"{side}: the vector of a text depends on the other texts of its batch"):
         await service.load()
     assert (await connect(service).get("/ready")).status_code == 503
 
