@@ -404,7 +404,8 @@ def _summary(report: "IngestReport", target: Target, is_named: bool, options: di
         lines.append(f"{report.collection}{named}: {time}")
     else:
         as_points = f"{counted(report.documents, 'document')} as {counted(report.chunks, 'point')}"
-        with_vector = f"{counted(report.points, 'point')} with vector {report.vector_name}"
+        vector = f"vector {report.vector_name}" if report.vector_name else "the unnamed vector"
+        with_vector = f"{counted(report.points, 'point')} with {vector}"
         lines.append(f"done: {as_points} ({said or 'nothing new'})")
         lines.append(f"{report.collection}{named}: {with_vector}; {time}")
         lines.append(f"next: {search_command(report.collection, target)}")

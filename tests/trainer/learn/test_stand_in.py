@@ -203,6 +203,7 @@ def test_the_command_warns_and_status_and_verify_tell(learned: Any, tmp_path: Pa
     code, output = said(*ingestion, "--stand-in")
     assert code == 0
     assert "1 of 601 points has a vector of a learned query encoder" in output
+    assert "articles: 601 points with the unnamed vector; " in output
     assert "1 of them by the learned articles-queries, which stands in" in said("status", "articles")[1]
     code, output = said("verify", "articles", "--model", str(folder))
     assert (code, "1 by a learned encoder that stands in" in output) == (0, True)
