@@ -21,7 +21,6 @@ def pages() -> dict[Path, dict[str, str]]:
             "promises": [*_promises(), "", *_machine()],
             "ingestion into a server": _ingestion(),
             "ways": _ways("server-index-100000.json"),
-            "ways of ten thousand": _ways("server-index-10000.json"),
             "ways of a million": _ways("server-index-1000000.json"),
             "restarts of a million": _restarts("server-index-1000000.json"),
             "loading": _loading(),
