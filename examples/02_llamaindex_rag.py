@@ -1,11 +1,12 @@
 """A LlamaIndex query engine over the ingested sample: CARE retrieves, and a stand-in for the language model quotes.
 
-Put your own model in the place of `QuotingLLM`; nothing else changes. Runs offline:
+Replace `QuotingLLM` by your own model; nothing else changes. Runs offline:
 
     pip install -e '.[llama-index]'
     python examples/02_llamaindex_rag.py [MODEL]
 """
 
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -37,7 +38,8 @@ class QuotingLLM(CustomLLM):
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         context = prompt.split("---------------------")[1]
         passage = context.strip().split("\n\n")[0]
-        return CompletionResponse(text="".join(sentence + "。" for sentence in passage.split("。")[:2] if sentence))
+        sentences = re.split(r"(?<=[。！？])|(?<=[.!?])(?=\s)", passage)  # Chinese and English ends
+        return CompletionResponse(text="".join(sentences[:2]))
 
     @override
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
