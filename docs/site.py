@@ -11,9 +11,9 @@ from typing import Any
 
 _RELATIVE = re.compile(r"\[([^\]]+)\]\((\.\./[^)#]+)[^)]*\)")
 _CODE = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
-_PROSE = re.compile(r"(?:^|\n\n)\n*(?![ #|<!*-]|\d\.)(.+?)(?=\n\n|$)", re.DOTALL)
+_PROSE = re.compile(r"(?:^|\n\n)\n*+(?![ #|<!-]|\* |\d\.)(.+?)(?=\n\n|$)", re.DOTALL)
 _LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
-_SENTENCE = re.compile(r".+?(?:\.(?=\s|$)|。)|.+")
+_SENTENCE = re.compile(r".+?(?:[.?](?=\s|$)|。)|.+")
 
 _markdown: dict[str, str] = {}
 """Pages of this build as Markdown, by their path under the documentation."""
@@ -64,5 +64,5 @@ def _pages(item: Any) -> Any:
 def _entry(page: Any) -> str:
     """Return a page's line of the list: its title, its place, and its first sentence."""
     prose = _PROSE.search(_CODE.sub("", _markdown[page.file.src_uri]))
-    said = _SENTENCE.match(" ".join(_LINK.sub(r"\1", prose[1]).split())) if prose else None
+    said = _SENTENCE.match(" ".join(_LINK.sub(r"\1", prose[1]).replace("**", "").split())) if prose else None
     return f"- [{page.title}]({page.file.src_uri})" + (f": {said[0].rstrip('.:。：')}" if said else "")

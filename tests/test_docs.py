@@ -107,6 +107,7 @@ def test_the_site_gives_language_models_every_page_as_markdown(tmp_path: Path) -
     listed = (tmp_path / "llms.txt").read_text(encoding="utf-8")
     pages = re.findall(r"^- \[[^\]]+\]\(([^)]+)\)", listed, re.MULTILINE)
     assert listed.startswith("# care-qdrant\n\n> Asymmetric retrieval")
+    assert [line for line in listed.splitlines() if line.startswith("- ") and not re.search(r"\): [\w`]", line)] == []
     sources = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
     assert set(pages) == sources
     whole = (tmp_path / "llms-full.txt").read_text(encoding="utf-8")
