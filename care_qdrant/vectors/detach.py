@@ -1,11 +1,12 @@
 """Removes what `care_qdrant.vectors.attach` added: the vector, our hashes in the payloads, and all records of it."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from qdrant_client import models
 
-from care_qdrant.contracts.contract import SparseContract, VectorContract
+from care_qdrant.contracts.contract import SparseContract, VectorContract, contract_metadata
 from care_qdrant.contracts.metadata import of_vector
 from care_qdrant.contracts.payload import stored_hash
 from care_qdrant.errors import InputError, counted
@@ -54,9 +55,22 @@ def detach_vector(collection: Collection, vector_name: str | None = None) -> Det
     if is_there:
         target.remove_vector(name)
     # In the end, so that a run that was killed is finished by the same command.
-    records = dict.fromkeys(of_vector(target.refresh().metadata, name))
-    target.update("removing what was recorded of the vector", metadata=records)
+    target.update("removing what was recorded of the vector", metadata=_without_records(target.refresh(), name))
     return DetachReport(target.name, name, points, cleaned)
+
+
+def _without_records(schema: CollectionSchema, vector_name: str) -> dict[str, Any]:
+    """Return the change of the metadata that removes the records of a vector.
+
+    Of the vectors that were attached beside it, the first takes its place for readers that name no vector.
+    """
+    change: dict[str, Any] = dict.fromkeys(of_vector(schema.metadata, vector_name))
+    first: str | None = None
+    for name, made in schema.contracts.items():
+        if isinstance(made, VectorContract | SparseContract) and made.beside == vector_name:
+            change |= contract_metadata(name, replace(made, beside=first))
+            first = first or name
+    return change
 
 
 def _checked_name(schema: CollectionSchema, vector_name: str | None) -> str:

@@ -1,6 +1,8 @@
 """The way back: ours goes, theirs stays, and nothing of theirs can be taken by mistake."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.contracts.learned import LearnedContract, learned_metadata
@@ -11,6 +13,7 @@ from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.retry import RetryPolicy
+from care_qdrant.search.choice import StoreConfig, choose_dense, choose_sparse
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Chunk, Document
 from care_qdrant.vectors.attach import attach_vector
@@ -49,6 +52,30 @@ def test_no_record_of_the_vector_stays(qdrant: QdrantClient, model: HashModel) -
     metadata = Collection(qdrant, NAME).schema.metadata
     assert [key for key in metadata if key.endswith(model.name)] == []
     assert learned_metadata("old", learned).keys() <= metadata.keys(), "the record of another vector is not touched"
+
+
+@given(names=st.lists(st.sampled_from("abc"), min_size=1, max_size=8), is_sparse=st.booleans())
+def test_a_reader_that_names_no_vector_always_has_one_and_keeps_it_until_it_is_detached(
+    names: list[str], is_sparse: bool
+) -> None:
+    """Vectors of one maker come and go in any order: a name is attached, or detached where it is there."""
+    client, model = QdrantClient(":memory:"), HashModel(name="care")
+    fill(client, "named", "plain", count=2)
+    read: str | None = None
+    for name in names:
+        schema = Collection(client, NAME).schema
+        if schema.has_vector(name):
+            detach_vector(client, NAME, name)
+            read = None if name == read else read
+        else:
+            attach_vector(client, NAME, None if is_sparse else model, vector_name=name)
+        schema = Collection(client, NAME).schema
+        if not schema.attached:
+            continue
+        config = StoreConfig(bm25=True, contract=None if is_sparse else model.contract())
+        chosen = (choose_sparse if is_sparse else choose_dense)(schema, config)
+        assert chosen in schema.attached and read in (None, chosen)
+        read = chosen
 
 
 def test_what_ingestion_keeps_under_our_key_stays(qdrant: QdrantClient, model: HashModel) -> None:
