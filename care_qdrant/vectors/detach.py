@@ -1,6 +1,7 @@
 """Removes what `care_qdrant.vectors.attach` added: the vector, our hashes in the payloads, and all records of it."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,7 +42,7 @@ def detach_vector(collection: Collection, vector_name: str | None = None) -> Det
         vector_name: None takes the one that was attached, when there is one.
 
     Raises:
-        InputError: The vector was not attached, or points have no other vector.
+        InputError: The vector was not attached, or points that were written after it have no other vector.
         QdrantError: Qdrant refused or could not be reached.
     """
     target = collection.whole()
@@ -116,16 +117,21 @@ def _is_as_attached(schema: CollectionSchema, vector_name: str) -> bool:
 
 
 def _require_other_vectors(collection: Collection, vector_name: str) -> None:
-    """Refuse to leave a point without any vector: no search would find it."""
-    schema = collection.schema
-    others = sorted({*schema.dense, *schema.sparse} - {vector_name})
+    """Refuse to leave a point without any vector, except where it had none before the attach."""
+    others = sorted({*collection.schema.dense, *collection.schema.sparse} - {vector_name})
     none_of_them: list[models.Condition] = [models.HasVectorCondition(has_vector=other) for other in others]
-    with_it = models.Filter(must=[models.HasVectorCondition(has_vector=vector_name)])
-    if len(others) < collection.limits.conditions:
-        count = collection.count(with_it.model_copy(update={"must_not": none_of_them}))
-    else:
-        pages = collection.scroll("looking for other vectors", where=with_it, payload=False, vectors=others)
-        count = sum(not vectors_of(record) for page in pages for record in page)
+    is_expressible = len(others) < collection.limits.conditions
+    with_it = models.Filter(
+        must=[models.HasVectorCondition(has_vector=vector_name)], must_not=none_of_them if is_expressible else None
+    )
+    pages = collection.scroll(
+        "looking for other vectors", where=with_it, payload=[CARE_KEY], vectors=False if is_expressible else others
+    )
+    count = sum(
+        not vectors_of(record) and not _is_by_attach(record.payload or {}, vector_name)
+        for page in pages
+        for record in page
+    )
     if count == 0:
         return
     raise InputError(
@@ -133,6 +139,11 @@ def _require_other_vectors(collection: Collection, vector_name: str) -> None:
         "would find them without it; they were written after it was attached. Let the program that makes "
         f"{' or '.join(repr(other) if other else 'the unnamed vector' for other in others)} write them, or delete them"
     )
+
+
+def _is_by_attach(payload: Mapping[str, Any], vector_name: str) -> bool:
+    """Return whether attach made a vector of a point that another program had written; ingestion notes the chunk."""
+    return stored_hash(payload, vector_name) is not None and payload[CARE_KEY].keys() == {"vectors"}
 
 
 def _clean_payloads(collection: Collection, vector_name: str) -> int:

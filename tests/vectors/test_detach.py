@@ -129,6 +129,30 @@ def test_a_point_that_has_no_other_vector_is_not_left_without_one(attached: Qdra
     assert all(set(point.vector or {}) for point in attached.scroll(NAME, limit=100, with_vectors=True)[0])
 
 
+@pytest.mark.parametrize("conditions", [None, 1])
+def test_a_point_that_had_no_vector_before_the_attach_has_none_after_it(
+    qdrant: QdrantClient, model: HashModel, conditions: int | None
+) -> None:
+    """Those of ingestion have none but ours, and keep it; a strict mode may leave no room for a filter on vectors."""
+    fill(qdrant, "two", "plain", count=3)
+    bare = [models.PointStruct(id=n, vector={}, payload={"text": f"没有向量的点{n}"}) for n in (901, 902)]
+    qdrant.upsert(NAME, bare, wait=True)
+    before = contents(qdrant)
+    attach_vector(qdrant, NAME, model)
+    attach_vector(qdrant, NAME, None)
+    strict = models.StrictModeConfig(enabled=conditions is not None, filter_max_conditions=conditions)
+    qdrant.update_collection(NAME, strict_mode_config=strict)
+    for name in ("bm25", model.name):
+        detach_vector(qdrant, NAME, name)
+    assert contents(qdrant) == before
+
+    qdrant.update_collection(NAME, strict_mode_config=models.StrictModeConfig(enabled=False))
+    attach_vector(qdrant, NAME, model)
+    ingest([Document("d", "头痛")], model, qdrant, NAME)
+    with pytest.raises(InputError, match=r"1 point of collection 'articles' have no vector but 'care'"):
+        detach_vector(qdrant, NAME)
+
+
 def test_nothing_attached_says_so(qdrant: QdrantClient) -> None:
     fill(qdrant, "unnamed", "plain")
     with pytest.raises(InputError, match=r"no attached vector: .* what care attach added, .*: \(unnamed\)\. "):

@@ -63,6 +63,8 @@ def test_a_point_that_would_be_left_without_a_vector_is_counted_within_the_limit
     rows = [models.PointStruct(id=n, vector={"old": [1, 0, 0, n]}, payload={"text": f"第{n}段"}) for n in range(9)]
     client.upsert(NAME, rows, wait=True)
     attach_vector(client, NAME, model)
-    client.delete_vectors(NAME, ["old"], [3, 5], wait=True)
+    row = model.encode_document(["头痛"])[0].tolist()
+    late = [models.PointStruct(id=n, vector={model.name: row}, payload={"text": "头痛"}) for n in (13, 15)]
+    client.upsert(NAME, late, wait=True)
     with pytest.raises(InputError, match=r"2 points of collection .* have no vector but"):
         detach_vector(client, NAME)
