@@ -1,4 +1,4 @@
-"""The versions of an alias: the collections that publishing made, which one readers search, what the next is called."""
+"""The versions of an alias: the collections that publishing made, the one that readers search, the name of the next."""
 
 import re
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from care_qdrant.errors import InputError, next_command
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.schema import VersionRecord
+from care_qdrant.qdrant.schema import CollectionSchema, VersionRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,19 +16,27 @@ class Versions:
     alias: str
     live: str | None
     """The collection behind the alias, which another tool may have made; None where there is no such alias."""
-    records: Mapping[str, VersionRecord]
-    """The record of each version that publishing made."""
+    schemas: Mapping[str, CollectionSchema]
+    """The schema of each version that publishing made."""
     highest: int
-    """Highest number of all collections that are named like a version, whoever made them."""
+    """Highest number of all collections that are named like a version, whichever program made them."""
 
-    def name_for(self, source: str) -> str:
+    def record(self, name: str) -> VersionRecord | None:
+        """Return the record of a version; None for a collection that publishing did not make."""
+        schema = self.schemas.get(name)
+        return None if schema is None else schema.version_record
+
+    def name_for(self, source: Collection) -> str:
         """Return the version that an interrupted run was making of a collection, or else a name that is free.
 
-        A run that was stopped at any moment before its switch leaves a version with a number above the live one.
+        A run that was stopped before its switch leaves a version with a number above the live one. If the vectors of
+        the source have changed since, that version stays behind, and `delete_old` removes it with the older ones.
         """
-        for name, record in sorted(self.records.items(), key=lambda item: self.number(item[0]), reverse=True):
-            is_done = record.withdrawn or self.number(name) <= self.number(self.live)
-            if record.source == source and not is_done:
+        for name in sorted(self.schemas, key=self.number, reverse=True):
+            record = self.record(name)
+            if record is None or record.withdrawn or self.number(name) <= self.number(self.live):
+                continue
+            if record.source == source.name and self.schemas[name].has_vectors_of(source.schema):
                 return name
         return f"{self.alias}_v{self.highest + 1}"
 
@@ -46,15 +54,15 @@ def read_versions(collection: Collection, alias: str) -> Versions:
             "which its readers then search, " + next_command(f"care publish {alias} --as {alias}-live", model=False)
         )
     numbers = {name: number for name in names if (number := _number(alias, name))}
-    found = {name: collection.sibling(name).schema.version_record for name in numbers}
-    records = {name: record for name, record in found.items() if record is not None}
-    return Versions(alias, collection.aliases().get(alias), records, highest=max(numbers.values(), default=0))
+    schemas = {name: collection.sibling(name).schema for name in numbers}
+    made = {name: schema for name, schema in schemas.items() if schema.version_record is not None}
+    return Versions(alias, collection.aliases().get(alias), made, highest=max(numbers.values(), default=0))
 
 
 def delete_old(live: Collection, versions: Versions, keep: int) -> list[str]:
     """Delete versions that are older than the live one and that no alias points at; return their names."""
     used, number = set(live.aliases().values()), versions.number(live.name)
-    older = [name for name in versions.records if versions.number(name) < number and name not in used]
+    older = [name for name in versions.schemas if versions.number(name) < number and name not in used]
     older.sort(key=lambda name: (name == versions.live, versions.number(name)), reverse=True)
     for name in older[keep:]:
         live.sibling(name).drop()

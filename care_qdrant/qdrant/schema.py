@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -13,7 +14,7 @@ from care_qdrant.contracts.contract import Contract, SparseContract, VectorContr
 from care_qdrant.contracts.learned import LearnedContract, parse_learned
 from care_qdrant.contracts.metadata import ATTACH, COPY, LOAD, RUN, TENANTS, VERSION
 from care_qdrant.contracts.stand_in import parse_stand_ins
-from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch, next_command
+from care_qdrant.errors import ContractError, FingerprintMismatch, InputError, SchemaMismatch, next_command
 
 MAX_POINTS = 256
 """Largest number of points that one request writes."""
@@ -240,6 +241,13 @@ class CollectionSchema:
         """Refuse a collection that is being written, or was when that was interrupted."""
         if (unfinished := self.unfinished) is not None:
             raise InputError(f"{unfinished}; and then this")
+
+    def has_vectors_of(self, other: "CollectionSchema") -> bool:
+        """Return whether a copy of another collection could be this one."""
+        with suppress(ContractError):
+            self.require_same(other, points=1)
+            return True
+        return False
 
     def require_same(self, expected: "CollectionSchema", points: int) -> None:
         """Refuse this collection as a copy of another one if its vectors or its contracts differ."""

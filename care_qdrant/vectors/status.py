@@ -113,7 +113,7 @@ def inspect_collection(collection: Collection) -> CollectionDetail:
         sampled_without_text=len(payloads) - len(texts),
         unread_by_included=_unread_by_included(summary, texts),
         version_of=None if record is None else record.source,
-        versions=[name for alias in summary.aliases for name in read_versions(target, alias).records],
+        versions=[name for alias in summary.aliases for name in read_versions(target, alias).schemas],
     )
 
 

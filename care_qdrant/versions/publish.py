@@ -96,7 +96,7 @@ def publish_collection(
     settings, start = settings or PublishSettings(), time.perf_counter()
     origin = source.whole()
     versions = read_versions(origin, alias or source.name)
-    target = origin.sibling(versions.name_for(origin.name))
+    target = origin.sibling(versions.name_for(origin))
     copied, known_items = _copy(origin, target, settings, on_progress)
     deleted_versions: list[str] = []
     if not settings.dry_run:
@@ -135,12 +135,12 @@ def roll_back(searched: Collection, *, dry_run: bool = False) -> RollbackReport:
             f"there is no alias {alias!r}; make one, "
             + next_command(f"care publish COLLECTION --as {alias}", model=False)
         )
-    live, record = searched.sibling(versions.live), versions.records.get(versions.live)
+    live, record = searched.sibling(versions.live), versions.record(versions.live)
     if record is None or record.replaces is None:
         raise InputError(f"alias {alias!r} points at {live.name!r}, but no earlier version is recorded")
     former = live.sibling(record.replaces)
     if not former.exists():
-        there = ", ".join(versions.records)
+        there = ", ".join(versions.schemas)
         raise InputError(f"{former.name!r}, where alias {alias!r} pointed before, was deleted (there: {there})")
     if not dry_run:
         live.update("recording the rollback", metadata=replace(record, withdrawn=True).metadata())

@@ -20,6 +20,7 @@ from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.types import Document
+from care_qdrant.vectors.attach import attach_vector
 from care_qdrant.versions.publish import PublishSettings, publish_collection, roll_back
 from tests.databases import REAL, behind, open_database, require_server
 from tests.standin import StandIn
@@ -289,6 +290,21 @@ def test_a_run_that_failed_is_finished_although_the_source_went_on(client: Qdran
     did = report.copied
     assert (report.version, did.points, did.deleted, did.changed) == ("live_v1", 595, 5, 3)
     assert_same(contents(client, "live"), contents(client, "docs"))
+
+
+def test_a_run_that_failed_is_not_continued_once_the_source_has_other_vectors(qdrant: QdrantClient) -> None:
+    fill(qdrant, "docs", SCHEMAS["named"], 20)
+
+    def fail(_done: int, _total: int) -> None:
+        raise QdrantError("the server is away")
+
+    with pytest.raises(QdrantError):
+        publish_collection(qdrant, "docs", "live", on_progress=fail)
+    attach_vector(qdrant, "docs", HashModel(name="other"))
+    for settings in (PublishSettings(dry_run=True), PublishSettings()):
+        assert publish_collection(qdrant, "docs", "live", settings).version == "live_v2"
+    assert publish_collection(qdrant, "docs", "live", PublishSettings(keep=1)).deleted_versions == ["live_v1"]
+    assert_same(contents(qdrant, "live"), contents(qdrant, "docs"))
 
 
 def test_a_source_that_changes_under_the_copy_is_noticed(qdrant: QdrantClient) -> None:
