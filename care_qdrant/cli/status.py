@@ -106,20 +106,18 @@ def _shape(vector: "VectorSummary") -> str:
 
 
 def _maker(vector: "VectorSummary") -> str:
-    made_by = _made_by(vector)
-    if not vector.stand_in_models:
-        return made_by
-    count = "some" if vector.stand_ins is None else f"{vector.stand_ins:,}"
-    return f"{made_by}; {count} of them by the learned {', '.join(vector.stand_in_models)}, which stands in"
+    known = [_named(vector.made_by, vector.fingerprint) if vector.made_by else "by another tool"]
+    if vector.learned is not None:
+        known.append(f"queries {_named(vector.learned, vector.learned_fingerprint)}, learned from it")
+    if vector.stand_in_models:
+        count = "some" if vector.stand_ins is None else f"{vector.stand_ins:,}"
+        known.append(f"{count} of them by the learned {', '.join(vector.stand_in_models)}, which stands in")
+    return "; ".join(known)
 
 
-def _made_by(vector: "VectorSummary") -> str:
-    if vector.made_by is None:
-        return "by another tool"
+def _named(maker: str, fingerprint: str | None) -> str:
     # BM25 has no weights: its analyser is its fingerprint.
-    if vector.fingerprint in (None, vector.made_by):
-        return f"by {vector.made_by}"
-    return f"by {vector.made_by} ({vector.fingerprint[:_SHOWN_FINGERPRINT]})"
+    return f"by {maker}" if fingerprint in (None, maker) else f"by {maker} ({fingerprint[:_SHOWN_FINGERPRINT]})"
 
 
 def _tell_of_unfinished(summary: "CollectionSummary") -> None:

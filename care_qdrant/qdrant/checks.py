@@ -173,13 +173,20 @@ def _maker(contract: Contract) -> str:
 
 
 def _makers(schema: CollectionSchema) -> str:
-    """Return the advice to take the model that made a vector of the collection; empty where none says who did."""
-    made = {
+    """Return the advice to take a model whose vectors the collection has; empty where no record names one."""
+    made = [
         f"{name!r} was made by {contract.model} ({contract.fingerprint[:12]})"
         for name, contract in schema.contracts.items()
         if isinstance(contract, VectorContract)
-    }
-    return f"{', '.join(sorted(made))}: give that model with --model, or " if made else ""
+    ]
+    learned = [
+        f"{repr(name) if name else 'the unnamed vector'} is searched by the learned {encoder.model} "
+        f"({encoder.fingerprint[:12]})"
+        for name, encoder in schema.learned.items()
+        if name in schema.dense
+    ]
+    known = ", ".join(sorted(made) + sorted(learned))
+    return f"{known}: give that model with --model, or " if known else ""
 
 
 def _names(vectors: Iterable[str]) -> str:

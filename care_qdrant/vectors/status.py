@@ -36,6 +36,9 @@ class VectorSummary:
     made_by: str | None = None
     """Model or analyser; None where another tool wrote it."""
     fingerprint: str | None = None
+    learned: str | None = None
+    """Query encoder that was learned from it; None where there is none."""
+    learned_fingerprint: str | None = None
     stand_ins: int | None = 0
     """Points whose vector a learned query encoder made, in place of the model; None where they cannot be counted."""
     stand_in_models: tuple[str, ...] = ()
@@ -145,7 +148,8 @@ def describe(collection: Collection) -> CollectionSummary:
 
 
 def _summary(collection: Collection, name: str, params: models.VectorParams | None) -> VectorSummary:
-    contract = collection.schema.contracts.get(name)
+    schema = collection.schema
+    contract, learned = schema.contracts.get(name), schema.learned.get(name)
     kind = "sparse" if params is None else "dense" if params.multivector_config is None else "multi"
     return VectorSummary(
         name=name,
@@ -155,8 +159,10 @@ def _summary(collection: Collection, name: str, params: models.VectorParams | No
         distance=None if params is None else params.distance.value,
         made_by=_maker(contract),
         fingerprint=None if contract is None else contract.fingerprint,
+        learned=None if learned is None else learned.model,
+        learned_fingerprint=None if learned is None else learned.fingerprint,
         stand_ins=collection.count_stand_ins(name),
-        stand_in_models=tuple(sorted(set(collection.schema.stand_ins.get(name, {}).values()))),
+        stand_in_models=tuple(sorted(set(schema.stand_ins.get(name, {}).values()))),
     )
 
 

@@ -2,17 +2,21 @@
 
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.cli.status import _detail_lines
+from care_qdrant.contracts.learned import LearnedContract
 from care_qdrant.errors import InputError
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.model.care_model import CareModel
+from care_qdrant.qdrant.checks import require_vector
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.types import Document
 from care_qdrant.vectors.status import inspect_collection
-from tests.vectors.collections import NAME, contents, fill
+from tests.vectors.collections import DIM, NAME, contents, fill
 
 
 def test_strict_mode_is_shown(client: QdrantClient) -> None:
@@ -37,6 +41,20 @@ def test_the_texts_that_the_included_model_does_not_read_are_counted(client: Qdr
     )
     fill(client, "named", "plain")
     assert inspect_collection(client, NAME).unread_by_included is None
+
+
+def test_a_learned_encoder_is_named_with_its_vector(client: QdrantClient) -> None:
+    fill(client, "unnamed", "plain")
+    learned = LearnedContract("f" * 64, "articles-queries", DIM, "Cosine", {"1": "00"})
+    Collection(client, NAME).write_learned("", learned)
+    lines = [*_detail_lines(inspect_collection(client, NAME))]
+    by_whom = "by another tool; queries by articles-queries (ffffffffffff), learned from it"
+    assert f"  vector (unnamed): dense {DIM} Cosine, 40 points, {by_whom}" in lines
+    advice = (
+        r"unnamed vector is searched by the learned articles-queries \(f{12}\): give that model with --model, or add"
+    )
+    with pytest.raises(InputError, match=advice):
+        require_vector(Collection(client, NAME).schema, "care")
 
 
 def test_the_four_commands_in_their_order(tmp_path: Path, pair_folder: Path) -> None:
