@@ -194,7 +194,7 @@ def _machine() -> Iterator[str]:
 
 
 def _ingestion() -> Iterator[str]:
-    """Cost of ingestion into a server beside that of the stock ways, by protocol."""
+    """Cost of ingestion into a server over HTTP beside that of the stock ways."""
     result = _read("server-ingestion.json")
     names = {
         "care": "`care ingest`",
@@ -210,12 +210,11 @@ def _ingestion() -> Iterator[str]:
     yield ""
     yield "| | client CPU s per 10,000 | server CPU s per 10,000 | points/s |"
     yield "|---|---:|---:|---:|"
-    for protocol, named in (("grpc", "gRPC, the default where it answers"), ("http", "HTTP (`QDRANT_GRPC_PORT=0`)")):
-        for way, found in result[protocol].items():
-            yield (
-                f"| {named}: {names[way]} | {found['client_cpu_seconds_per_10k']:.2f} | "
-                f"{found['server_cpu_seconds_per_10k']:.2f} | {found['points_per_second']:,.0f} |"
-            )
+    for way, cost in result["http"].items():
+        yield (
+            f"| {names[way]} | {cost['client_cpu_seconds_per_10k']:.2f} | {cost['server_cpu_seconds_per_10k']:.2f} | "
+            f"{cost['points_per_second']:,.0f} |"
+        )
 
 
 def _ways(name: str) -> Iterator[str]:

@@ -27,7 +27,7 @@ from .measured import output_option, plain, save_measured, scratch_option, shown
 from .own_server import cpu_seconds
 
 Way = Literal["care", "upload_points", "llama-index"]
-Load = Callable[[QdrantClient, str, Path, int, bool], None]
+Load = Callable[[QdrantClient, str, Path, int], None]
 NODES = 2_048
 """Nodes that the stock store gets at a time, as LlamaIndex's index gives them (``insert_batch_size``)."""
 
@@ -37,7 +37,6 @@ class Upload:
     """One load of a new collection."""
 
     way: Way
-    grpc: bool
     client_cpu_seconds_per_10k: float
     """User and system time of this process, all threads."""
     server_cpu_seconds_per_10k: float
@@ -52,7 +51,7 @@ class Upload:
 @scratch_option
 @output_option
 def main(binary: str, points: int, dim: int, repeats: int, scratch: Path | None, output: Path) -> None:
-    """Compare ingestion, which also reads, hashes, compares and counts, with the stock ways over HTTP and gRPC.
+    """Compare ingestion, which also reads, hashes, compares and counts, with the stock ways, over HTTP.
 
     \b
     Example:
@@ -62,22 +61,18 @@ def main(binary: str, points: int, dim: int, repeats: int, scratch: Path | None,
     with tempfile.TemporaryDirectory(dir=scratch) as folder, QdrantServer(binary, Path(folder)) as server:
         corpus = write_corpus(Path(folder) / "corpus.jsonl", points, sentences=2)
         for _ in range(repeats):
-            for grpc in (False, True):
-                with open_client(url=server.url, grpc=grpc, grpc_port=server.grpc_port) as client:
-                    version = client.info().version
-                    for way in WAYS:
-                        uploads.append(shown(_measure(server, client, way, grpc, corpus, points, dim)))
-    save_measured(
-        output, {"server": version, "points": points, "dim": dim, "uploads": plain(uploads)} | _medians(uploads)
-    )
+            with open_client(url=server.url) as client:
+                version = client.info().version
+                for way in WAYS:
+                    uploads.append(shown(_measure(server, client, way, corpus, points, dim)))
+    medians = {"http": _medians(uploads)}
+    save_measured(output, {"server": version, "points": points, "dim": dim, "uploads": plain(uploads)} | medians)
 
 
-def _measure(
-    server: QdrantServer, client: QdrantClient, way: Way, grpc: bool, corpus: Path, points: int, dim: int
-) -> Upload:
+def _measure(server: QdrantServer, client: QdrantClient, way: Way, corpus: Path, points: int, dim: int) -> Upload:
     name = f"care-perf-{uuid.uuid4().hex[:8]}"
     mine, theirs, start = _cpu_seconds(), cpu_seconds(server), time.perf_counter()
-    WAYS[way](client, name, corpus, dim, grpc)
+    WAYS[way](client, name, corpus, dim)
     seconds = time.perf_counter() - start
     mine, theirs = _cpu_seconds() - mine, cpu_seconds(server) - theirs
     found = client.count(name, exact=True).count
@@ -85,16 +80,16 @@ def _measure(
         raise click.ClickException(f"{way}: {found} points were stored, expected {points}")
     client.delete_collection(name)
     each = 10_000 / points
-    return Upload(way, grpc, round(mine * each, 3), round(theirs * each, 3), round(points / seconds, 1))
+    return Upload(way, round(mine * each, 3), round(theirs * each, 3), round(points / seconds, 1))
 
 
-def _ingest(client: QdrantClient, name: str, corpus: Path, dim: int, grpc: bool) -> None:
+def _ingest(client: QdrantClient, name: str, corpus: Path, dim: int) -> None:
     """Load a collection as the commands do, but without index and graph, which the other ways do not make."""
-    settings = IngestSettings(grpc=grpc, sparse=False, finish=False)
+    settings = IngestSettings(sparse=False, finish=False)
     ingest(corpus, ReadyModel(dim, max_tokens=128), client, name, settings=settings)
 
 
-def _upload_points(client: QdrantClient, name: str, corpus: Path, dim: int, _: bool) -> None:
+def _upload_points(client: QdrantClient, name: str, corpus: Path, dim: int) -> None:
     """Load a collection as the stock client does, with vectors that are lists and the smallest payload."""
     _create(client, name, "v", dim)
     vectors = ReadyModel(dim).document_encoder.vectors.tolist()
@@ -107,7 +102,7 @@ def _upload_points(client: QdrantClient, name: str, corpus: Path, dim: int, _: b
     client.upload_points(name, points(), batch_size=256, parallel=1, wait=True)
 
 
-def _llama_index(client: QdrantClient, name: str, corpus: Path, dim: int, _: bool) -> None:
+def _llama_index(client: QdrantClient, name: str, corpus: Path, dim: int) -> None:
     """Load a collection as LlamaIndex's stock store does: nodes that have their vectors."""
     _create(client, name, "", dim)
     store = QdrantVectorStore(name, client=client)
@@ -147,18 +142,15 @@ def _rows(corpus: Path) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, file)
 
 
-def _medians(uploads: list[Upload]) -> dict[str, dict[str, dict[str, float]]]:
-    """Return the medians by protocol, way and figure."""
+def _medians(uploads: list[Upload]) -> dict[str, dict[str, float]]:
+    """Return the medians by way and figure."""
     figures = ("client_cpu_seconds_per_10k", "server_cpu_seconds_per_10k", "points_per_second")
     return {
-        protocol: {
-            way: {
-                figure: round(median(getattr(one, figure) for one in uploads if (one.way, one.grpc) == (way, grpc)), 3)
-                for figure in figures
-            }
-            for way in WAYS
+        way: {
+            figure: round(median(getattr(upload, figure) for upload in uploads if upload.way == way), 3)
+            for figure in figures
         }
-        for protocol, grpc in (("grpc", True), ("http", False))
+        for way in WAYS
     }
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from qdrant_client import models
 
 from care_qdrant.errors import InputError, counted, next_command
-from care_qdrant.qdrant import grpc, rest
+from care_qdrant.qdrant import rest
 from care_qdrant.qdrant.calls import Written, in_requests
 from care_qdrant.qdrant.readable import PointId, ReadableCollection
 
@@ -36,10 +36,8 @@ class Collection(ReadableCollection):
         """
 
         def write() -> models.UpdateResult:
-            if not self.is_embedded and getattr(self.client, "init_options", {}).get("prefer_grpc"):
-                return grpc.upsert(self.client, self.name, points, self.shard_key)
-            if self.is_embedded:
-                plain = grpc.with_lists(points)
+            if self.is_embedded or getattr(self.client, "init_options", {}).get("prefer_grpc"):
+                plain = rest.with_lists(points)
                 return self.client.upsert(self.name, plain, wait=True, shard_key_selector=self.shard_key)
             return rest.upsert(self.client, self.name, points, self.shard_key)
 

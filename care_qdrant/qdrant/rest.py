@@ -7,12 +7,11 @@ times the bytes, and four times the CPU time. Other calls stay with the client.
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import orjson
 from pydantic_core import to_jsonable_python
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import ResponseHandlingException
-
-from care_qdrant.qdrant.grpc import with_lists
 
 _OPTIONS = (
     orjson.OPT_SERIALIZE_NUMPY
@@ -52,7 +51,7 @@ def upsert_body(points: Sequence[models.PointStruct], shard_key: models.ShardKey
     """Return the JSON of `upsert`: what qdrant-client writes of the same points, with the shortest digits of a float32.
 
     Raises:
-        orjson.JSONEncodeError: A payload holds what only the client can write, or nobody.
+        orjson.JSONEncodeError: A payload holds a value that only the client may be able to write.
     """
     rows = [
         {"id": point.id, "vector": point.vector} | ({} if point.payload is None else {"payload": point.payload})
@@ -60,3 +59,17 @@ def upsert_body(points: Sequence[models.PointStruct], shard_key: models.ShardKey
     ]
     whole = {"points": rows} if shard_key is None else {"points": rows, "shard_key": shard_key}
     return orjson.dumps(whole, default=to_jsonable_python, option=_OPTIONS)
+
+
+def with_lists(points: Sequence[models.PointStruct]) -> list[models.PointStruct]:
+    """Return points with lists of numbers in place of rows of `Vectors`, as qdrant-client takes them."""
+    return [
+        models.PointStruct.model_construct(id=point.id, vector=_lists(point.vector), payload=point.payload)
+        for point in points
+    ]
+
+
+def _lists(vector: models.VectorStruct) -> models.VectorStruct:
+    if not isinstance(vector, dict):
+        return vector
+    return {name: row.tolist() if isinstance(row, np.ndarray) else row for name, row in vector.items()}

@@ -21,8 +21,8 @@ from qdrant_client.local.payload_filters import check_filter
 from care_qdrant.errors import QdrantError, Rejected, counted
 from care_qdrant.qdrant.calls import in_requests
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.grpc import with_lists
 from care_qdrant.qdrant.readable import PointId
+from care_qdrant.qdrant.rest import with_lists
 from care_qdrant.qdrant.retry import RequestTooLarge, is_collection_gone, is_not_found
 from care_qdrant.types import CARE_KEY
 

@@ -13,10 +13,16 @@ from hypothesis.extra import numpy as arrays
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.api.points_api import jsonable_encoder
 
-from care_qdrant.qdrant.grpc import with_lists
-from care_qdrant.qdrant.rest import upsert, upsert_body
-from tests.qdrant.test_grpc import IDS, SPARSE, VALUES
+from care_qdrant.qdrant.rest import upsert, upsert_body, with_lists
 from tests.standin import StandIn
+
+IDS = st.uuids().map(str) | st.integers(0, 2**64 - 1)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+SPARSE = models.SparseVector(indices=[3, 7], values=[0.5, 1.25])
 
 
 def sent_by_the_client(points: list[models.PointStruct], shard_key: str | None = None) -> Any:
@@ -53,6 +59,7 @@ def test_no_bit_of_a_vector_is_lost(row: np.ndarray) -> None:
 def test_other_vectors_are_sent_as_they_are(vector: Any) -> None:
     point = models.PointStruct(id=7, vector=vector, payload={"a": 1})
     assert json.loads(upsert_body([point])) == sent_by_the_client([point])
+    assert with_lists([point]) == [point]
 
 
 def test_values_of_python_are_written_as_the_client_writes_them() -> None:
