@@ -153,9 +153,9 @@ def parse_contracts(metadata: Mapping[str, Any]) -> dict[str, Contract]:
 
 
 def _parse(entry: Any) -> Contract:
-    kind = _KINDS.get(entry.get("kind", "")) if isinstance(entry, Mapping) else None
+    kind = _KINDS.get(str(entry.get("kind"))) if isinstance(entry, Mapping) else None
     with suppress(ValidationError):
         if kind is not None:
-            found: VectorContract | SparseContract = kind.validate_python(entry)
-            return found
+            contract: VectorContract | SparseContract = kind.validate_python(entry)
+            return contract
     return UnreadableContract()

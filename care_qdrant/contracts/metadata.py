@@ -30,8 +30,6 @@ class Key:
     holds: str
     written_by: str
     read_by: str
-    former: str | None = None
-    """Name in collections of earlier versions, which is read and removed, and not written."""
 
     def of(self, subject: str | None = None) -> str:
         """Return the key of an entry."""
@@ -39,31 +37,26 @@ class Key:
 
     def find(self, metadata: Mapping[str, Any], subject: str | None = None) -> Any:
         """Return an entry; None where there is none."""
-        return metadata.get(self.of(subject)) if subject is None else self.all(metadata).get(subject)
+        return metadata.get(self.of(subject))
 
     def all(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
         """Return the entries by their subjects."""
+        prefix = f"{self.name}:"
         return {
             key.removeprefix(prefix): entry
-            for prefix in (f"{name}:" for name in (self.former, self.name) if name is not None)
             for key, entry in metadata.items()
             if key.startswith(prefix) and entry is not None
         }
 
     def change(self, entry: Any, subject: str | None = None) -> dict[str, Any]:
         """Return the change of the metadata that writes an entry, or removes it when it is None."""
-        former = {f"{self.former}:{subject}": None} if entry is None and self.former is not None else {}
-        return {self.of(subject): entry, **former}
+        return {self.of(subject): entry}
 
 
 KEYS = (
     CONTRACT := Key("care", "vector", "vector", "model record: what made it", "ingest, attach, LlamaIndex", "all"),
-    LEARNED := Key(
-        "care_learned", "vector", "vector", "query encoder learned from it", "learn", "search, ingest", "care-learned"
-    ),
-    STAND_IN := Key(
-        "care_stand_in", "vector", "vector", "encoders that stood in for its model", "ingest", "all", "care-stand-in"
-    ),
+    LEARNED := Key("care_learned", "vector", "vector", "query encoder learned from it", "learn", "search, ingest"),
+    STAND_IN := Key("care_stand_in", "vector", "vector", "encoders that stood in for its model", "ingest", "all"),
     GOOD_MATCH := Key("care_good_match", "measured", "mode:model", "lowest score of a good match", "search", "search"),
     SHARE := Key("care_share", "measured", "model", "share of the dense score in a hybrid search", "search", "search"),
     QUANTIZATION := Key(
@@ -86,7 +79,7 @@ KEYS = (
 
 def known(metadata: Mapping[str, Any]) -> Iterator[tuple[str, Any, Key, str]]:
     """Return the entries of this package: metadata key, entry, kind and subject (empty for the collection)."""
-    kinds = {name: key for key in KEYS for name in (key.name, key.former) if name is not None}
+    kinds = {key.name: key for key in KEYS}
     for key, entry in metadata.items():
         name, _, subject = key.partition(":")
         if name in kinds and entry is not None:

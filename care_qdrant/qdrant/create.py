@@ -257,12 +257,12 @@ def index_schemas(indexes: Mapping[str, Index]) -> dict[str, Any]:
 def finish_load(collection: Collection) -> None:
     """Let the server index a collection that ingestion made and that is loaded now; else do nothing."""
     schema = collection.refresh()
-    load = LOAD.find(schema.metadata)
-    if not load or load["done"]:
+    load = schema.unfinished_load
+    if load is None:
         return
     collection.create_indexes({DOCUMENT_KEY: models.PayloadSchemaType.KEYWORD})
     graph = models.VectorParamsDiff(hnsw_config=models.HnswConfigDiff(m=schema.config.hnsw_config.m))
-    vectors = {load["vector"]: graph} if load["graph"] else None
+    vectors = {load["vector"]: graph} if load.get("graph") else None
     done = LOAD.change({**load, "done": True})
     collection.update("building the search graph", vectors_config=vectors, metadata=done)
 

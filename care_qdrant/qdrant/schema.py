@@ -123,7 +123,8 @@ class CollectionSchema:
     def tenant_keys(self) -> frozenset[str]:
         """Paths of the payload keys whose values share the points out to tenants."""
         if self.embedded:
-            return frozenset(TENANTS.find(self.metadata) or ())
+            noted = TENANTS.find(self.metadata)
+            return frozenset(map(str, noted)) if isinstance(noted, list) else frozenset()
         return frozenset(key for key, index in self.payload_schema.items() if is_tenant_index(index.params))
 
     @property
@@ -198,6 +199,12 @@ class CollectionSchema:
         return isinstance(begun, Mapping) and bool(begun.get("first"))
 
     @property
+    def unfinished_load(self) -> Mapping[str, Any] | None:
+        """Note of the ingestion that made the collection, until it has ended; None afterwards."""
+        load = LOAD.find(self.metadata)
+        return load if isinstance(load, Mapping) and load.get("done") is False else None
+
+    @property
     def unfinished(self) -> str | None:
         """Warning that work writes here, or did when it was interrupted; None where there is none."""
         return self.unfinished_of(*ATTACH.all(self.metadata))
@@ -223,8 +230,7 @@ class CollectionSchema:
                     "has not ended: it writes now, or was interrupted, and points without the vector are not found by "
                     f"it. Let it end, or run it again, {next_command(self._attach(name))}"
                 )
-        load = LOAD.find(self.metadata)
-        if load and not load["done"]:
+        if self.unfinished_load is not None:
             return (
                 f"the ingestion of collection {self.name!r} was interrupted and has not been finished; run the same "
                 "care ingest again"

@@ -11,24 +11,26 @@ from hypothesis import strategies as st
 from qdrant_client import QdrantClient
 
 from care_qdrant.contracts import metadata
-from care_qdrant.contracts.learned import LearnedContract, learned_metadata, parse_learned
-from care_qdrant.contracts.metadata import GOOD_MATCH, KEYS, LEARNED, QUANTIZATION, RUN, SHARE, STAND_IN
-from care_qdrant.contracts.stand_in import parse_stand_ins, stand_in_metadata
+from care_qdrant.contracts.learned import LearnedContract
+from care_qdrant.contracts.metadata import GOOD_MATCH, KEYS, QUANTIZATION, RUN, SHARE, VERSION
+from care_qdrant.contracts.stand_in import stand_in_metadata
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.create import Storage
+from care_qdrant.qdrant.create import Storage, finish_load
 from care_qdrant.qdrant.measurements import Measurement
 from care_qdrant.search.good_match import fixed_questions, measure_good_match
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Document
 from care_qdrant.vectors.attach import attach_vector
 from care_qdrant.vectors.detach import detach_vector
+from care_qdrant.vectors.status import describe
 from care_qdrant.versions.publish import publish_collection
 from tests.tiny import HashModel, medical_texts
+from tests.vectors.collections import NAME, fill
 
 PACKAGE = Path(metadata.__file__).parents[1]
-NAMES = {name for key in KEYS for name in (key.name, key.former) if name is not None}
+NAMES = {key.name for key in KEYS}
 TEXTS = [Document(f"d{n}", text, title=f"第 {n} 问怎么办") for n, text in enumerate(medical_texts(60))]
 
 
@@ -84,18 +86,28 @@ def test_no_other_module_spells_a_key() -> None:
     assert spelled == []
 
 
-def test_entries_of_earlier_versions_are_read_and_removed() -> None:
-    contract = LearnedContract("f" * 64, "m", 32, "Cosine", {})
-    [(_, entry)] = learned_metadata("v", contract).items()
-    earlier = {"care-learned:v": entry, "care-stand-in:": {"encoders": {"f": "m"}}, "mine": 1}
-    assert parse_learned(earlier) == {"v": contract}
-    assert parse_stand_ins(earlier) == {"": {"f": "m"}}
-    assert metadata.portable(earlier) == earlier
-    assert metadata.of_vector(earlier, "v") == ["care-learned:v"]
-    newer = earlier | learned_metadata("v", LearnedContract("e" * 64, "n", 32, "Cosine", {}))
-    assert parse_learned(newer)["v"].model == "n"
-    assert set(learned_metadata("v", None)) == {"care-learned:v", "care_learned:v"}
-    assert {key.former for key in (LEARNED, STAND_IN)} == {key.former for key in KEYS} - {None}
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["kind", "done", "started", "source", "first", "encoders", "probes"]), inner)
+    ),
+    max_leaves=5,
+)
+
+
+@given(key=st.sampled_from(KEYS), subject=st.sampled_from([None, "", "old", "a:b"]), entry=VALUES)
+def test_an_entry_of_another_program_stops_nothing(key: metadata.Key, subject: str | None, entry: Any) -> None:
+    client = QdrantClient(":memory:")
+    fill(client, "named", "plain", count=1)
+    client.update_collection(NAME, metadata={key.of(subject): entry})
+    collection = Collection(client, NAME)
+    assert [vector.name for vector in describe(collection).vectors] == ["old"]
+    schema = collection.schema
+    assert (schema.attached, schema.learned, schema.is_beside("old")) == ([], {}, False)
+    assert schema.version_record is None or key is VERSION
+    assert all(isinstance(tenant, str) for tenant in schema.tenant_keys)
+    finish_load(collection)
 
 
 def test_a_copy_gets_what_is_of_the_points_and_of_other_programs() -> None:
