@@ -72,9 +72,7 @@ if TYPE_CHECKING:
     help="Payload field with the text, such as body or document.body.  [default: the one used before, or guessed]",
 )
 @deletion_option("Largest fraction of the vectors that may be removed because their points have no text any more.")
-@quantization_option(
-    "Quantization of the new vector: a copy of 1/4 (int8) to 1/32 (binary) of its size is searched first."
-)
+@quantization_option
 @click.option("--on-disk", is_flag=True, help="Keep the new vectors on disk.")
 @any_language_option
 @bm25_language_option

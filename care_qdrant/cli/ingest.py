@@ -35,7 +35,6 @@ from care_qdrant.console.reports import search_command, show_json
 from care_qdrant.console.text import echo
 from care_qdrant.destinations import require_writable
 from care_qdrant.errors import REJECTED_ROWS_EXIT_CODE, counted, next_command
-from care_qdrant.qdrant.quantization import sizes_in_words
 from care_qdrant.version import __version__
 
 if TYPE_CHECKING:
@@ -196,7 +195,7 @@ _run_options = add_options(
     ),
 )
 storage_options = add_options(
-    quantization_option(f"Copy of the vectors, searched first: {sizes_in_words()} of its size."),
+    quantization_option,
     click.option("--on-disk", is_flag=True, help="Keep the vectors on disk."),
     click.option("--shards", type=click.IntRange(min=1), help="Number of shards.  [default: left to the server]"),
     click.option("--replicas", type=click.IntRange(min=1), help="Copies of each shard.  [default: left to the server]"),

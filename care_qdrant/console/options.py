@@ -19,7 +19,7 @@ from care_qdrant.console.trust import came_from_file, environment_key, warn_of_f
 from care_qdrant.encoders.terms.languages import FUNCTION_WORDS, LANGUAGES
 from care_qdrant.errors import COMPLETE, redact
 from care_qdrant.patience import PATIENCE_SECONDS, START_PATIENCE_SECONDS
-from care_qdrant.qdrant.quantization import QUANTIZATION
+from care_qdrant.qdrant.quantization import QUANTIZATION, sizes_in_words
 
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
@@ -413,16 +413,14 @@ def precision() -> "Precision":
     return found
 
 
-def quantization_option(help_: str) -> Callable[[Any], Any]:
-    """Return ``--quantization``, whose value is None for none."""
-    return click.option(
-        "--quantization",
-        type=click.Choice([*QUANTIZATION, "none"]),
-        default="none",
-        show_default=True,
-        callback=lambda _context, _parameter, value: None if value == "none" else value,
-        help=help_,
-    )
+quantization_option = click.option(
+    "--quantization",
+    type=click.Choice([*QUANTIZATION, "none"]),
+    default="none",
+    show_default=True,
+    callback=lambda _context, _parameter, value: None if value == "none" else value,
+    help=f"Compressed copy of the vectors, searched first: {sizes_in_words()} of their size.",
+)
 
 
 any_language_option = click.option(

@@ -12,7 +12,7 @@ from care_qdrant.ingestion.diff import ChunkTask, Diff
 from care_qdrant.ingestion.pipeline import WINDOW_TEXTS, Maker
 from care_qdrant.ingestion.reservoir import Reservoir
 from care_qdrant.ingestion.settings import Estimate, IngestReport
-from care_qdrant.qdrant.schema import BYTES_PER_NUMBER
+from care_qdrant.qdrant.quantization import DATATYPES
 from care_qdrant.types import Chunk
 
 MEASURED_SECONDS = 5.0
@@ -39,7 +39,7 @@ def estimate(
         documents += len({task.chunk.document.id for task in diff.encode})
         size += sum(payload_bytes(task.chunk, task.hashes) for task in (*diff.encode, *diff.update))
         sample.draw(diff.encode)
-    size += round(report.encoded * maker.numbers * BYTES_PER_NUMBER["float32"])
+    size += round(report.encoded * maker.numbers * DATATYPES["float32"].bytes_per_number)
     points = report.encoded + report.updated
     if not sample.drawn:
         return Estimate(points, tokens, size, None)

@@ -9,11 +9,10 @@ import numpy as np
 import numpy.typing as npt
 from qdrant_client import models
 
-ROUNDING = 1e-6
-"""Difference that normalising twice in float32 may make, relative to the largest number of a vector."""
-COARSE_ROUNDING = 2e-3
-"""Difference that storing a vector in float16 may make, relative to its largest number."""
-# uint8 keeps too little to compare: its vectors are left to `ROUNDING`, and a copy of them is refused.
+from care_qdrant.qdrant.quantization import DATATYPES
+from care_qdrant.qdrant.schema import datatype_of
+
+ROUNDING = DATATYPES["float32"].rounding
 _PAYLOAD_ROUNDING = 1e-12
 """Relative difference of numbers in payloads that JSON readers may make, in the last bit."""
 
@@ -32,10 +31,7 @@ class Measure:
 def measures(params: Mapping[str, models.VectorParams]) -> dict[str, Measure]:
     """Return when vectors count as equal, by their name: by the distance, and by the datatype that stores them."""
     return {
-        name: Measure(
-            COARSE_ROUNDING if vector.datatype is models.Datatype.FLOAT16 else ROUNDING,
-            vector.distance is models.Distance.COSINE,
-        )
+        name: Measure(datatype_of(vector).rounding, vector.distance is models.Distance.COSINE)
         for name, vector in params.items()
     }
 

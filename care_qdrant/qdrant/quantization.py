@@ -1,4 +1,4 @@
-"""The kinds of quantization: the size of the copy, and the settings that a server gets.
+"""How a server stores vectors: the datatypes, and the kinds of quantization.
 
 Options and their help read this table, so it imports no client.
 """
@@ -8,6 +8,29 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Quantization = Literal["int8", "turbo", "product", "binary"]
+
+
+@dataclass(frozen=True, slots=True)
+class Datatype:
+    """A datatype of stored vectors."""
+
+    bytes_per_number: float
+    """Size of one component, without search graph and quantization."""
+    rounding: float = 1e-6
+    """Difference that storing a vector may make, relative to its largest number; the default is that of normalising
+    twice in float32."""
+
+
+DATATYPES = {
+    "float32": Datatype(4),
+    "float16": Datatype(2, rounding=2e-3),
+    # Too coarse to compare: a copy of such vectors is refused unless the server returns the same numbers.
+    "uint8": Datatype(1),
+    "turbo4": Datatype(0.5),
+    "turbo8": Datatype(1),
+    "turbo16": Datatype(2),
+}
+"""The datatypes of Qdrant."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,12 @@ from care_qdrant.contracts.learned import LearnedContract, parse_learned
 from care_qdrant.contracts.metadata import ATTACH, COPY, LOAD, RUN, TENANTS, VERSION
 from care_qdrant.contracts.stand_in import parse_stand_ins
 from care_qdrant.errors import ContractError, FingerprintMismatch, InputError, SchemaMismatch, next_command
+from care_qdrant.qdrant.quantization import DATATYPES, Datatype
 
 MAX_POINTS = 256
 """Largest number of points that one request writes."""
 MAX_PAGE = 1_000
 """Largest number of points that one request reads."""
-BYTES_PER_NUMBER: dict[str, float] = {"float32": 4, "float16": 2, "uint8": 1, "turbo4": 0.5, "turbo8": 1, "turbo16": 2}
-"""Size of one component of a stored vector, by Qdrant's datatype, without search graph and quantization."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +275,11 @@ class CollectionSchema:
             for name, vector in self.dense.items()
         }
         return dense | {name: ("sparse", vector.modifier) for name, vector in self.sparse.items()}
+
+
+def datatype_of(params: models.VectorParams) -> Datatype:
+    """Return the datatype that stores a vector."""
+    return DATATYPES[params.datatype.value if params.datatype else "float32"]
 
 
 def is_tenant_index(params: Any) -> bool:

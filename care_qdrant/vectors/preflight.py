@@ -23,7 +23,7 @@ from care_qdrant.errors import (
 )
 from care_qdrant.qdrant.checks import check_contract, check_sparse_contract
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.schema import BYTES_PER_NUMBER, CollectionSchema
+from care_qdrant.qdrant.schema import CollectionSchema, datatype_of
 from care_qdrant.vectors.points import (
     NOTICEABLE_FRACTION,
     expected_hash,
@@ -141,7 +141,7 @@ def _require_language(
 
 def bytes_per_point(params: models.VectorParams) -> int:
     """Return the bytes of one vector on the server, without index and quantization; of a multivector, of one row."""
-    return round(params.size * BYTES_PER_NUMBER[params.datatype.value if params.datatype else "float32"])
+    return round(params.size * datatype_of(params).bytes_per_number)
 
 
 def _layout(
