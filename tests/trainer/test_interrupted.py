@@ -9,12 +9,12 @@ import pytest
 import torch
 from care_trainer import recipe
 from care_trainer.cli import care_train
-from care_trainer.config import Run
+from care_trainer.start import RESULT, prepare
 from click.testing import CliRunner
 
 from care_qdrant.errors import CareError
 from tests.forks import FORKS
-from tests.trainer.tiny_run import environment, stage, tiny_run
+from tests.trainer.tiny_run import environment, pairs, stage, tiny_run, write_jsonl
 
 STAGES = (
     stage("unsupervised", max_steps=8, learn_temperature=True, cached=True),
@@ -27,17 +27,17 @@ KILLED_AGAIN_AND_AGAIN = """
 import os, signal, sys, threading
 from pathlib import Path
 from care_trainer import recipe
+from care_trainer.cli import care_train
 from care_trainer.config import load_run
 
-run = load_run(Path(sys.argv[1]), [sys.argv[2]])
 kills = 0
-for delay in map(float, sys.argv[3:]):
+for delay in map(float, sys.argv[1:]):
     child = os.fork()
     if child == 0:
         timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL))
         timer.daemon = True
         timer.start()
-        recipe.run_stages(run)
+        {command}
         os._exit(0)
     _, status = os.waitpid(child, 0)
     if status == 0:
@@ -48,25 +48,39 @@ print(kills)
 """
 
 
-def _weights(run: Run) -> dict[str, str]:
-    files = sorted(Path(run.output).rglob("*.safetensors"))
+RUN = f"recipe.run_stages(load_run(Path('run.toml'), ['{CHECKPOINTS}']))"
+START = ["start", "faq.jsonl", "--output", "faq", "--base", "scratch"]
+
+
+def _weights(output: Path) -> dict[str, str]:
+    files = sorted(output.rglob("*.safetensors"))
     return {
-        path.relative_to(run.output).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        path.relative_to(output).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in files
         if "checkpoints" not in path.parts
     }
 
 
-def _python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _python(program: str, *arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [FORKS.python, "-c", program, *arguments]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=500)
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=500, cwd=folder)
+
+
+def _kill_again_and_again(command: str, folder: Path, seed: int) -> None:
+    """Run a line of Python in a folder, killed at random moments, until it ends."""
+    draw = random.Random(seed)
+    delays = [draw.uniform(0.05, 0.5 * (1 + attempt)) for attempt in range(25)]  # longer ones: any machine finishes
+    program = KILLED_AGAIN_AND_AGAIN.format(command=command)
+    result = _python(program, *map(str, [*delays, 1e6]), folder=folder)
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout.splitlines()[-1]) >= 1
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     run = tiny_run(tmp_path_factory.mktemp("whole"), *STAGES)
     recipe.run_stages(run)
-    return _weights(run)
+    return _weights(Path(run.output))
 
 
 @pytest.mark.slow
@@ -76,12 +90,28 @@ def test_killed_at_random_moments_and_resumed_is_uninterrupted(
     uninterrupted: dict[str, str], tmp_path: Path, seed: int
 ) -> None:
     run = tiny_run(tmp_path, *STAGES, overrides=[CHECKPOINTS])
-    draw = random.Random(seed)
-    delays = [draw.uniform(0.05, 0.5 * (1 + attempt)) for attempt in range(25)]  # longer ones: any machine finishes
-    result = _python(KILLED_AGAIN_AND_AGAIN, str(tmp_path / "run.toml"), CHECKPOINTS, *map(str, [*delays, 1e6]))
-    assert result.returncode == 0, result.stderr
-    assert int(result.stdout.splitlines()[-1]) >= 1
-    assert _weights(run) == uninterrupted
+    _kill_again_and_again(RUN, tmp_path, seed)
+    assert _weights(Path(run.output)) == uninterrupted
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_start_that_is_killed_again_and_again_ends_with_the_model_of_one_that_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        config = prepare(write_jsonl(Path("faq.jsonl"), pairs()), Path("faq"), base="scratch").config
+        config.write_text(f"{CHECKPOINTS.replace('=', ' = ')}\n" + config.read_text("utf-8"), encoding="utf-8")
+    _kill_again_and_again(f"care_train({START}, standalone_mode=False)", tmp_path / "killed", seed=0)
+    monkeypatch.chdir(tmp_path / "whole")
+    CliRunner().invoke(care_train, START, catch_exceptions=False)
+    results = [(tmp_path / name / "faq" / RESULT).read_text("utf-8") for name in ("whole", "killed")]
+    weights = [_weights(tmp_path / name / "faq/run") for name in ("whole", "killed")]
+    assert {"joint/query/model.safetensors", "joint/document/model.safetensors"} <= weights[0].keys()
+    assert weights[0] == weights[1]
+    assert results[0] == results[1]
 
 
 WITH_A_SMALL_DISK = """
@@ -108,18 +138,18 @@ def test_a_disk_that_is_full_is_one_line_and_the_run_goes_on_when_there_is_room(
     run = tiny_run(tmp_path, *STAGES)
     recipe.run_stages(run, only="unsupervised")
     recipe.run_stages(run, only="align")
-    before = _weights(run)
+    before = _weights(Path(run.output))
     command = ["run", str(tmp_path / "run.toml"), "--stage", "joint", "--set", checkpoints]
     full = _python(WITH_A_SMALL_DISK, *command)
     assert full.returncode == 9, full.stderr
     last = full.stderr.strip().splitlines()[-1]
     assert problem in last and last.endswith("Make room; the same command then goes on.")
     assert "Traceback" not in full.stderr
-    assert _weights(run) == before
+    assert _weights(Path(run.output)) == before
     assert not (Path(run.output) / "joint" / "stage.json").exists()
     again = CliRunner().invoke(care_train, command, catch_exceptions=False)
     assert again.exit_code == 0, again.output
-    assert _weights(run) == uninterrupted
+    assert _weights(Path(run.output)) == uninterrupted
 
 
 def test_a_bad_batch_can_be_looked_at(tmp_path: Path) -> None:

@@ -45,9 +45,11 @@ def test_a_weight_is_how_often_a_row_comes_and_fractions_rotate() -> None:
     assert all(seen[row] for row in range(10, 26))
 
 
-def test_weights_that_draw_no_row_are_refused() -> None:
-    with pytest.raises(InputError, match="the weights of 3 rows add up to less than one step an epoch"):
+def test_an_epoch_without_a_step_is_refused() -> None:
+    with pytest.raises(InputError, match="an epoch draws 0 of 3 rows, fewer than the 1 of a step"):
         EpochSampler(range(3), 2, False, weights=[0.1] * 3)
+    with pytest.raises(InputError, match="an epoch draws 21 of 21 rows, fewer than the 32 of a step"):
+        EpochSampler(range(21), 32, True)
 
 
 def test_grouping_puts_rows_of_like_length_together() -> None:

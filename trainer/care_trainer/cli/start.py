@@ -75,7 +75,8 @@ def start(pairs: Path, output: Path | None, base: str | None, as_json: bool) -> 
     )
     run = load_run(prepared.config)
     model = folder / "run" / run.name
-    is_done = (model / "care.json").is_file()
+    # Not the folder of the model: a kill may have come between that and the weights of its BM25 terms.
+    is_done = (folder / RESULT).is_file()
     if is_done:
         echo(f"{folder}: is trained already, and is measured again", err=True)
     elif (folder / "run").is_dir():

@@ -46,7 +46,8 @@ class EpochSampler(DefaultBatchSampler):
         self.parts = [np.arange(len(dataset))] if sources is None else self._by_source(sources)
         if not len(self):
             raise InputError(
-                f"the weights of {counted(len(dataset), 'row')} add up to less than one step an epoch; raise them"
+                f"an epoch draws {counted(sum(map(self._drawn, self.parts)), 'row', of=len(dataset))}, fewer than the "
+                f"{self.step_rows if drop_last else 1} of a step; use smaller batches, or raise the weights"
             )
 
     def set_epoch(self, epoch: int) -> None:

@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 TOLERANCE = 1e-4
 """Largest accepted difference of a coordinate between trained and merged vectors, both float32; it is about 1e-6."""
 
+_BUILDING = ".export."
+"""Beginning of the name of the folder in which an export is built."""
 _HISTORY = ("stage", "kind", "seed", "trainable", "temperature", "evaluation", "seconds", "settings")
 """Keys of a stage's record that the CARE folder keeps."""
 
@@ -152,7 +154,9 @@ def export(run: Run, command: str) -> Card:
         raise InputError(f"{run.name}: has no stage, so there is nothing to export; add a [[stage]]")
     output, stored = Path(run.output), run.document.collection
     snapshot = None if stored is None else load_snapshot(run.collection_folder)
-    with tempfile.TemporaryDirectory(dir=output, prefix=".export.") as temporary:
+    for left in output.glob(f"{_BUILDING}*"):  # whole encoders, by an export that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=output, prefix=_BUILDING) as temporary:
         query, document = Path(temporary) / "query", Path(temporary) / "document"
         if snapshot is None:
             pairs = _probe_pairs(run)
