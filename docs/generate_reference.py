@@ -1,16 +1,23 @@
 """Write the pages of docs/reference that follow from the code. `--check` fails when one is out of date."""
 
+import ast
 import asyncio
 import dataclasses
 import inspect
+import itertools
 import json
 import re
 import sys
+import types
+import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+from care_data import config as benchmark
+from care_trainer import config
+from care_trainer.config.stages import PairStage
 from llama_index.embeddings import care as embeddings
 from llama_index.postprocessor import care as postprocessor
 from llama_index.vector_stores import care as vector_stores
@@ -250,12 +257,132 @@ def payload_page() -> Iterator[str]:
     )
 
 
+HEADED: dict[type, set[str]] = {
+    config.Run: {"query", "document", "data", "stage", "vocabulary", "evaluation", "export"},
+    benchmark.Settings: {"source", "pool", "retriever", "judging", "judge", "vote", "build", "sts"},
+}
+"""Keys of the top that are tables with a heading of their own."""
+TRAINING_TABLES: dict[str, type] = {
+    "[tasks.NAME]": config.Task,
+    "[query]` and `[document]": config.Tower,
+    "[query.scratch]` and `[document.scratch]": config.Scratch,
+    "[document.collection]": config.StoredDocuments,
+    "[document.lora]": config.Lora,
+    "[vocabulary]": config.Vocabulary,
+    "[data.NAME]": config.Data,
+    "[data.NAME.diversify]": config.Diversify,
+    "[evaluation]": config.Evaluation,
+    "[export]": config.Export,
+}
+"""The tables of a training configuration below its top and beside its stages."""
+
+
+def training_keys() -> Iterator[str]:
+    """Yield the page of the keys of a training configuration."""
+    yield (
+        "# Keys of a training configuration\n\nAn example: [the whole recipe](../how-to/train-recipe.md). In brackets: "
+        "a table or section of arXiv 2604.10937; *open*\nwhere the paper gives no value. Fractions are of 1; *none* "
+        "means that the key is left out.\n"
+    )
+    yield from _keys("The top of the file", config.Run)
+    for heading, table in TRAINING_TABLES.items():
+        yield from _keys(f"`{heading}`", table)
+    yield from _keys("`[[stage]]`, of every kind", config.Stage)
+    shared = {field.name for field in dataclasses.fields(PairStage)}
+    pairs = {kind for kind, stage in config.STAGE_TYPES.items() if issubclass(stage, PairStage)}
+    yield from _keys(f"`[[stage]]` of kind {', '.join(sorted(pairs))}", PairStage)
+    for stage in dict.fromkeys(config.STAGE_TYPES.values()):
+        kinds = [kind for kind, each in config.STAGE_TYPES.items() if each is stage]
+        if not issubclass(stage, PairStage) or {field.name for field in dataclasses.fields(stage)} - shared:
+            yield from _keys(f"`[[stage]]` of kind {', '.join(kinds)}", stage)
+
+
+BENCHMARK_TABLES: dict[str, type] = {
+    "[source]": benchmark.Source,
+    "[pool]": benchmark.Pool,
+    "[[retriever]]": benchmark.Retriever,
+    "[[judge]]` and `[sts.writer]": benchmark.Judge,
+    "[judging]": benchmark.Judging,
+    "[vote]": benchmark.Vote,
+    "[[vote.imported]]": benchmark.Imported,
+    "[sts]": benchmark.Sts,
+    "[build]": benchmark.Build,
+}
+"""The tables of a configuration of `care data`."""
+
+
+def benchmark_keys() -> Iterator[str]:
+    """Yield the page of the keys of a configuration of `care data`."""
+    yield (
+        "# Keys of a `care data` configuration\n\nAn example: [make a benchmark](../how-to/make-a-benchmark.md). In "
+        "brackets: a section of arXiv 2604.10937.\nFractions are of 1; *none* means that the key is left out.\n"
+    )
+    yield from _keys("The top of the file", benchmark.Settings)
+    for heading, table in BENCHMARK_TABLES.items():
+        yield from _keys(f"`{heading}`", table)
+
+
+def _keys(heading: str, table: type) -> Iterator[str]:
+    """Yield the keys that a table adds to those of its base class; keys that are tables have a heading of their own."""
+    yield f"## {heading}\n\n{_markdown(inspect.getdoc(table) or '')}\n"
+    yield "| key | value | default | meaning |\n|---|---|---|---|"
+    about, kinds = _attribute_docstrings(table), typing.get_type_hints(table, include_extras=True)
+    own = vars(table)["__annotations__"].keys() - HEADED.get(table, set()) - ({"kind"} - about.keys())
+    for field in (field for field in dataclasses.fields(table) if field.name in own):
+        name = field.name
+        yield f"| `{name}` | {_value(kinds[name])} | {_default(field)} | {_markdown(about[name])} |"
+    yield ""
+
+
+def _attribute_docstrings(table: type) -> dict[str, str]:
+    body = ast.parse(inspect.getsource(table)).body[0].body  # type: ignore[attr-defined]  # a class
+    return {
+        name.target.id: " ".join(text.value.value.split())
+        for name, text in itertools.pairwise(body)
+        if isinstance(name, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }
+
+
+def _value(kind: Any) -> str:
+    """Return what a key may hold, in words."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        rules = [dataclasses.asdict(rule) for field in arguments[1:] for rule in field.metadata]
+        signs = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤", "min_length": "at least"}
+        bounds = [f"{signs[name]} {limit}" for rule in rules for name, limit in rule.items() if name in signs]
+        return ", ".join([_value(arguments[0]), *(["not empty"] if arguments[0] is str else bounds)])
+    if origin in (typing.Union, types.UnionType):
+        return _value(next(one for one in arguments if one is not type(None)))
+    if origin is typing.Literal:
+        return ", ".join(f"`{value}`" for value in arguments)
+    if origin is tuple:
+        return f"list: {_value(arguments[0])}"
+    if origin is dict:
+        return f"table: {_value(arguments[1])}"
+    names = {str: "text", int: "integer", float: "number", bool: "boolean"}
+    return names.get(kind, "table")
+
+
+def _default(field: "dataclasses.Field[Any]") -> str:
+    """Return the default of a key of a pydantic dataclass."""
+    value = field.default
+    if value is dataclasses.MISSING:
+        return "required" if field.default_factory is dataclasses.MISSING else "empty"
+    if getattr(value, "default_factory", None) is not None or value in ("", ()):
+        return "empty"
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else ", ".join(value) if isinstance(value, tuple) else str(value)
+
+
 PAGES: dict[str, Callable[[], Iterator[str]]] = {
     "api.md": python_api,
     "exit-codes.md": exit_codes,
     "http.md": http,
     "metrics.md": metrics,
     "payload.md": payload_page,
+    "training-keys.md": training_keys,
+    "benchmark-keys.md": benchmark_keys,
 }
 
 

@@ -25,15 +25,22 @@ class Retriever:
     """One system whose best documents enter the pool. BM25 is always one of them, under the name ``bm25``."""
 
     name: Name
+    """Name in the pool and in reports."""
     kind: Literal["dense", "hybrid", "vector", "run"] = "dense"
     """``dense`` and ``hybrid`` search as `care search` does; ``vector`` searches a named vector that another program
     wrote; ``run`` reads the rankings of a file."""
-    model: Name = "built-in"  # encodes the queries; the model on the server where url is set
-    vector_name: str | None = None  # None takes the one that model made
-    url: str | None = None  # OpenAI-compatible embeddings endpoint of a vector; None encodes here
+    model: Name = "built-in"
+    """Model that encodes the queries: a CARE folder or ``built-in``; with ``url``, the model on that server."""
+    vector_name: str | None = None
+    """Named vector that is searched. None is the one that ``model`` made."""
+    url: str | None = None
+    """OpenAI-compatible embeddings endpoint of a ``vector``. None encodes here."""
     key_env: str | None = None
-    path: str | None = None  # TREC run file: query, Q0, document, rank, score, name in each line
-    family: str | None = None  # models of one family find the same documents; None takes model
+    """Environment variable that holds the endpoint's key. None sends no key."""
+    path: str | None = None
+    """TREC run file of a ``run``: query, Q0, document, rank, score, name in each line."""
+    family: str | None = None
+    """Maker of the model: models of one family find the same documents. None is ``model``."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -41,19 +48,33 @@ class Judge:
     """One language model behind an OpenAI-compatible endpoint, and what it costs to ask it."""
 
     name: Name
-    url: Name  # as https://host/v1
+    """Name in reports and in votes."""
+    url: Name
+    """Address of the endpoint, such as ``https://host/v1``."""
     model: Name
-    family: Name  # who made the model; judges of one family err together
-    key_env: str | None = None  # environment variable that holds the API key; None sends no key
-    tier: Annotated[int, Field(ge=1, le=2)] = 1  # 1 rates everything; 2 rates what tier 1 disputes
-    input_price: PositiveOrZero | None = None  # of a million tokens, in any one currency; None counts as 0, and is said
+    """Model on that server."""
+    family: Name
+    """Maker of the model: judges of one family err together."""
+    key_env: str | None = None
+    """Environment variable that holds the API key. None sends no key."""
+    tier: Annotated[int, Field(ge=1, le=2)] = 1
+    """1 rates everything, 2 rates what tier 1 disputes."""
+    input_price: PositiveOrZero | None = None
+    """Price of a million input tokens, in any one currency. None counts as free, with a warning."""
     output_price: PositiveOrZero | None = None
+    """Price of a million output tokens."""
     requests_per_minute: Positive = 600.0
+    """Largest number of requests a minute."""
     concurrency: Count = 4
+    """Requests at the same time."""
     timeout_seconds: Positive = 60.0
-    max_tokens: Count = 512  # of one answer
-    retries: CountOrZero = 5  # after the first try, where the endpoint is busy or fails
-    max_wait_seconds: Positive = 60.0  # between two tries
+    """Longest wait for one answer."""
+    max_tokens: Count = 512
+    """Tokens of one answer, at most."""
+    retries: CountOrZero = 5
+    """Tries after the first one, where the endpoint is busy or fails."""
+    max_wait_seconds: Positive = 60.0
+    """Longest wait between two tries."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -61,21 +82,31 @@ class Source:
     """Source of the documents: a collection that LlamaIndex, another program or `care ingest` wrote."""
 
     collection: Name
-    path: str | None = None  # folder of the embedded database; exactly one of path and url
-    url: str | None = None  # of a Qdrant server; its key is read from QDRANT_API_KEY
-    queries: Name  # JSON Lines: id, text; license and source where a row has its own
+    """Name of the collection."""
+    path: str | None = None
+    """Folder of the embedded database; give ``path`` or ``url``."""
+    url: str | None = None
+    """URL of a Qdrant server; its key is in ``QDRANT_API_KEY``."""
+    queries: Name
+    """JSON Lines with ``id`` and ``text``, and ``license`` and ``source`` where a row has its own."""
     license: str = ""
+    """License of the texts, for the data card."""
     origin: str = ""
+    """Where the texts come from, for the data card."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Pool:
     """Settings of the pool: the documents that are judged."""
 
-    depth: Count = 50  # of each retriever; the paper takes 500 for the benchmark and 50 for training [B, C.1]
-    limit: Count | None = None  # most documents of a query after fusion
-    near_duplicate: Share = 0.9  # Jaccard overlap of character 4-grams from which texts are judged once
-    tested_family: str | None = None  # of the system under test; a pool of that family alone is warned about
+    depth: Count = 50
+    """Documents of each retriever; the paper takes 500 for a benchmark and 50 for training [B, C.1]."""
+    limit: Count | None = None
+    """Documents of a query after fusion, at most. None is no limit."""
+    near_duplicate: Share = 0.9
+    """Jaccard overlap of character 4-grams from which two texts are judged once."""
+    tested_family: str | None = None
+    """Family of the system under test; a pool of that family alone is warned about."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -83,13 +114,21 @@ class Judging:
     """Settings of the requests to judges."""
 
     language: Language = "zh"
-    batch: Count = 10  # documents of one call
-    stop_after: Count | None = None  # ask no deeper after so many batches in a row without a relevant document
-    anchors: CountOrZero = 20  # queries whose first call has planted documents: irrelevant, long, stuffed
-    attempts: Count = 3  # calls for documents that an answer left out or did not rate
-    max_cost: Positive | None = None  # in the currency of the prices, unanswered calls included
-    allow_missing: bool = False  # go on without a judge that cannot be reached
+    """Language of the instructions."""
+    batch: Count = 10
+    """Documents of one call."""
+    stop_after: Count | None = None
+    """Batches in a row without a relevant document after which a question is judged no deeper. None judges all."""
+    anchors: CountOrZero = 20
+    """Questions whose first call has planted documents: irrelevant, long, stuffed."""
+    attempts: Count = 3
+    """Calls for documents that an answer left out or did not rate."""
+    max_cost: Positive | None = None
+    """Highest cost in the currency of the prices, unanswered calls included. None is no limit."""
+    allow_missing: bool = False
+    """Continue without a judge that cannot be reached."""
     seed: int = 0
+    """Seed of the planted documents and of their order."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -97,44 +136,66 @@ class Imported:
     """Judgements from elsewhere, as one more judge: TREC qrels, or umbrela's JSON Lines."""
 
     name: Name
+    """Name of this judge."""
     path: Name
-    relevant_from: Count = 1  # lowest relevant grade; umbrela's scale from 0 to 3 takes 2
+    """TREC qrels, or umbrela's JSON Lines."""
+    relevant_from: Count = 1
+    """Lowest relevant grade; umbrela's scale from 0 to 3 takes 2."""
     family: str = "imported"
+    """Family of this judge."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Vote:
     """Settings of the vote that makes labels of judgements."""
 
-    rule: Rule = "unanimous"  # the paper's [B]; weighted weighs a judge by its agreement with the experts
+    rule: Rule = "unanimous"
+    """Rule of the labels. ``unanimous`` is the paper's [B]; ``weighted`` weighs a judge by its agreement with the
+    experts."""
     exclude: tuple[Name, ...] = ()
-    max_missing: Share = 0.2  # refuse to label when more of the votes are missing
-    max_failed_anchors: Share = 0.5  # refuse a judge that rates more of the planted documents relevant
-    sheets: tuple[Name, ...] = ()  # that experts filled in
+    """Judges whose votes do not count."""
+    max_missing: Share = 0.2
+    """Largest share of missing votes; with more, nothing is labelled."""
+    max_failed_anchors: Share = 0.5
+    """Largest share of the planted documents that a judge may rate relevant."""
+    sheets: tuple[Name, ...] = ()
+    """Spreadsheets that experts filled in."""
     imported: tuple[Imported, ...] = ()
-    group_by: str | None = "department"  # metadata key by which agreement is reported
+    """Judgements from elsewhere, each as one more judge."""
+    group_by: str | None = "department"
+    """Metadata key by which agreement is reported. None is off."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Sts:
     """Sentence pairs of synonyms [3.1, table 22]."""
 
-    dictionary: Name  # JSON Lines: origin, replace; license where a row has its own
-    writer: Judge  # rewrites the questions
-    length_tolerance: Share = 0.3  # by which a positive may be longer or shorter than its question
+    dictionary: Name
+    """JSON Lines of synonyms: ``origin``, ``replace``, and ``license`` where a row has its own."""
+    writer: Judge
+    """Language model that rewrites the questions; it has the keys of a judge."""
+    length_tolerance: Share = 0.3
+    """Fraction by which a positive may be longer or shorter than its question."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Build:
     """Settings of the benchmark that is written."""
 
-    corpus: Literal["whole", "pooled"] = "whole"  # pooled leaves out documents that no retriever found
-    rerank_negatives: Count = 20  # most judged negatives of a reranking query
-    train: tuple[Name, ...] = ()  # training sets that the benchmark must share no question with
-    near_duplicate: Share = 0.8  # overlap from which two questions are one
-    drop: bool = False  # leave out repeated questions instead of refusing them
-    allow_same_judges: bool = False  # accept judges that also labelled a training set
-    min_answered: Share = 0.5  # refuse a benchmark of a smaller share of the questions
+    corpus: Literal["whole", "pooled"] = "whole"
+    """``pooled`` leaves out documents that no retriever found."""
+    rerank_negatives: Count = 20
+    """Judged negatives of a reranking query, at most."""
+    train: tuple[Name, ...] = ()
+    """Training sets with which the benchmark may share no question."""
+    near_duplicate: Share = 0.8
+    """Overlap from which two questions count as one."""
+    drop: bool = False
+    """Leave out repeated questions instead of refusing them."""
+    allow_same_judges: bool = False
+    """Accept judges that also labelled a training set."""
+    min_answered: Share = 0.5
+    """Smallest share of the questions with a relevant document; with fewer, nothing is built."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -142,7 +203,9 @@ class Settings:
     """A whole configuration."""
 
     name: Name
-    folder: Name  # of everything that is written, relative to the file
+    """Name of the benchmark."""
+    folder: Name
+    """Folder of everything that is written, relative to the file."""
     source: Source
     pool: Pool = Field(default_factory=Pool)
     retriever: tuple[Retriever, ...] = ()

@@ -1,13 +1,10 @@
 """The pool's other retrievers, other tools' formats, and what the commands print."""
 
-import dataclasses
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from care_data import config as config_tables
 from care_data.chain import run_chain, run_step
 from care_data.cli import care_data
 from care_data.config import load_config
@@ -181,13 +178,6 @@ def test_diversify_keeps_whole_rows_and_leaves_no_collection(tmp_path: Path) -> 
     assert command(*given, tmp_path / "seeded.jsonl", "--seed-rows", 3)["kept"] == 4, "the first ones are kept unseen"
     assert command(*given, tmp_path / "none.jsonl", "-k", 3, "--neighbours", 0)["kept"] == 2
     assert command(*given, tmp_path / "two.jsonl", "-k", 3, "--neighbours", 2)["kept"] == 4
-
-
-def test_the_documentation_names_every_key() -> None:
-    text = Path("docs/reference/benchmark-keys.md").read_text(encoding="utf-8")
-    tables = [each for each in vars(config_tables).values() if dataclasses.is_dataclass(each)]
-    keys = {field.name for table in tables if table is not config_tables.Config for field in dataclasses.fields(table)}
-    assert len(keys) > 50 and {key for key in keys if not re.search(rf"[`\[.]{key}[`\].]", text)} == set()
 
 
 def test_a_judge_without_a_price_is_named_and_one_that_is_free_is_not(

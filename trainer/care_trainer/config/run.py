@@ -92,7 +92,7 @@ class Tower:
     """One of the two encoders. It has exactly one of ``base``, ``scratch``, ``static`` and ``collection``."""
 
     base: Name | None = None
-    """Folder or hub name of a pretrained model."""
+    """Folder or hub name of a pretrained model [5.1]."""
     revision: Name | None = None
     """Commit or tag of a hub model. None means the newest."""
     scratch: Scratch | None = None
@@ -102,12 +102,12 @@ class Tower:
     collection: StoredDocuments | None = None
     """Collection whose stored vectors stand for a document encoder; its texts are the data set ``collection``."""
     pooling: Literal["cls", "mean", "lasttoken", "own"] = "cls"
-    """Method by which token vectors become one vector. ``own`` keeps what a ``base`` has for that, a
+    """Method by which token vectors become one vector [G]. ``own`` keeps what a ``base`` has for that, a
     sentence-transformers model or a CARE folder: pooling, token weights and Dense layers."""
     max_tokens: Count = 512
     """Longest input in tokens, special tokens and prompt included [G]."""
     prompt: str = ""
-    """Text read before each input."""
+    """Text read before each input [open]."""
     eos: Name | None = None
     """Token appended to each text for last-token pooling [G]. None means the tokenizer's own."""
     lora: Lora | None = None
@@ -120,7 +120,8 @@ class Tower:
     """Load a ``base`` in 4 or 8 bits under trained adapters (QLoRA), on a GPU with bitsandbytes; the export merges into
     the base as it was. None is off."""
     projection: bool = False
-    """Add a trainable linear layer up to ``dim`` to a query encoder, as in HotelMatch. The paper's pairs have none."""
+    """Add a trainable linear layer up to ``dim`` to a query encoder, as in HotelMatch [table 7]. The paper's
+    pairs have none."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -144,15 +145,15 @@ class Diversify:
     """The rule by which near-duplicates of earlier pairs are left out [C.1, table 10], each side on its own."""
 
     encoder: Name = "built-in"
-    """Encoder that measures the similarity: ``built-in``, a CARE folder or any sentence-transformers model.
+    """Encoder that measures the similarity: ``built-in``, a CARE folder or any sentence-transformers model [C.1].
     The default thresholds are for ``built-in``: they leave 1 % of 2,500 questions and 4 % of their answers out. The
     paper's encoder is gte-multilingual-base, its thresholds 0.85 and 0.78."""
     query_threshold: Threshold = 0.88
-    """Cosine above which two queries are similar."""
+    """Cosine above which two queries are similar [table 10]."""
     document_threshold: Threshold = 0.9
-    """Cosine above which two documents are similar."""
+    """Cosine above which two documents are similar [table 10]."""
     neighbours: CountOrZero = 1
-    """Similar texts that may have been kept before a new one is left out."""
+    """Similar texts that may have been kept before a new one is left out [table 10]."""
     sides: Literal["both", "query", "none"] = "both"
     """Sides whose near-duplicates are left out; ``query`` and ``none`` keep as many pairs as ``both`` [table 11]."""
 
@@ -172,7 +173,8 @@ class Data:
     without a source has the name of its file. Each epoch draws anew, so a weight of 0.25 has seen every row after about
     four epochs."""
     tasks: dict[str, Name] = Field(default_factory=dict)
-    """Task of a source, whose prompts its texts get. A source that is not named has the encoders' own prompts."""
+    """Task of a source, whose prompts its texts get [published script]. A source that is not named has the
+    encoders' own prompts."""
     licenses_excluded: tuple[str, ...] = ()
     """Values of a row's ``license`` (or ``licence``) that leave the row out."""
     max_characters: Count | None = None
@@ -188,9 +190,9 @@ class Task:
     """The prompts of a kind of queries, stored in the exported folder under the task's name."""
 
     query: str = ""
-    """Prompt of queries."""
+    """Prompt of queries [table 8]."""
     document: str = ""
-    """Prompt of documents."""
+    """Prompt of documents [published script]."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -234,7 +236,7 @@ class Run:
     output: str
     """Output folder. Each stage writes one folder below it, and the export writes ``output/name``."""
     dim: Count
-    """Dimensions of the space that both encoders share."""
+    """Dimensions of the space that both encoders share [4.2]."""
     query: Tower
     """The query encoder."""
     document: Tower
@@ -244,7 +246,7 @@ class Run:
     stage: tuple[AnyStage, ...] = ()
     """Stages in order. Without any, a run writes the base models and nothing else."""
     tasks: dict[Name, Task] = Field(default_factory=dict)
-    """Prompts by the name of a task."""
+    """Prompts by the name of a task [table 8]."""
     data_root: str = "."
     """Folder of all data files."""
     geometry: Geometry = "unit"
@@ -253,7 +255,7 @@ class Run:
     symmetric: Side | None = None
     """Side whose encoder encodes both sides: the symmetric models of table 4. None trains two encoders."""
     seed: CountOrZero = 0
-    """Seed of all random draws."""
+    """Seed of all random draws [open]."""
     checkpoint_minutes: PositiveOrZero = 5.0
     """Minutes between two checkpoints of a stage. 0 means after every step."""
     teacher_cache: Name | None = None

@@ -38,12 +38,13 @@ class Stage:
     """The settings that all stages share. The defaults are those of fine-tuning in table 19."""
 
     kind: StageKind
+    """Kind of the stage."""
     data: str = ""
     """Name of the data set. Every stage but ``prune`` needs one."""
     name: str = ""
     """Name of the stage's folder below the run's output. Empty means the kind."""
     epochs: Positive = 1.0
-    """Passes over the data set."""
+    """Passes over the data set [tables 19, 20]."""
     max_steps: Count | None = None
     """Optimizer steps after which the stage ends, the schedule included. None means after ``epochs``."""
     batch_size: Count | None = None
@@ -51,26 +52,26 @@ class Stage:
     64, or what ``global_batch_size`` leaves to a process."""
     global_batch_size: Count | None = None
     """Rows of a step of all processes with all of ``accumulate``, instead of ``batch_size``: any number of processes
-    that divides it trains the same. None is off."""
+    that divides it trains the same [tables 19, 20]. None is off."""
     accumulate: Count = 1
     """Steps whose gradients are added before the optimizer moves. They do not share their negatives."""
     batch_by_source: bool = False
     """Take the rows of a step, on all processes, from one source. The published script does so."""
     learning_rate: Positive = 1e-4
-    """Peak learning rate of AdamW."""
+    """Peak learning rate of AdamW [tables 19, 20]."""
     document_learning_rate: PositiveOrZero | None = None
     """Peak learning rate of the document side in stage ``joint`` [G: the same]. None means ``learning_rate``."""
     warmup: Fraction = 0.05
-    """Fraction of the steps in which the learning rate rises to its peak."""
+    """Fraction of the steps in which the learning rate rises to its peak [tables 19, 20]."""
     schedule: Literal["linear", "cosine", "constant_with_warmup"] = "linear"
-    """Shape of the learning rate after the warm-up."""
+    """Shape of the learning rate after the warm-up [tables 19, 20]."""
     weight_decay: PositiveOrZero = 0.01
-    """Weight decay of AdamW."""
+    """Weight decay of AdamW [open]."""
     max_grad_norm: PositiveOrZero = 1.0
-    """Norm to which gradients are clipped. 0 turns clipping off."""
+    """Norm to which gradients are clipped [open]. 0 turns clipping off."""
     bf16: bool = False
-    """Compute the forward pass under bfloat16 autocast, and the vectors of a frozen document encoder in bfloat16. The
-    loss is always computed in float32."""
+    """Compute the forward pass under bfloat16 autocast, and the vectors of a frozen document encoder in bfloat16 [G].
+    The loss is always computed in float32."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory for one more forward pass. With ``cached`` on a GPU only
     where those of a mini-batch do not fit; the log says so."""
@@ -109,7 +110,7 @@ class RetroMae(Stage):
 
     kind: Literal["retromae"]
     joined: bool = False
-    """Train on each pair as one text, title and content, instead of on its texts one by one."""
+    """Train on each pair as one text, title and content, instead of on its texts one by one [D.1; open]."""
     encoder_masked: Fraction = 0.3
     """Fraction of the tokens that the encoder does not see. RetroMAE's own value."""
     decoder_masked: Fraction = 0.5
@@ -123,24 +124,25 @@ class PairStage(Stage):
     temperature: Positive = 0.02
     """Temperature τ of InfoNCE. Open in the paper; learned in stage ``unsupervised`` [D.1]."""
     learn_temperature: bool = False
-    """Train the temperature, from ``temperature`` on."""
+    """Train the temperature, from ``temperature`` on [D.1]."""
     hard_negatives: CountOrZero = 0
-    """Hard negatives a row, drawn anew in each epoch. A row that has fewer repeats its positive, which the masking
-    removes."""
+    """Hard negatives a row, drawn anew in each epoch [open]. A row that has fewer repeats its positive, which the
+    masking removes."""
     margin: PositiveOrZero | None = None
-    """Cosine by which a candidate may exceed the positive before it counts as a false negative. None is off."""
+    """Cosine by which a candidate may exceed the positive before it counts as a false negative [open]. None is off."""
     symmetric: bool = False
     """Average the loss with the direction document → query."""
     matryoshka: tuple[Count, ...] = ()
-    """Nested dimensions of equation (4). It must hold the run's ``dim``; empty means that dimension alone."""
+    """Nested dimensions of equation (4) [D.2, eq. 4; the set is open]. It must hold the run's ``dim``; empty
+    means that dimension alone."""
     token_dropout: Fraction = 0.0
     """Fraction of the tokens left out of each text in training."""
     crop: Share = 0.0
     """Fraction of the pairs replaced by a short span of their document and the rest of it."""
     score_temperature: Positive = 0.05
-    """Temperature of CoSENT, the loss of pairs with a score (``sentence1``, ``sentence2``, ``score``)."""
+    """Temperature of CoSENT, the loss of pairs with a score (``sentence1``, ``sentence2``, ``score``) [open]."""
     query_prompt: str = ""
-    """Prompt of queries in stage ``document``, where the document encoder reads both texts."""
+    """Prompt of queries in stage ``document``, where the document encoder reads both texts [open]."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -183,13 +185,13 @@ class Align(Stage):
     token_dropout: Fraction = 0.0
     """Fraction of the tokens left out of each text in training. Not part of the paper's Stage I."""
     kl_weight: PositiveOrZero = 0.0
-    """Weight of KALE's divergence between the two vectors. Not part of the paper's Stage I."""
+    """Weight of KALE's divergence between the two vectors [table 7]. Not part of the paper's Stage I."""
     teacher_prompt: str | None = None
-    """Prompt that the document encoder reads before each text. None means its document prompt."""
+    """Prompt that the document encoder reads before each text [open]. None means its document prompt."""
     pairs: bool = False
     """Learn the vector of a query's document instead of the text's own: the fine-tuning data of table 6."""
     sides: Annotated[tuple[Side, ...], Field(min_length=1)] = ("query", "document")
-    """Sides of pairs whose texts are aligned. Single texts always are."""
+    """Sides of pairs whose texts are aligned [4.1, table 6]. Single texts always are."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -216,9 +218,9 @@ class Distill(PairStage):
 
     kind: Literal["distill"]
     kl_weight: PositiveOrZero = 1.0
-    """Weight of the KL divergence. Open in the paper, as is the temperature that both terms share."""
+    """Weight of the KL divergence [table 7]. Open in the paper, as is the temperature that both terms share."""
     teacher_prompt: str | None = None
-    """Prompt that the document encoder reads before a query. None means its document prompt."""
+    """Prompt that the document encoder reads before a query [open]. None means its document prompt."""
 
 
 AnyStage = Annotated[RetroMae | Contrastive | Static | Align | Joint | Prune | Distill, Field(discriminator="kind")]
