@@ -1,4 +1,4 @@
-"""Candidates for relabelling: documents ranked high that nobody judged, or that the labels call relevant (section E).
+"""Candidates for relabelling: documents ranked high that were not judged, or that the labels call relevant (section E).
 
 In the paper, an LLM judged the top 50 of gte-multilingual-base on two public sets, and found 8.6 and 19.0 relevant
 documents per query that the labels miss (table 13). Here the candidates are collected; a person, or an LLM, judges
@@ -34,7 +34,7 @@ class AuditSummary:
 
 @dataclass(frozen=True, slots=True)
 class Relabelled:
-    """The paper's table 13: documents a query, over those that were labelled anew, which are taken for true."""
+    """The paper's table 13: documents a query, over the relabelled ones, whose new labels are taken as true."""
 
     original: float
     """Relevant before."""

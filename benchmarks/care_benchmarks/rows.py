@@ -112,5 +112,5 @@ def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _open(path: Path) -> TextIO:
-    # Editors of Windows put a byte order mark in front, which is no part of the first row.
+    # Windows editors put a byte order mark in front, which does not belong to the first row.
     return gzip.open(path, "rt", encoding="utf-8-sig") if path.suffix == ".gz" else path.open(encoding="utf-8-sig")

@@ -147,7 +147,7 @@ def notes_for(searches: Sequence[QdrantSearch], tasks: Sequence[TaskInfo]) -> It
         yield f"{', '.join(own)}: shaped like the paper's tasks, with other data: its figures are not comparable."
     if any(task.kind != "sts" for task in tasks):
         yield (
-            "A relevant document that nobody judged counts as wrong, so differences between systems are safer to read "
+            "A relevant document that was not judged counts as wrong, so differences between systems are safer to read "
             "than the figures themselves; care-bench audit exports what is worth judging."
         )
     systems = [search.system for search in searches]

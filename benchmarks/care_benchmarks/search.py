@@ -161,7 +161,7 @@ class QdrantSearch(AbsEncoder):
         began = time.perf_counter()
         with self.progress(f"{self.system.name}: {name}") as on_progress:
             report = ingest(
-                list(_documents(corpus)),  # a list has a length, of which the time to go follows
+                list(_documents(corpus)),  # a list has a length, from which the remaining time follows
                 self.system.model,
                 self.client,
                 collection,

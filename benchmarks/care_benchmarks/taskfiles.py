@@ -154,7 +154,7 @@ def _retrieval_files(base: Path) -> RetrievalFiles | None:
     if not present:
         return None
     missing = [name for name, path in parts.items() if not path]
-    raise InputError(f"{base}: {', '.join(missing)} is missing beside {', '.join(present)} (plain or .gz)")
+    raise InputError(f"{base}: {', '.join(missing)} is missing; found only {', '.join(present)} (plain or .gz)")
 
 
 def _existing(folder: Path, name: str) -> Path | None:

@@ -55,7 +55,7 @@ def run_step(config: Config, name: str, *, replay: bool = False) -> Report:
     written = {file for each in STEPS.values() for file in each.outputs} | {JUDGEMENTS, OPINIONS, LEDGER}
     require_own(folder, _DONE, _WRITTEN, sorted(written))
     if not (folder / _DONE).is_file():
-        write_json(folder / _DONE, {})  # the sign that the files beside it are of this program
+        write_json(folder / _DONE, {})  # marks the files in the folder as written by this program
     state: dict[str, Any] = read_json(folder / _DONE) if (folder / _DONE).is_file() else {}
     now, before = step.digest(config), state.get(name)
     files = {file: file_digest(folder / file) for file in step.outputs}

@@ -84,7 +84,7 @@ config_argument = click.argument("config", metavar="CONFIG", type=_FILE, callbac
 def run_all(replay: bool, config: "Config") -> Any:
     """Do all steps of CONFIG that are not done yet: pool, judge, vote, sts, build.
 
-    A run that was killed goes on where it was; no stored answer is asked again.
+    The same command resumes a killed run; no stored answer is asked for again.
 
     \b
     Example:
@@ -115,7 +115,7 @@ def _again(of: str) -> click.Option:
 _step("pool", "Search the collection of CONFIG with every retriever, and fuse what they find for each question.")
 _step(
     "judge",
-    "Let the judges of CONFIG rate the pool. Answers are stored, and no stored answer is asked again.",
+    "Let the judges of CONFIG rate the pool. Answers are stored, and no stored answer is asked for again.",
     click.Option(["--dry-run"], is_flag=True, help="Count the calls and their highest cost; nothing is sent."),
     _again("Judge"),
 )
@@ -228,7 +228,8 @@ def diversify(
 ) -> Any:
     """Leave out rows of INPUT whose text is too similar to earlier ones: the paper's dynamic index filter [C.1].
 
-    The vectors are kept in a collection of their own, which is deleted in the end; a killed run goes on.
+    The vectors are kept in a collection of their own, which is deleted at the end. The same command resumes a killed
+    run.
 
     \b
     Example:

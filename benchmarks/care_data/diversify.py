@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from care_qdrant import CareModel
 
 GRAPH_ROWS = 5_000  # of a segment before a server builds a graph over it; fewer are scanned
-SEGMENT_ROWS = 100_000  # of a segment at most: a server builds the graphs of merged segments anew
+SEGMENT_ROWS = 100_000  # of a segment at most: a server rebuilds the graphs of merged segments
 WAIT_ROWS = 20_000  # between two waits for the graphs: a server's searches starve their building, which they wait for
 WAIT_SECONDS = 3_600.0
 GRAPH_EF = 64  # of building and of searching: a text that is similar is near

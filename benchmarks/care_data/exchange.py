@@ -82,7 +82,7 @@ def read_judgements(path: Path, relevant_from: int) -> dict[tuple[str, str], int
 def write_pairs(config: Config, output: Path, negatives: int = 5) -> dict[str, Any]:
     """Write a row for each question and relevant document, with at most so many negatives drawn for it.
 
-    A document that nobody judged, or that is disputed, is neither a positive nor a negative: mined negatives that turn
+    A document that was not judged, or is disputed, is neither a positive nor a negative: mined negatives that turn
     out to answer the question become positives, and those that judges do not agree on go.
     """
     sides: dict[str, dict[str, list[str]]] = {}

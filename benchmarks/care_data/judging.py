@@ -1,4 +1,4 @@
-"""Step 2: judges rate the pool in rounds by depth, then those of tier 2 what tier 1 disputes.
+"""Step 2: judges of tier 1 rate the pool in rounds by depth, then tier 2 rates what they dispute.
 
 What is asked depends only on the configuration and on answers that are in the ledger, so that a run that was killed
 anywhere asks the rest and ends as one that was not.
@@ -158,7 +158,7 @@ def read_texts_to_rate(config: Config) -> "TextsToRate":
         ranked.setdefault(row["query_id"], []).append(row["document_id"])
     wanted = {name for names in ranked.values() for name in names}
     texts: dict[str, str] = {}
-    # Long corpora: of the documents that nobody found, a few are enough to plant.
+    # Long corpora: a few of the documents that no retriever found are enough to plant.
     spare: list[str] = []
     for row in read_rows(config.folder / CORPUS, config.command("pool")):
         if row["id"] in wanted:
@@ -179,7 +179,7 @@ class TextsToRate:
     queries: Mapping[str, str]
     ranked: Mapping[str, Sequence[str]]  # ids of the texts of each question, best first
     texts: Mapping[str, str]
-    spare: Sequence[str] = ()  # texts that nobody found, to plant
+    spare: Sequence[str] = ()  # texts that no retriever found, to plant
     planted: set[str] = field(default_factory=set)
     template: str = "judge"
 

@@ -25,7 +25,7 @@ def render(name: str, **values: Any) -> str:
 
 
 def read_object(text: str) -> dict[str, Any]:
-    """Return the JSON object of an answer, repaired where it is cut off or wrapped; empty where there is none."""
+    """Return the JSON object of an answer, repaired if it is cut off or wrapped; empty if there is none."""
     start = text.find("{")
     try:
         found = json_repair.loads(text[start:]) if start >= 0 else None
@@ -35,7 +35,7 @@ def read_object(text: str) -> dict[str, Any]:
 
 
 def read_grades(text: str, count: int) -> dict[int, int]:
-    """Return the grades of an answer by the number of the passage; those that are no grade are left out."""
+    """Return the grades of an answer by the number of the passage; values that are not grades are left out."""
     grades: dict[int, int] = {}
     for key, value in read_object(text).items():
         number, letter = str(key).rpartition("-")[2].strip(), str(value).strip().upper()

@@ -103,7 +103,7 @@ def page_opinions(config: Config) -> dict[Key, int]:
                 row = json.loads(text)
                 found[row["expert"], row["query_id"], row["document_id"]] = GRADES[row["grade"]]
             except (ValueError, KeyError, TypeError):
-                logger.warning("%s:%d: is no opinion and left out", path, number)
+                logger.warning("%s:%d: is not an opinion; left out", path, number)
     return found
 
 

@@ -26,7 +26,7 @@ def open_source(config: Config) -> Iterator[QdrantClient]:
     source = config.settings.source
     path = config.at(source.path) if source.path else None
     if path is not None and not path.is_dir():
-        raise InputError(f"{path}: there is no such folder, so no embedded database (source.path)")
+        raise InputError(f"{path}: no such folder; expected an embedded database (source.path)")
     target = Target(path, source.url, os.environ.get("QDRANT_API_KEY"))
     token = COMPLETE.set(lambda words, _model: " ".join([words, *target.options_of(words.split()[1])]))
     try:

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from care_data.config import Config, Rule
+from care_data.config import Config
 from care_data.files import Rows, read_rows, write_json, write_rows
 from care_data.judging import LEDGER, TextsToRate, rate
 from care_data.prompts import read_object, render
 from care_data.source import read_questions
-from care_data.vote import label_of
+from care_data.vote import label_without_experts
 from care_data.wire import calling
 from care_qdrant.errors import InputError
 
@@ -56,13 +56,14 @@ def run_sts(config: Config, replay: bool = False) -> dict[str, Any]:
     tiers = {
         judge.name: judge.tier for judge in config.settings.judge if judge.name not in config.settings.vote.exclude
     }
-    rule: Rule = "majority" if config.settings.vote.rule == "majority" else "unanimous"
     rows, left_out = Rows(), Counter[str]()
     for question, word in chosen:
         for kind in written[question["id"]] or ():
             key, score = f"{question['id']} {kind}", int(kind == "positive")
             given = {judge: grade for judge, grade in votes[key].items() if judge in tiers}
-            if label_of(given, tiers, rule, {}, {}) != ("relevant" if score else "irrelevant"):
+            if label_without_experts(given, tiers, config.settings.vote.rule) != (
+                "relevant" if score else "irrelevant"
+            ):
                 left_out[kind] += 1
                 continue
             licenses = (question.get("license") or config.settings.source.license, word["license"])

@@ -98,6 +98,11 @@ def label_of(
     return _side(balance) if len(counted) == sum(tier == top for tier in tiers.values()) else "missing"
 
 
+def label_without_experts(votes: Mapping[str, int | None], tiers: Mapping[str, int], rule: Rule) -> Label:
+    """Return the label of a pair that no expert rates; without experts there are no weights, and all have to agree."""
+    return label_of(votes, tiers, "unanimous" if rule == "weighted" else rule, {}, {})
+
+
 def _side(balance: float) -> Label:
     return "disputed" if balance == 0 else "relevant" if balance > 0 else "irrelevant"
 

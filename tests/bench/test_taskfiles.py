@@ -133,7 +133,7 @@ def test_a_damaged_file_is_named_with_the_line_that_is_cut_off(task_directory: P
 @pytest.mark.parametrize("name", ["corpus.jsonl", "queries.jsonl", "qrels.jsonl"])
 def test_a_missing_part_is_named(task_directory: Path, name: str) -> None:
     (task_directory / "retrieval" / name).unlink()
-    with pytest.raises(InputError, match=f"{name} is missing beside"):
+    with pytest.raises(InputError, match=f"{name} is missing; found only "):
         find_tasks(task_directory)
 
 

@@ -129,7 +129,7 @@ run(care_train)
     ("checkpoints", "problem"),
     [
         ("checkpoint_minutes=60", r"joint/query: cannot be saved; the stages before this one are whole"),
-        (CHECKPOINTS, r"out/joint: a checkpoint could not be written; the last one that is whole is none"),
+        (CHECKPOINTS, r"out/joint: a checkpoint could not be written; the last complete one is none"),
     ],
 )
 def test_a_disk_that_is_full_is_one_line_and_the_run_goes_on_when_there_is_room(
@@ -143,7 +143,7 @@ def test_a_disk_that_is_full_is_one_line_and_the_run_goes_on_when_there_is_room(
     full = _python(WITH_A_SMALL_DISK, *command)
     assert full.returncode == 9, full.stderr
     last = full.stderr.strip().splitlines()[-1]
-    assert problem in last and last.endswith("Make room; the same command then goes on.")
+    assert problem in last and last.endswith("Free some space, then run the same command to resume.")
     assert "Traceback" not in full.stderr
     assert _weights(Path(run.output)) == before
     assert not (Path(run.output) / "joint" / "stage.json").exists()

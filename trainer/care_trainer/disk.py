@@ -29,5 +29,6 @@ def writing(what: str | Callable[[], str]) -> Iterator[None]:
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise TrainingError(
-            f"{what if isinstance(what, str) else what()} ({reason}). Make room; the same command then goes on."
+            f"{what if isinstance(what, str) else what()} ({reason}). Free some space, then run the same command to "
+            "resume."
         ) from error

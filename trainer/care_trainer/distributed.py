@@ -64,7 +64,7 @@ def average_gradients(parameters: list[nn.Parameter]) -> None:
 
 
 def free_memory() -> None:
-    """Return to the system the memory of models that nobody uses: the training loop leaves them in reference cycles.
+    """Return the memory of unused models to the system: the training loop leaves them in reference cycles.
 
     glibc keeps freed blocks of up to 32 MB for itself, most matrices of a small encoder, until it is told to trim.
     """

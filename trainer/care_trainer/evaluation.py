@@ -60,5 +60,5 @@ def load_evaluator(evaluation: Evaluation, root: Path) -> InformationRetrievalEv
 def score(evaluator: InformationRetrievalEvaluator, model: SentenceTransformer) -> dict[str, float]:
     """Return the measures of a model by name, with queries and documents each through their own route."""
     prefix = f"{evaluator.name}_{model.similarity_fn_name}_"
-    found = evaluator(model)
-    return {key.removeprefix(prefix): float(value) for key, value in found.items() if key.startswith(prefix)}
+    scores = evaluator(model)
+    return {key.removeprefix(prefix): float(value) for key, value in scores.items() if key.startswith(prefix)}

@@ -244,7 +244,7 @@ def _model_folder(base: str, revision: str | None) -> Path | None:
         HfApi().model_info(base, revision=revision, timeout=HUB_SECONDS)
     except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, OSError) as error:
         reason = "offline, since HF_HUB_OFFLINE is set" if isinstance(error, OfflineModeIsEnabled) else error
-        raise ModelError(f"{base}: there is no such folder, and the hub does not give it ({reason})") from error
+        raise ModelError(f"{base}: is not a folder, and is not available from the hub ({reason})") from error
     return None
 
 

@@ -1,4 +1,4 @@
-"""Runs the stages in order, each in its own folder; finished ones are kept, an interrupted one goes on."""
+"""Runs the stages in order, each in its own folder; finished ones are kept, an interrupted one is resumed."""
 
 import dataclasses
 import functools
@@ -34,9 +34,9 @@ from care_trainer.training.loop import losses_in_words
 logger = logging.getLogger(__name__)
 
 BEGUN_FILE = "settings.json"
-"""Name of the file with the settings that a stage began with: an interrupted one goes on with the same."""
+"""Name of the file with the settings that a stage began with; it is resumed with the same ones."""
 MEMORY_SETTINGS = {"mini_batch_size", "mini_batch_tokens", "cached", "gradient_checkpointing"}
-"""Settings that may change when a stage goes on: with less of them, one that ran out of memory still fits."""
+"""Settings that may change when a stage is resumed, so that one that ran out of memory can be made to fit."""
 SIDES = ("query", "document")
 SHOWN_SCORES = {
     "ndcg@10": "nDCG@10",
@@ -65,7 +65,7 @@ def run_stages(
     report: Report = silent,
     deadline: float | None = None,
 ) -> list[dict[str, Any]]:
-    """Train all stages of a run, or one; finished ones are kept, and an interrupted one goes on where it stopped."""
+    """Train all stages of a run, or one; finished ones are kept, and an interrupted one is resumed."""
     output = Path(run.output)
     names = [stage_name(stage) for stage in run.stage]
     if only is not None and only not in names:
@@ -165,7 +165,7 @@ def _ensure_stage(context: Context) -> dict[str, Any]:
     settings = _settings(run, stage, {"query": context.query, "document": context.document})
     if _finished(folder, settings):
         return read_record(folder)
-    processes().wait_for_everyone()  # nobody may write what another one is still looking for
+    processes().wait_for_everyone()  # no process may write a file that another one still looks for
     hashes = context.data_hashes()
     noted, begun = folder / "data.json", folder / BEGUN_FILE
     if noted.exists() and json.loads(noted.read_text(encoding="utf-8")) != hashes:
@@ -263,7 +263,7 @@ def _settings(run: Run, stage: Stage, sources: dict[str, Path]) -> dict[str, Any
 
 
 def _data_settings(run: Run, name: str) -> dict[str, Any]:
-    """Return the settings of a data set; those of a collection are in the record of the base."""
+    """Return the settings of a data set; the settings of a collection are in the record of the base."""
     is_read = name == COLLECTION and run.document.collection is not None
     return {} if is_read else dataclasses.asdict(run.data[name])
 

@@ -86,7 +86,7 @@ INCLUDED_HAS_READ = (
     "'before' is the included model, which was trained on public pairs: if yours are among them, it has read these "
     "questions, its figures are too good, and so is what the training gained too small"
 )
-"""What to say beside a comparison with the included model."""
+"""Note for a comparison with the included model."""
 
 
 @dataclass(frozen=True)
@@ -157,17 +157,17 @@ def prepare(
             f"{pairs}: holds {counted(len(scored), 'pair')} of texts with a score; expected rows with 'query' and "
             "'positive' (a configuration of your own may have both: care-train configs show nano > my.toml)"
         )
-    wanted = held_out or min(MOST_HELD_OUT, max(FEWEST_HELD_OUT, len(read) // 10))
-    train, kept = split(read, wanted)
-    if len(kept) < min(wanted, FEWEST_HELD_OUT):
+    most = held_out or min(MOST_HELD_OUT, max(FEWEST_HELD_OUT, len(read) // 10))
+    train, kept = split(read, most)
+    if len(kept) < min(most, FEWEST_HELD_OUT):
         raise InputError(
             f"{pairs}: only {counted(len(kept), 'pair', of=len(read))} can be held out, since the others share a "
-            f"question or a document with each other; expected at least {min(wanted, FEWEST_HELD_OUT)}: give more pairs"
+            f"question or a document with each other; expected at least {min(most, FEWEST_HELD_OUT)}: give more pairs"
         )
     trained = {plain_text(text) for pair in train for text in (pair.query, pair.positive, *pair.negatives)}
     chosen = base or (BUILT_IN if built_in_reads([pair.query for pair in read]) else SCRATCH)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    # The configuration comes first: it is the sign that this command wrote what lies beside it.
+    # The configuration comes first: it marks the files in its folder as written by this command.
     config, content = folder / CONFIG, _config(pairs, folder, chosen, len(train), device)
     folder.mkdir(parents=True, exist_ok=True)
     config.write_text(content, encoding="utf-8")
@@ -208,7 +208,7 @@ def forecasting(
 
 
 def split(pairs: Sequence[Pair], wanted: int, seed: int = 0) -> tuple[list[Pair], list[Pair]]:
-    """Return the pairs to train on and those held out, none of which share a text, blanks aside."""
+    """Return the pairs to train on and those held out, which share no text, ignoring blanks."""
     leader: dict[str, str] = {}
 
     def find(text: str) -> str:
@@ -320,8 +320,8 @@ def _shown(value: Estimate) -> str:
 def _write_held_out(pairs: Sequence[Pair], train: Sequence[Pair], trained: set[str], folder: Path) -> int:
     """Write the retrieval set, and return the number of its documents.
 
-    They are the answers of the held-out pairs, those of their negatives that no training pair has, and answers of the
-    training part, none of which is judged.
+    They are the answers of the held-out pairs, their negatives that no training pair has, and answers of the training
+    part, which are not judged.
     """
     texts = dict.fromkeys(pair.positive for pair in pairs)
     negatives = [text for pair in pairs for text in pair.negatives if plain_text(text) not in trained]
@@ -358,7 +358,7 @@ seed = 0
 [data.pairs]
 files = ["train.jsonl"]
 
-# Questions of which neither they nor their answers are in train.jsonl; other answers in it are searched as well.
+# Held-out questions: neither they nor their answers are in train.jsonl. Other answers in it are searched as well.
 [evaluation]
 retrieval = "{HELD_OUT}"
 

@@ -42,7 +42,7 @@ TEMPERATURE = 0.5
 MIN_QUERIES = 3
 """Queries that a term must be in to keep a weight of its own."""
 MIN_NEIGHBOURS = 5
-"""Terms of different queries that a character must be beside to have a weight."""
+"""Different query terms that a character must stand next to before it gets a weight."""
 
 Csr = Any
 """A `scipy.sparse.csr_matrix`, (texts, terms)."""
@@ -109,7 +109,7 @@ def learn_terms(data: Data, root: Path, cache: Path, *, seed: int) -> tuple[Term
 
 def give_terms(folder: Path, data: Data, root: Path, cache: Path, *, seed: int) -> tuple[Card | None, TermGate]:
     """Write the weights that a data set teaches into a model; None and no file where they gain nothing."""
-    read_card(folder)  # one that is no model is said before the minute that follows
+    read_card(folder)  # an invalid folder is reported before the minute that follows
     weights, gate = learn_terms(data, root, cache, seed=seed)
     return (add_term_weights(folder, weights, asdict(gate)) if gate.passed else None), gate
 

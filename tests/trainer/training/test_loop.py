@@ -124,7 +124,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(
             resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, limits[1]))
 
     try:
-        with pytest.raises(TrainingError, match=r"the last one that is whole is checkpoint-2 \(.*goes on"):
+        with pytest.raises(TrainingError, match=r"the last complete one is checkpoint-2 \(.*to resume"):
             _train(base, tmp_path, report=fill)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

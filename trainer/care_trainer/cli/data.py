@@ -122,7 +122,7 @@ def terms(folder: Path, pairs: str, overrides: tuple[str, ...]) -> None:
     """Learn from PAIRS the weights of query terms in hybrid searches, and write them into the CARE folder FOLDER.
 
     PAIRS is a JSONL file with 'query' and 'positive', or a configuration with such data. Words that most questions
-    share then count less than the words that a question is about. Stored vectors and the fingerprint stay as they are.
+    share then count less than the words that a question is about. Stored vectors and the fingerprint do not change.
     A tenth of the pairs, at most 2,000, is held out; if BM25 does not improve on them, nothing is written.
 
     \b

@@ -88,8 +88,8 @@ def command(
 ) -> None:
     """Learn a query encoder from the vectors of COLLECTION, so that queries do not need the model that made them.
 
-    It reads texts and vectors, and trains a table of token vectors on the CPU in minutes. It needs no labels, no
-    queries and no access to the old model, and changes no stored vector. The result is a CARE folder that encodes
+    The command reads texts and vectors, and trains a table of token vectors on the CPU in minutes. It needs no labels,
+    no queries and no access to the old model, and changes no stored vector. The result is a CARE folder that encodes
     queries only. Its quality is measured on held-out documents; below the limit it is not registered, and searches
     with it are refused. A report and a picture are in OUTPUT/learn. To continue an interrupted run, run the same
     command again.
@@ -113,7 +113,7 @@ def command(
     settings = LearnSettings(sample=sample)
     folder = output or Path(f"{collection}-queries")
     if update and not folder.is_dir():
-        raise InputError(f"{folder}: is not there; --update continues from the folder of an earlier run")
+        raise InputError(f"{folder}: does not exist; --update continues from the folder of an earlier run")
     learn_it = partial(
         learn,
         output=folder,
@@ -132,7 +132,7 @@ def command(
 
 
 class Ended(Exception):
-    """A signal came while the encoder was trained; the same command goes on from there."""
+    """A signal came while the encoder was trained; the same command resumes there."""
 
 
 def _follow(

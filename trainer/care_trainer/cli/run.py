@@ -59,8 +59,8 @@ def run(
 ) -> None:
     """Run the stages of CONFIG, a file or the name of a shipped configuration, and export the model.
 
-    The same command goes on where it was interrupted; finished stages are kept. Losses are in metrics.jsonl of each
-    stage's folder, and their curves in curves.png.
+    The same command resumes an interrupted run and keeps finished stages. Losses are in metrics.jsonl of each stage's
+    folder, and their curves in curves.png.
 
     \b
     Example:
@@ -116,10 +116,10 @@ def rehearse(
     preset: str | None,
     as_json: bool,
 ) -> None:
-    """Run CONFIG for three steps a stage, with checkpoint, resume, export and import, and forecast the whole.
+    """Run three steps of each stage of CONFIG, then forecast time, memory and disk of the full run.
 
-    Memory, time and disk of each stage are measured on this machine, at the widths of the models. With --layers the
-    forecast adds the layers that did not run. A base model without weight files gets random weights.
+    The steps run on this machine, at the widths of the models, with checkpoint, resume, export and import. With
+    --layers the forecast adds the layers that did not run. A base model without weight files gets random weights.
 
     \b
     Example:

@@ -19,16 +19,17 @@ from care_qdrant.model.hub import BUILT_IN
 )
 @click.option(
     "--base",
-    help="Model to go on from: a CARE folder, a sentence-transformers model, 'built-in'; 'scratch' for random weights. "
+    help="Model to start from: a CARE folder, a sentence-transformers model, 'built-in'; 'scratch' for random weights. "
     " [default: 'built-in' where it reads the questions, else 'scratch']",
 )
 @json_option
 def start(pairs: Path, output: Path | None, base: str | None, as_json: bool) -> None:
     """Train a model on PAIRS, JSON lines with 'query' and 'positive', and score it on questions that it did not see.
 
-    A tenth of them, at most 2,000, is held out, of which no text is in the rest; a commented configuration for this
-    machine is written; the stages run; and a table shows the model before and after, BM25, and both together, and which
-    differences are clear. To continue an interrupted training, run the same command again.
+    A tenth of the pairs, at most 2,000, is held out; no text of these pairs is trained on. The command writes a
+    commented configuration for this machine and runs its stages. A table then compares the model before and after
+    training, BM25, and both together, and says which differences are clear. To resume an interrupted run, give the same
+    command again.
 
     \b
     Example:
@@ -80,7 +81,7 @@ def start(pairs: Path, output: Path | None, base: str | None, as_json: bool) -> 
     if is_done:
         echo(f"{folder}: is trained already, and is measured again", err=True)
     elif (folder / "run").is_dir():
-        echo(f"{folder}: goes on with the training that was interrupted", err=True)
+        echo(f"{folder}: resumes the interrupted training", err=True)
 
     def tell(stage: str, minutes: float) -> None:
         if minutes >= WORTH_SAYING and not torch.cuda.is_available():

@@ -1,7 +1,8 @@
 """Near-duplicates left out of pairs, queries and documents each on their own (arXiv 2604.10937, C.1, tables 10, 11).
 
 A text is left out when more than a few texts that were kept are too similar to it. The paper's index returns five
-neighbours of which one may be similar; counting all similar texts decides the same. The index of a run is in memory.
+neighbours, and one of them may be similar; counting all similar texts decides the same. The index of a run is in
+memory.
 """
 
 from collections.abc import Iterator

@@ -77,7 +77,7 @@ def iter_pairs(data: Data, root: Path) -> Iterator[Pair]:
 
 
 def iter_texts(data: Data, root: Path) -> Iterator[Text]:
-    """Yield every text of a data set once: those of pairs, and single texts."""
+    """Yield every text of a data set once: texts of pairs, and single texts."""
     sides: tuple[Side, ...] = ("query", "document")
     yield from _distinct(lambda: texts_in(_rows(data, root), data, sides, joined=False), text_digest, data)
 
@@ -191,7 +191,7 @@ def file_hashes(data: Data, root: Path) -> dict[str, str]:
 def open_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the numbered, non-empty lines of a plain or gzipped text file."""
     opener = gzip.open if path.suffix == ".gz" else open
-    # Editors of Windows put a byte order mark in front, which is no part of the first row.
+    # Windows editors put a byte order mark in front, which does not belong to the first row.
     with opener(existing(path), "rt", encoding="utf-8-sig") as stream:
         lines = enumerate(stream, start=1)
         while True:
@@ -321,7 +321,7 @@ def _listed(row: Mapping[str, Any], keys: Sequence[str]) -> list[Any]:
 
 
 def _negatives(row: Mapping[str, Any]) -> list[Any]:
-    """Return the negatives of a row: those of a list or a single one, then numbered ones in their order."""
+    """Return the negatives of a row: a list or a single one, then numbered ones in their order."""
     numbered = [(int(match[1]), row[key]) for key in row if (match := _NUMBERED.fullmatch(key)) and row[key]]
     return [*_listed(row, _NEGATIVE), *(text for _, text in sorted(numbered, key=itemgetter(0)))]
 

@@ -64,12 +64,12 @@ class Rows:
 
     def with_texts(self, columns: Sequence[str]) -> "Rows":
         """Return the same rows with some of their texts, and without a score."""
-        # Texts that nobody tokenises are not read from disk.
+        # Columns that are not tokenised are not read from disk.
         return dataclasses.replace(self, columns=self.columns.select_columns([*columns, "prompt", "source", "label"]))
 
 
 def pair_rows(data: Data, root: Path, folder: Path, *, by_source: bool = False) -> Rows:
-    """Return the columns query, positive and negatives (a list), and those of the row."""
+    """Return the columns query, positive and negatives (a list), and the columns of every row."""
     rows = _rows(data, root, folder, _PAIR_COLUMNS)
     _refuse_mixed(rows, data, by_source)
     return rows

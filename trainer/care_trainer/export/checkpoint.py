@@ -213,7 +213,7 @@ def export(run: Run, command: str) -> Card:
 
 
 def _give_terms(run: Run, card: Card) -> Card:
-    """Let the model's queries weigh their BM25 terms, as its pairs teach, or else as the model that it goes on from."""
+    """Let the model's queries weigh their BM25 terms, as its pairs teach, or else as the model that it started from."""
     folder = Path(run.output) / run.name
     data, root = probe_data(run), Path(run.data_root)
     try:
@@ -231,12 +231,12 @@ def _give_terms(run: Run, card: Card) -> Card:
 
 
 def _base(run: Run) -> Path | None:
-    """Return the folder of the model that the query encoder goes on from; None for one from scratch."""
+    """Return the folder of the model that the query encoder started from; None for one from scratch."""
     return find_folder(BUILT_IN) if run.query.base == BUILT_IN else Path(run.query.base) if run.query.base else None
 
 
 def _alpha(run: Run) -> float | None:
-    """Return the share of the dense score that the run names, or else that of the model that it goes on from."""
+    """Return the share of the dense score that the run names, or else that of the model that it started from."""
     base = _base(run)
     if run.export.alpha is not None or base is None or not (base / CARD_FILE).is_file():
         return run.export.alpha
@@ -290,7 +290,7 @@ def _write_side(run: Run, folder: Path, texts: list[str]) -> Vectors:
     """Save one encoder, reload it, and return its vectors of the texts, checked against the trained encoder's.
 
     Adapters are merged and compared in float32: rounding to the dtype of the base would hide an error of the merge.
-    At most one float32 copy of the weights is held at any time, beside the file that is being read or written.
+    At most one float32 copy of the weights is held at any time, besides the file that is being read or written.
     """
     side: Any = folder.name
     source = recipe.newest(run, run.symmetric or side)

@@ -36,7 +36,9 @@ def load_earlier(folder: Path) -> Earlier:
     verify_checkpoint(folder)
     seen, table = _load_seen(folder), TokenTable.load(folder / "query")
     if table is None:
-        raise InputError(f"{folder}: is no table of token vectors, and only those are updated; learn into a new folder")
+        raise InputError(
+            f"{folder}: is not a table of token vectors, and only tables are updated; learn into a new folder"
+        )
     return Earlier(table, seen)
 
 
@@ -62,5 +64,5 @@ def _load_seen(folder: Path) -> npt.NDArray[np.uint64]:
 
 
 def _digests(ids: Sequence[object]) -> npt.NDArray[np.uint64]:
-    digests = (hashlib.blake2b(str(one).encode(), digest_size=8).digest() for one in ids)
+    digests = (hashlib.blake2b(str(point_id).encode(), digest_size=8).digest() for point_id in ids)
     return np.frombuffer(b"".join(digests), dtype=np.uint64)

@@ -1,6 +1,6 @@
-"""The quality of a learned query encoder on labelled questions, beside BM25 and the old model.
+"""The quality of a learned query encoder on labelled questions, compared with BM25 and the old model.
 
-The searches are those of the collection itself: its index, its quantisation, its BM25, the product's fusion. They need
+They are searched in the collection itself: its index, its quantisation, its BM25, the product's fusion. They need
 no contract, so that an encoder which is not registered is measured as well.
 """
 
@@ -56,7 +56,7 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class LabelledQuality:
-    """Quality on labelled questions, none of which was trained on, over the whole collection."""
+    """Quality on labelled questions that were not trained on, over the whole collection."""
 
     unit: Unit
     """Kind of the labels' ids, and of what is ranked."""
@@ -90,7 +90,7 @@ class KnownLabels:
 
 def find_labels(collection: Collection, layout: Layout, labelled: Labelled) -> KnownLabels:
     """Look the labels' ids up among the ids of points or of documents, whichever holds more of them."""
-    wanted = {one for ids in labelled.relevant for one in ids}
+    labels = {name for ids in labelled.relevant for name in ids}
     found: dict[Unit, set[str]] = {"documents": set(), "points": set()}
     example = ""
     # The fields that name a point's document, and those that tell our points from others.
@@ -99,14 +99,14 @@ def find_labels(collection: Collection, layout: Layout, labelled: Labelled) -> K
         for record in page:
             point, document = str(record.id), _document_of(layout, record.id, record.payload or {})
             example = example or f"point {point!r} of document {document!r}"
-            found["points"] |= {point} & wanted
-            found["documents"] |= {document} & wanted
+            found["points"] |= {point} & labels
+            found["documents"] |= {document} & labels
     unit: Unit = "points" if len(found["points"]) > len(found["documents"]) else "documents"
     known = found[unit]
     if not known:
         raise InputError(
-            f"of {counted(len(wanted), 'id')} under 'relevant' "
-            f"({', '.join(map(repr, sorted(wanted)[:_EXAMPLES]))} …) none is the id of a point or a document of "
+            f"of {counted(len(labels), 'id')} under 'relevant' "
+            f"({', '.join(map(repr, sorted(labels)[:_EXAMPLES]))} …) none is the id of a point or a document of "
             f"collection {collection.name!r} (it has, for example, {example})"
         )
     relevant = [sorted({*ids} & known) for ids in labelled.relevant]
@@ -119,7 +119,7 @@ def find_labels(collection: Collection, layout: Layout, labelled: Labelled) -> K
         ),
         unit,
         layout,
-        unknown_ids=len(wanted) - len(known),
+        unknown_ids=len(labels) - len(known),
         left_out=len(relevant) - len(rows),
     )
 

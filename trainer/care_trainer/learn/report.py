@@ -96,11 +96,11 @@ def paragraphs(report: LearnReport) -> list[str]:
 def _copies(report: LearnReport) -> str:
     if report.near_copies is None:
         return (
-            "More than half of the documents are near-copies of those, and were trained on: these figures are too good "
-            "for other texts. "
+            "More than half of the documents are near-copies of held-out ones, and were trained on: these figures are "
+            "too good for other texts. "
         )
     if report.near_copies:
-        return f"{report.near_copies:,} near-copies of those were not trained on for these figures. "
+        return f"{report.near_copies:,} near-copies of held-out documents were left out of the measured training. "
     return ""
 
 
@@ -128,8 +128,8 @@ def _labelled(found: LabelledQuality) -> list[str]:
         else ""
     )
     rows = ["| search | nDCG@10 | recall@10 | MRR@10 |", "|---|---|---|---|"]
-    for name, one in rankings(found).items():
-        measures = (one.ndcg_at_10, one.recall_at_10, one.mrr_at_10)
+    for name, ranking in rankings(found).items():
+        measures = (ranking.ndcg_at_10, ranking.recall_at_10, ranking.mrr_at_10)
         figures = (f"{value.mean:.3f} ({value.low:.3f} to {value.high:.3f})" for value in measures)
         rows.append(f"| {name} | {' | '.join(figures)} |")
     return [
@@ -140,19 +140,19 @@ def _labelled(found: LabelledQuality) -> list[str]:
 
 
 def plot(report: LearnReport, file: Path) -> None:
-    """Draw the loss and the quality on held-out documents over the steps, and beside it that on labelled questions."""
+    """Draw loss and quality on held-out documents over the steps, and next to them that on labelled questions."""
     with needs_extra("learn", "the plot of the report"):
         from matplotlib.figure import Figure
 
     found = {} if report.labelled is None else rankings(report.labelled)
     figure = Figure(figsize=(11 if found else 7, 3.5), layout="constrained")
     axes, *others = figure.subplots(1, 2 if found else 1, squeeze=False)[0]
-    for beside in others:
-        scores = [one.ndcg_at_10 for one in found.values()]
+    for right in others:
+        scores = [ranking.ndcg_at_10 for ranking in found.values()]
         means = [score.mean for score in scores]
         spread = [[score.mean - score.low for score in scores], [score.high - score.mean for score in scores]]
-        beside.bar(list(found), means, yerr=spread, color="tab:green", capsize=4)
-        beside.set(ylabel="nDCG@10, 95 % interval", ylim=(0, 1), title="labelled questions")
+        right.bar(list(found), means, yerr=spread, color="tab:green", capsize=4)
+        right.set(ylabel="nDCG@10, 95 % interval", ylim=(0, 1), title="labelled questions")
     steps = [row["step"] for row in report.history]
     axes.plot(steps, [row["score"] for row in report.history], color="tab:blue", label="mean reciprocal rank")
     axes.axvline(report.training.best_step, color="tab:blue", linestyle=":", label="kept step")

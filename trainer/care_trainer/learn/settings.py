@@ -34,7 +34,7 @@ class LearnSettings:
     epochs: int = 28
     """Passes over the texts at most; early stopping on held-out documents may end sooner."""
     max_steps: int = 4_000
-    """Steps at most, whatever the number of epochs."""
+    """Largest number of steps, even if the epochs would take more."""
     held_out: float = 0.05
     """Fraction of the documents that are held out, at most 1,000 of them."""
     seed: int = 0

@@ -1,6 +1,6 @@
 """A snapshot of a collection: texts and vectors in a folder of a training run, from which every stage learns.
 
-A run that goes on after days learns from what was read, whatever became of the collection meanwhile.
+A run that is resumed after days still learns from what was read, even if the collection has changed.
 """
 
 import json

@@ -2,7 +2,7 @@
 
 The loss is InfoNCE over the vectors of the batch and a random sample of the others (each text has to find its own) plus
 the squared distance to it (equations 1 and 2 of the paper, Stage I, with a query encoder without layers). Equal vectors
-are no negatives of each other.
+are not negatives of each other.
 """
 
 import json
@@ -52,14 +52,14 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """The file with the state of a run, from which an interrupted one goes on."""
+    """The file with the state of a run, from which an interrupted one is resumed."""
 
     path: Path
     digest: str
     """Hash of everything that the run depends on; a state of another run is not used."""
 
     def load(self) -> "State | None":
-        """Return the state that was kept, None where there is none of this run."""
+        """Return the saved state of this run; None if there is none."""
         if not self.path.is_file():
             return None
         with np.load(self.path) as kept:

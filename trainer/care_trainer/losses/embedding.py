@@ -1,8 +1,8 @@
 """The embeddings of a batch: sorted by length, in mini-batches, with or without gradient caching.
 
 The caching itself is sentence-transformers' (GradCache, arXiv 2101.06983), and so are mini-batches of a number of rows.
-Those of a number of tokens are cut here: sentence-transformers counts the tokens without their padding, which says
-nothing of the memory of one long text among many short ones. Sorting inside the batch keeps the batch random, which
+Mini-batches of a number of tokens are cut here: sentence-transformers counts tokens without padding, which does not
+bound the memory of one long text among many short ones. Sorting inside the batch keeps the batch random, which
 in-batch negatives need, and saves most of the padding. A column of a static encoder is flat (all its
 tokens in one row, and where each text begins); it costs next to nothing, and is embedded at once.
 """
@@ -24,8 +24,8 @@ from care_trainer.losses.objectives import Batch
 Features = dict[str, Any]
 """One column of a batch as the encoder reads it."""
 KEYS, LABEL_KEYS = "keys", "label_keys"
-"""Names under which the collator puts hashes by which a loss finds equal texts: those of a column, (rows,), and of the
-labels, (rows, labels), int64."""
+"""Names under which the collator puts int64 hashes, by which a loss finds equal texts: of a column, (rows,), and of the
+labels, (rows, labels)."""
 
 
 def is_flat(column: Features) -> bool:

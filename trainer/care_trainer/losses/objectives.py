@@ -95,7 +95,7 @@ class InfoNce(nn.Module):
         ]
 
     def mask(self, batch: Batch) -> Tensor:
-        """Mark the candidates that are known to be no negatives, but not the row's own positive."""
+        """Mark the candidates that are known not to be negatives, except the row's own positive."""
         mask = false_negatives(batch.keys[:2], self.gathered(batch.keys), len(batch.keys) - 1)
         return mask.scatter_(1, self._own(batch.keys[0])[:, None], False)
 
@@ -117,7 +117,7 @@ class InfoNce(nn.Module):
 
 
 def cross_entropy(scores: Tensor, mask: Tensor, own: Tensor) -> Tensor:
-    """Return equation (1) of scores (rows, candidates): row i's positive is ``own[i]``, ``mask`` marks no negatives."""
+    """Return equation (1) of scores (rows, candidates); ``own[i]`` is row i's positive; ``mask`` leaves others out."""
     mask = mask.scatter(1, own[:, None], False)
     return functional.cross_entropy(scores.masked_fill(mask, -torch.inf), own)
 
@@ -128,9 +128,9 @@ def squared_distance(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def false_negatives(own_keys: Sequence[Tensor], keys: Sequence[Tensor], columns: int) -> Tensor:
-    """Mark candidates that are known to be no negatives.
+    """Mark candidates that are known not to be negatives.
 
-    Those are candidates whose text is the row's own positive or its query, and positives of rows with the same query.
+    Their text is the row's own positive or its query, or they are positives of rows with the same query.
     """
     query, positive = own_keys[0][:, None], own_keys[1][:, None]
     texts = torch.cat(list(keys[1 : 1 + columns]))[None, :]
@@ -270,12 +270,12 @@ class DistillObjective(nn.Module):
         labels = batch.labels.to(columns[0].device).float().unbind(dim=1)
         teacher = [functional.normalize(labels[0], dim=-1), *map(self.contrastive.documents, labels[1:])]
         mask = self.contrastive.mask(batch)
-        found, wanted = (
+        student_scores, teacher_scores = (
             (side[0] @ torch.cat(self.contrastive.gathered(side[1:])).T).masked_fill(mask, _NO_SCORE)
             for side in (columns, teacher)
         )
         loss: Tensor = self.contrastive(batch)
-        return loss + self.kl_weight * divergence(wanted, found, self.contrastive.temperature)
+        return loss + self.kl_weight * divergence(teacher_scores, student_scores, self.contrastive.temperature)
 
 
 class FrozenDocuments(nn.Module):
@@ -295,11 +295,11 @@ class FrozenDocuments(nn.Module):
         return loss
 
 
-def divergence(wanted: Tensor, found: Tensor, temperature: float) -> Tensor:
-    """Return KL(softmax(wanted / τ) ‖ softmax(found / τ)), averaged over rows."""
+def divergence(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
+    """Return KL(softmax(teacher / τ) ‖ softmax(student / τ)), averaged over rows."""
     return functional.kl_div(
-        functional.log_softmax(found / temperature, dim=-1),
-        functional.log_softmax(wanted / temperature, dim=-1),
+        functional.log_softmax(student / temperature, dim=-1),
+        functional.log_softmax(teacher / temperature, dim=-1),
         reduction="batchmean",
         log_target=True,
     )

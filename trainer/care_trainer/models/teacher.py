@@ -1,7 +1,7 @@
 """The frozen teacher's vectors, computed once for each text, and mapped from a float16 file in the order of the texts.
 
 Recomputing them would cost Stage I a forward pass of the document encoder in every step; a million vectors of 768
-dimensions are 1.5 GB, in the cache and in the file. An interrupted computation goes on from the cache.
+dimensions are 1.5 GB, in the cache and in the file. An interrupted computation resumes from the cache.
 """
 
 import functools
@@ -82,7 +82,7 @@ def _read_job(url: str, cache: VectorCache, encode: Encode, dim: int) -> None:
     if manifest.dim != dim:
         raise InputError(f"teacher_jobs: {url} has {manifest.dim} dimensions, and the run has {dim}")
     read = set(noted.read_text(encoding="utf-8").split()) if noted.exists() else set[str]()
-    for receipt in (each for each in job.receipts().values() if each.sha256 not in read):
+    for receipt in (receipt for receipt in job.receipts().values() if receipt.sha256 not in read):
         for number, chunks in enumerate(read_part(job, manifest, receipt)):
             vectors = {chunk.embedded_text: cast(Vectors, chunk.vector) for chunk in chunks}
             if number == 0:

@@ -1,4 +1,4 @@
-"""Document vectors that runs share: a text is encoded once by the same encoder, whatever run or stage needs it."""
+"""Document vectors that runs share: each encoder encodes a text once, for all runs and stages."""
 
 import hashlib
 import sqlite3
@@ -43,26 +43,26 @@ class VectorCache:
     def encode(self, texts: Sequence[str], encode: Callable[[list[str]], npt.NDArray[np.float32]]) -> Half:
         """Return the vectors of texts, encoding those that are missing, each distinct text once."""
         keys = [hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest() for text in texts]
-        found = self._find(keys)
-        missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in found}
-        wanted = list(missing.items())
-        for start in range(0, len(wanted), _PIECE_TEXTS):
-            piece = wanted[start : start + _PIECE_TEXTS]
+        stored = self._find(keys)
+        missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in stored}
+        unencoded = list(missing.items())
+        for start in range(0, len(unencoded), _PIECE_TEXTS):
+            piece = unencoded[start : start + _PIECE_TEXTS]
             vectors = np.asarray(encode([text for _, text in piece]), np.float16)
             rows = [(key, vector.tobytes()) for (key, _), vector in zip(piece, vectors, strict=True)]
             with self._open() as database:
                 database.executemany("INSERT OR IGNORE INTO vectors VALUES (?, ?)", rows)
-        found |= self._find(list(missing))
-        return np.frombuffer(b"".join(found[key] for key in keys), np.float16).reshape(-1, self.dim)
+        stored |= self._find(list(missing))
+        return np.frombuffer(b"".join(stored[key] for key in keys), np.float16).reshape(-1, self.dim)
 
     def _find(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        found: dict[bytes, bytes] = {}
+        vectors: dict[bytes, bytes] = {}
         with self._open() as database:
             for start in range(0, len(keys), _PIECE_TEXTS):
                 piece = keys[start : start + _PIECE_TEXTS]
                 marks = ",".join("?" * len(piece))
-                found |= dict(database.execute(f"SELECT key, vector FROM vectors WHERE key IN ({marks})", piece))
-        return found
+                vectors |= dict(database.execute(f"SELECT key, vector FROM vectors WHERE key IN ({marks})", piece))
+        return vectors
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:

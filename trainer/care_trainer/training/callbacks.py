@@ -64,7 +64,7 @@ class Watch(TrainerCallback):
 
 
 class OwnGradients(TrainerCallback):
-    """Treats the loss's own parameters (τ, RetroMAE's decoder), of which the trainer knows nothing, as the model's."""
+    """Treats the loss's own parameters (τ, RetroMAE's decoder), which the trainer does not know, as the model's."""
 
     def __init__(self, loss: nn.Module, model: nn.Module) -> None:
         of_model = {id(parameter) for parameter in model.parameters()}
@@ -93,9 +93,9 @@ class KeepBest(TrainerCallback):
         self.scores: list[tuple[int, float]] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Read the scores up to the step from which the stage goes on."""
-        found = read_log(self.folder / EVALUATIONS_FILE) if state.global_step else []
-        self.scores = [(line["step"], line["score"]) for line in found if line["step"] <= state.global_step]
+        """Read the scores up to the step at which the stage is resumed."""
+        lines = read_log(self.folder / EVALUATIONS_FILE) if state.global_step else []
+        self.scores = [(line["step"], line["score"]) for line in lines if line["step"] <= state.global_step]
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> Any:  # noqa: ARG002
         """Score the model when a score is due."""
@@ -120,7 +120,7 @@ class KeepBest(TrainerCallback):
         return sum(step > self._best() for step, _ in self.scores) >= self.patience
 
     def conclude(self) -> bool:
-        """Load the best weights on all processes, and return whether the stage ended for want of better ones."""
+        """Load the best weights on all processes, and return whether the stage ended since it no longer improved."""
         is_scored, is_over = agree([bool(self.scores), self.is_over()])
         if is_scored:
             if processes().is_main_process:
@@ -129,7 +129,7 @@ class KeepBest(TrainerCallback):
         return is_over
 
     def _best(self) -> int:
-        return max(self.scores, key=lambda found: (found[1], -found[0]))[0]
+        return max(self.scores, key=lambda scored: (scored[1], -scored[0]))[0]
 
     def _file(self, step: int) -> Path:
         return self.folder / checkpoints.FOLDER / f"best-{step}.safetensors"

@@ -53,7 +53,7 @@ class Trainable:
                 parameter.copy_(saved[name])
 
     def _named(self) -> dict[str, nn.Parameter]:
-        # Read anew each time: the trainer puts a wrapped model into the loss once it trains on several processes.
+        # Read again each time: the trainer puts a wrapped model into the loss once it trains on several processes.
         parameters = self._loss.named_parameters()
         return {name.replace("model.module.", "model."): value for name, value in parameters if value.requires_grad}
 

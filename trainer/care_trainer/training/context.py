@@ -25,7 +25,7 @@ class Spent:
 
 
 class Timer:
-    """The clock of a stage, which goes on where the checkpoint of an interrupted run left it."""
+    """The clock of a stage, which continues from the checkpoint of an interrupted run."""
 
     def __init__(self) -> None:
         self.earlier = Spent()

@@ -111,7 +111,7 @@ def fit(
     if checkpoint is not None and processes().is_main_process:
         step = int(checkpoint.name.rsplit("-", 1)[-1])
         logger.info(
-            "stage %s: goes on after step %d%s", context.folder.name, step, losses_in_words(context.folder, step)
+            "stage %s: resumed after step %d%s", context.folder.name, step, losses_in_words(context.folder, step)
         )
     _keep_batch_size(context, resumed=checkpoint is not None)
     with (
@@ -125,7 +125,7 @@ def fit(
     if trainer.state.global_step < trainer.state.max_steps and not is_over:
         raise Interrupted(
             f"{context.folder.name}: stopped after step {trainer.state.global_step} of {trainer.state.max_steps}; "
-            "the same command goes on"
+            "run the same command to resume"
         )
     measured = {key: float(value) for key, value in output.metrics.items() if key != "train_loss"}
     return {"steps": float(trainer.state.global_step)} | measured
@@ -168,9 +168,9 @@ def _matmul_precision(precision: str) -> Iterator[None]:
 
 @contextmanager
 def _one_thread_tokenisers() -> Iterator[None]:
-    """Let tokenisers use no threads: workers of the data are forks, and would wait for threads that they have not.
+    """Keep tokenisers to one thread: data workers are forks, and would wait for threads that a fork does not have.
 
-    The library sees to it by itself, but not where the environment says TOKENIZERS_PARALLELISM=true.
+    The library does so by itself, unless the environment says TOKENIZERS_PARALLELISM=true.
     """
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)
@@ -186,7 +186,7 @@ def _one_thread_tokenisers() -> Iterator[None]:
 
 def _unwritten(folder: Path) -> str:
     last = last_checkpoint(folder)
-    return f"{folder}: a checkpoint could not be written; the last one that is whole is {last.name if last else 'none'}"
+    return f"{folder}: a checkpoint could not be written; the last complete one is {last.name if last else 'none'}"
 
 
 def _event_files(context: TrainingContext) -> list[TensorBoardCallback]:
@@ -266,7 +266,7 @@ class StageTrainer(SentenceTransformerTrainer):
                 f"{stage}: the loss is {loss.item()} in step {step}; its batch is "
                 f"saved in {path}. Lower the learning rate, or train in bf16 rather than fp16."
             )
-        tokens = tokens_of(inputs) * processes().num_processes  # those of the others are about as many
+        tokens = tokens_of(inputs) * processes().num_processes  # the other processes have about as many
         self.context.report(stage, step, self.state.max_steps, loss.item(), tokens)
         return loss
 

@@ -1,4 +1,4 @@
-"""The decision to recompute activations in the backward pass: beside gradient caching only at need.
+"""The decision to recompute activations in the backward pass: with gradient caching only where memory is short.
 
 Caching runs each mini-batch forward, forward again, and back; with checkpoints there is a third pass forward. What one
 mini-batch would hold without them is counted on a few rows.
@@ -20,7 +20,7 @@ FEW, MORE = 2, 6
 SPARE = 0.2
 """Part of the free memory that stays free."""
 _TRAINED_BYTES = 12
-"""Memory of a trained parameter beside its weight: its gradient, and Adam's two moments."""
+"""Memory of a trained parameter besides its weight: its gradient, and Adam's two moments."""
 
 
 def needs_checkpoints(
@@ -28,26 +28,26 @@ def needs_checkpoints(
 ) -> bool:
     """Return whether the activations of one mini-batch do not fit into the memory that is left."""
     tokens = stage.mini_batch_tokens or stage.mini_batch_size * longest
-    found = 0.0
+    largest = 0.0
     for few, more in zip(columns(FEW), columns(MORE), strict=True):
         bytes_of = [_held(model, column, stage.bf16) for column in (few, more)]
         counts = [column["attention_mask"].numel() for column in (few, more)]
         slope = (bytes_of[1] - bytes_of[0]) / max(1, counts[1] - counts[0])
-        found = max(found, bytes_of[0] + slope * (tokens - counts[0]))
+        largest = max(largest, bytes_of[0] + slope * (tokens - counts[0]))
     trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     left = (1 - SPARE) * free_bytes - _TRAINED_BYTES * trained
     logger.info(
         "activations of a mini-batch of %s tokens: %.1f GiB, of %.1f GiB that are left: %s",
         f"{tokens:,}",
-        found / 2**30,
+        largest / 2**30,
         left / 2**30,
-        "recomputed" if found > left else "kept, though gradient_checkpointing is set: one pass less",
+        "recomputed" if largest > left else "kept, though gradient_checkpointing is set: one pass less",
     )
-    return found > left
+    return largest > left
 
 
 def _held(model: nn.Module, column: Features, bf16: bool) -> int:
-    """Return the bytes that a forward pass keeps for the backward pass, beside the weights."""
+    """Return the bytes that a forward pass keeps for the backward pass, besides the weights."""
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
     held: dict[int, int] = {}
 
