@@ -49,7 +49,7 @@ def test_an_epoch_without_a_step_is_refused() -> None:
     with pytest.raises(InputError, match="an epoch draws 0 of 3 rows, fewer than the 1 of a step"):
         EpochSampler(range(3), 2, False, weights=[0.1] * 3)
     with pytest.raises(InputError, match="an epoch draws 21 of 21 rows, fewer than the 32 of a step"):
-        EpochSampler(range(21), 32, True)
+        EpochSampler(range(21), 16, True, processes=2)
 
 
 def test_grouping_puts_rows_of_like_length_together() -> None:

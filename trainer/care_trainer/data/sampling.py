@@ -44,10 +44,10 @@ class EpochSampler(DefaultBatchSampler):
         self.on_epoch = on_epoch
         self.step_rows = batch_size * processes if sources is not None else batch_size
         self.parts = [np.arange(len(dataset))] if sources is None else self._by_source(sources)
-        if not len(self):
+        if len(self) < (processes if drop_last else 1):
             raise InputError(
                 f"an epoch draws {counted(sum(map(self._drawn, self.parts)), 'row', of=len(dataset))}, fewer than the "
-                f"{self.step_rows if drop_last else 1} of a step; use smaller batches, or raise the weights"
+                f"{batch_size * processes if drop_last else 1} of a step; use smaller batches, or raise the weights"
             )
 
     def set_epoch(self, epoch: int) -> None:
