@@ -161,7 +161,7 @@ def query_tower(folder: Path, *, dim: int = 32, pooling: str = "cls", layers: in
     from transformers import BertConfig, BertModel, set_seed
 
     base = folder.with_name(folder.name + "-base")
-    tokenizer = _bert_tokenizer()
+    tokenizer = bert_tokenizer()
     set_seed(seed)
     config = BertConfig(
         vocab_size=len(tokenizer),
@@ -186,7 +186,7 @@ def static_tower(folder: Path, *, dim: int = 32, max_tokens: int | None = 12, se
     from sentence_transformers.base.modules import Normalize
     from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
-    tokenizer = _bert_tokenizer().backend_tokenizer
+    tokenizer = bert_tokenizer().backend_tokenizer
     if max_tokens is not None:
         tokenizer.enable_truncation(max_tokens)
     torch.manual_seed(seed)
@@ -268,7 +268,7 @@ def care_folder(
     return folder
 
 
-def _bert_tokenizer():  # type: ignore[no-untyped-def]
+def bert_tokenizer():  # type: ignore[no-untyped-def]
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 

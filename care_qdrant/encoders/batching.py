@@ -8,20 +8,37 @@ from tokenizers import Encoding, Tokenizer
 from care_qdrant.encoders.side import Side
 from care_qdrant.encoders.unread import UnreadWords
 from care_qdrant.encoders.usable import as_encoded
+from care_qdrant.errors import IncompleteModel, ModelError
 
 ALIKE = 0.97
 """Shortest text of a batch, as a fraction of its longest, once there are enough of them."""
 
 
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """Load the ``tokenizer.json`` of a saved model, with the truncation and the padding that it was saved with.
+
+    Raises:
+        IncompleteModel: The file is missing.
+        ModelError: It is not a tokenizer.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise IncompleteModel(f"{path} is missing; save the model again, with a fast tokenizer")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ModelError(f"{path}: is not a tokenizer that this version reads ({error})") from error
+
+
 class TokenizerFile:
-    """The ``tokenizer.json`` of a saved model: cuts and counts like the encoder that it belongs to.
+    """The tokenizer of a saved model: cuts and counts like the encoder that it belongs to.
 
     Used by several threads: it does not change after ``__init__``.
     """
 
-    def __init__(self, path: Path, side: Side) -> None:
+    def __init__(self, folder: Path, side: Side) -> None:
         self.max_tokens, self._side = side.max_tokens, side
-        self._tokenizer = Tokenizer.from_file(str(path))
+        self._tokenizer = read_tokenizer(folder)
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._unread = UnreadWords(self._tokenizer)
@@ -44,7 +61,9 @@ def uncut_length(encoding: Encoding, special_tokens: int) -> int:
     return sum(len(part.ids) for part in parts) - special_tokens * (len(parts) - 1)
 
 
-def token_batches(lengths: Sequence[int], batch_tokens: int, *, alike: float = ALIKE) -> Iterator[list[int]]:
+def token_batches(
+    lengths: Sequence[int], batch_tokens: int, *, alike: float = ALIKE, equal: bool = False
+) -> Iterator[list[int]]:
     """Yield batches of indices, longest texts first, none with more than ``batch_tokens`` padded tokens.
 
     The longest come first so that memory runs out at once or never. A text longer than the budget is a batch of its
@@ -55,13 +74,14 @@ def token_batches(lengths: Sequence[int], batch_tokens: int, *, alike: float = A
         batch_tokens: Padded tokens of one batch: its longest text times its number of texts.
         alike: Shortest text of a batch that is a quarter full, as a fraction of its longest; 0 fills every batch. Where
             texts are padded, those that are shorter cost more in it than a larger batch gains.
+        equal: Whether all texts of a batch must have one length, because padding would change their vectors.
     """
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         longest = lengths[batch[0]] if batch else lengths[index]
         is_full = longest * (len(batch) + 1) > batch_tokens
         is_enough = 4 * longest * len(batch) >= batch_tokens and lengths[index] < alike * longest
-        if batch and (is_full or is_enough):
+        if batch and (is_full or is_enough or (equal and lengths[index] < longest)):
             yield batch
             batch = []
         batch.append(index)

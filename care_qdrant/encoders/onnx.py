@@ -18,7 +18,7 @@ import onnxruntime  # type: ignore[import-untyped]
 from tokenizers import Encoding, Tokenizer
 
 from care_qdrant.encoders import MAX_CHARACTERS_PER_TOKEN
-from care_qdrant.encoders.batching import uncut_length
+from care_qdrant.encoders.batching import read_tokenizer, uncut_length
 from care_qdrant.encoders.side import Geometry, Side
 from care_qdrant.encoders.unread import UnreadWords
 from care_qdrant.encoders.usable import as_encoded, encodable, require_lengths, require_tokens
@@ -159,13 +159,7 @@ class OnnxEncoder:
 
 
 def _load_tokenizer(folder: Path, max_tokens: int) -> Tokenizer:
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise IncompleteModel(f"{path} is missing; export the encoder again")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises bare Exception
-        raise ModelError(f"{path}: is not a tokenizer that this version reads ({error})") from error
+    tokenizer = read_tokenizer(folder)
     direction = (tokenizer.truncation or {}).get("direction", "right")
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_tokens, direction=direction)

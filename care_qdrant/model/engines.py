@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tokenizers import Tokenizer
-
 from care_qdrant.encoders import Encoder, TokenCounter
 from care_qdrant.encoders.agreement import LEAST_HALF_PRECISION
-from care_qdrant.encoders.batching import TokenizerFile
+from care_qdrant.encoders.batching import TokenizerFile, read_tokenizer
 from care_qdrant.encoders.engine import Dtype, Engine
 from care_qdrant.encoders.references import Reference, check_references, least_agreement, load_references
 from care_qdrant.encoders.side import Geometry, Side
@@ -47,7 +45,7 @@ class SavedEncoder:
 
     def tokenizer(self) -> TokenCounter:
         """Load what counts the tokens of its texts."""
-        return TokenizerFile(self.folder / "tokenizer.json", self.side)
+        return TokenizerFile(self.folder, self.side)
 
     def known_references(self, engine: Engine) -> tuple[Reference, ...]:
         """Return the reference vectors of the file that was named, else those of the card."""
@@ -111,7 +109,7 @@ def on_servers(saved: SavedEncoder, engine: Engine, references: Sequence[Referen
     """Return an encoder on servers that have given the reference vectors."""
     from care_qdrant.encoders.remote.server import ServerEncoder
 
-    tokenizer = Tokenizer.from_file(str(saved.folder / "tokenizer.json"))
+    tokenizer = read_tokenizer(saved.folder)
     encoder = ServerEncoder(
         engine, saved.name, tokenizer, saved.side, references, dim=saved.dim, geometry=saved.geometry
     )

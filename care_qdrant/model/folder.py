@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from care_qdrant.destinations import require_new_folder
+from care_qdrant.encoders.batching import read_tokenizer
 from care_qdrant.encoders.local.weights import INT8, check_model, read_header, read_json, write_json
 from care_qdrant.encoders.side import UNLIMITED, Geometry, Side, static_limit
 from care_qdrant.errors import IncompleteModel, InputError, ModelError
@@ -43,8 +44,6 @@ from care_qdrant.model.card import (
 )
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
     from care_qdrant.encoders.terms.weights import TermWeights
 
 SIDES = ("query", "document")
@@ -280,7 +279,7 @@ def _described(folder: Path, side: str) -> tuple[Side, int]:
         raise ModelError(f"{folder}: lacks a Normalize module, so its vectors have no unit length; add one")
     prompt = settings.get("prompts", {}).get(side) or ""
     if is_static:
-        found = Side(pooling="static", max_tokens=static_limit(_tokenizer(folder)), prompt=prompt)
+        found = Side(pooling="static", max_tokens=static_limit(read_tokenizer(folder)), prompt=prompt)
         dim = _table_width(folder)
     else:
         pooling = read_json(by_type["Pooling"] / "config.json")
@@ -399,15 +398,6 @@ def _check_side(folder: Path, expected: Side, dim: int) -> None:
         raise ModelError(f"{folder}: the tokenizer does not append {expected.eos!r}, which last-token pooling reads")
 
 
-def _tokenizer(folder: Path) -> "Tokenizer":
-    from tokenizers import Tokenizer
-
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise IncompleteModel(f"{path} is missing")
-    return Tokenizer.from_file(str(path))
-
-
 def _table_width(folder: Path) -> int:
     """Return the dimension of a static encoder's token vectors, from the header of its weights."""
     path = folder / (INT8 if (folder / INT8).is_file() else "model.safetensors")
@@ -422,7 +412,7 @@ def _table_width(folder: Path) -> int:
 
 def _eos(folder: Path) -> str:
     """Return the marker that the tokenizer appends to every text, as its post-processor says."""
-    encoding = _tokenizer(folder).encode("a")
+    encoding = read_tokenizer(folder).encode("a")
     if not encoding.special_tokens_mask or not encoding.special_tokens_mask[-1]:
         raise ModelError(
             f"{folder}: the tokenizer appends no end marker, so last-token pooling would read the last word; "

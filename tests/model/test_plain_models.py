@@ -13,11 +13,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize, Transformer
-from sentence_transformers.sentence_transformer.modules import Dense, LayerNorm, Pooling, Router
+from sentence_transformers.sentence_transformer.modules import CNN, Dense, LayerNorm, Pooling, Router
+from transformers import AutoConfig, AutoModel, set_seed
 
-from care_qdrant.errors import ModelError
+from care_qdrant.errors import EncodingError, IncompleteModel, ModelError
 from care_qdrant.model.care_model import CareModel
 from tests import tiny
 
@@ -30,6 +32,12 @@ PROMPTS: tuple[dict[str, str] | None, ...] = (
     {"passage": "p: "},
     {"query": "q: ", "other": "o: "},
 )
+T5 = {"d_model": WIDTH, "d_ff": 64, "num_layers": 2, "num_heads": 4, "d_kv": 8}
+BART = {"d_model": WIDTH} | {
+    f"{half}_{name}": value
+    for half in ("encoder", "decoder")
+    for name, value in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 64))
+}
 AFTER = st.lists(st.sampled_from(["dense", "narrow", "norm"]), max_size=2)
 
 
@@ -37,7 +45,34 @@ AFTER = st.lists(st.sampled_from(["dense", "narrow", "norm"]), max_size=2)
 def towers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders whose first module is a small transformer with random weights."""
     root = tmp_path_factory.mktemp("plain")
-    return {"bert": tiny.query_tower(root / "bert"), "qwen3": tiny.document_tower(root / "qwen3")}
+    return {
+        "bert": tiny.query_tower(root / "bert"),
+        "qwen3": tiny.document_tower(root / "qwen3"),
+        "fnet": transformer(root / "fnet", tpu_short_seq_length=64),  # mixes padding into every token
+        "gpt2": transformer(root / "gpt2", padding_side="left", n_embd=WIDTH, n_layer=2, n_head=4),  # places move
+        "t5": transformer(root / "t5", **T5),
+    }
+
+
+def transformer(folder: Path, *, padding_side: str = "right", **settings: Any) -> Path:
+    """Save a transformer of the kind that the folder names, with the tokenizer of the BERT."""
+    tokenizer = tiny.bert_tokenizer()
+    tokenizer.padding_side = padding_side
+    common = {"hidden_size": WIDTH, "num_hidden_layers": 2, "intermediate_size": 64}
+    set_seed(0)
+    config = AutoConfig.for_model(folder.name, **(common if folder.name == "fnet" else {}), **settings)
+    config.vocab_size, config.pad_token_id = len(tokenizer), 0
+    model = AutoModel.from_config(config)
+    for parameter in model.parameters():  # small random weights would hide what padding does
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    base = folder.with_name(folder.name + "-base")
+    model.save_pretrained(base)
+    tokenizer.save_pretrained(base)
+    SentenceTransformer(modules=[Transformer(str(base)), Pooling(WIDTH), Normalize()], device="cpu").save_pretrained(
+        str(folder), create_model_card=False
+    )
+    return folder
 
 
 def heads(names: Sequence[str], width: int) -> tuple[list[torch.nn.Module], int]:
@@ -53,7 +88,8 @@ def heads(names: Sequence[str], width: int) -> tuple[list[torch.nn.Module], int]
 
 
 @given(
-    base=st.sampled_from(["bert", "qwen3"]),
+    base=st.sampled_from(["bert", "qwen3", "fnet", "gpt2", "t5"]),
+    convolved=st.sampled_from([False, False, True]),
     pooling=st.sampled_from(POOLINGS),
     include_prompt=st.booleans(),
     after=AFTER,
@@ -65,11 +101,12 @@ def heads(names: Sequence[str], width: int) -> tuple[list[torch.nn.Module], int]
     truncate=st.sampled_from([None, None, None, 8]),
     normalised=st.sampled_from([True, True, False]),
 )
-@settings(max_examples=25)
+@settings(max_examples=40)
 def test_vectors_are_those_of_sentence_transformers_or_refused(
     towers: dict[str, Path],
     tmp_path_factory: pytest.TempPathFactory,
     base: str,
+    convolved: bool,
     pooling: str | tuple[str, str],
     include_prompt: bool,
     after: list[str],
@@ -84,14 +121,16 @@ def test_vectors_are_those_of_sentence_transformers_or_refused(
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("random") / "model"
     first = Transformer(str(towers[base]), max_seq_length=length, do_lower_case=lower)
-    pooled = Pooling(int(first.get_embedding_dimension()), pooling, include_prompt=include_prompt)  # type: ignore[arg-type]
+    width = int(first.get_embedding_dimension())
+    between = [CNN(width, out_channels=width // 2, kernel_sizes=[1, 3])] if convolved else []
+    pooled = Pooling(width, pooling, include_prompt=include_prompt)  # type: ignore[arg-type]
     width = int(pooled.get_embedding_dimension())
     last, dim = heads(after, width)
     tail: list[torch.nn.Module] = [Normalize()] if normalised else []
-    modules: list[torch.nn.Module] = [first, pooled, *last, *tail]
+    modules: list[torch.nn.Module] = [first, *between, pooled, *last, *tail]
     if routed == "after pooling":
         routes = [[*last, Dense(dim, 8)] for _ in range(2)]
-        modules = [first, pooled, Router.for_query_document(*routes), *tail]
+        modules = [first, *between, pooled, Router.for_query_document(*routes), *tail]
     elif routed == "whole":
         modules = [Router.for_query_document([first, pooled, *tail], [first, pooled, *tail])]
     known = default if default in (prompts or {}) else None
@@ -107,13 +146,16 @@ def test_vectors_are_those_of_sentence_transformers_or_refused(
         return
     assert routed == "no" and truncate is None and normalised
     for own, theirs in ((model.encode_query, stock.encode_query), (model.encode_document, stock.encode_document)):
-        expected = theirs(TEXTS, batch_size=2, normalize_embeddings=True)
+        expected = theirs(TEXTS, batch_size=1, normalize_embeddings=True)
         assert expected.shape == (len(TEXTS), model.dim)
         np.testing.assert_allclose(own(TEXTS), expected, atol=1e-4)
     shutil.rmtree(folder)
 
 
-SETTINGS = ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json", "1_Pooling/config.json")
+SETTINGS = (
+    *("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json", "1_Pooling/config.json"),
+    *("config.json", "tokenizer_config.json", "tokenizer.json"),
+)
 
 
 def broken(value: Any, at_random: random.Random) -> Any:
@@ -137,9 +179,26 @@ def test_broken_settings_are_refused_before_a_model_is_used(towers: dict[str, Pa
     whole = file.read_text(encoding="utf-8")
     try:
         file.write_text(json.dumps(broken(json.loads(whole), random.Random(seed))), encoding="utf-8")
-        with suppress(ModelError):
+        with suppress(ModelError, EncodingError):
             model = CareModel.load(folder, device="cpu")
-            if seed % 10 == 0:
-                model.query.open()
+            if seed % 3 == 0:
+                model.encode_query(TEXTS)
     finally:
         file.write_text(whole, encoding="utf-8")
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+@pytest.mark.parametrize("part", ["encoder", "decoder"])
+def test_both_halves_of_a_pair_are_required_where_both_make_the_vector(kind: str, part: str, tmp_path: Path) -> None:
+    """Of a T5, sentence-transformers loads the encoder alone; the vector of a BART is that of its decoder."""
+    settings = {"t5": T5, "bart": {**BART, "pad_token_id": 0, "eos_token_id": 3, "bos_token_id": 2}}[kind]
+    file = transformer(tmp_path / kind, **settings) / "model.safetensors"
+    weights = load_file(file)
+    halved = {name: tensor for name, tensor in weights.items() if not name.startswith(f"{part}.")}
+    save_file(halved, file, metadata={"format": "pt"})
+    if halved.keys() == weights.keys():  # saved without
+        assert (kind, part) == ("t5", "decoder")
+        CareModel.load(file.parent, device="cpu").encode_query(TEXTS)
+        return
+    with pytest.raises(IncompleteModel, match="lacks"):
+        CareModel.load(file.parent, device="cpu").encode_query(TEXTS)

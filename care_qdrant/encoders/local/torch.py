@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
+from care_qdrant.encoders.agreement import cosines
 from care_qdrant.encoders.ahead import Meter
 from care_qdrant.encoders.batching import ALIKE, Budget, token_batches, uncut_length
 from care_qdrant.encoders.engine import Dtype
@@ -28,7 +29,7 @@ from care_qdrant.encoders.local.weights import readable_model
 from care_qdrant.encoders.side import Geometry, static_limit
 from care_qdrant.encoders.unread import UnreadWords
 from care_qdrant.encoders.usable import as_encoded, encodable, require_lengths
-from care_qdrant.errors import EncodingError, InputError, ModelError, needs_extra
+from care_qdrant.errors import EncodingError, InputError, ModelError, counted, needs_extra
 from care_qdrant.forking import ForkLock
 from care_qdrant.types import Vectors
 
@@ -51,6 +52,11 @@ runs."""
 _LOCKS_LOCK = ForkLock()
 _TOLERANCE = 1e-2
 """Largest accepted distance of a vector's length from 1: bfloat16 has eight bits of precision."""
+_SHORT, _LONG = "a", "a b c d e f g h i"
+"""Texts of which the second makes the first be padded."""
+_PADDING_LIMITS = {"torch.float32": 1e-5}
+"""Largest distance, as 1 - cosine, of a text's vector alone from the one that it has beside a longer text, by dtype;
+1e-2 for those of less precision. Above it padding takes part in the vector."""
 
 
 class TorchEncoder:
@@ -96,6 +102,7 @@ class TorchEncoder:
         self.alike = ALIKE if self.device == "cpu" else 0.0
         self._geometry: Geometry = "cut" if cuts_unit_vectors(model) else "unit"
         self._packed = self._without_padding()
+        self._reads_padding = self._packed is None and self._is_changed_by_padding()
         # A person waits for a query, and nobody for one batch of documents.
         self._compiles = side == "document" and self.device != "cpu"
 
@@ -143,9 +150,12 @@ class TorchEncoder:
                     )
                 else:
                     vectors[batch] = self._forward([read[index] for index in batch])
-            except RuntimeError as error:
+            except _OF_A_BROKEN_MODEL as error:
                 if not _is_out_of_memory(error):
-                    raise
+                    raise EncodingError(
+                        f"the encoder fails on {counted(len(batch), 'text')}, the first {texts[batch[0]][:40]!r} "
+                        f"({error!r}); check the model with: care model verify"
+                    ) from error
                 if len(batch) == 1:
                     raise EncodingError(f"a text of {padded} tokens does not fit into the memory ({error})") from error
                 self.budget.halve(padded)
@@ -182,7 +192,8 @@ class TorchEncoder:
     def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
         # Attention on a CPU is computed by length, with or without padding.
         padded = self._packed is None or self.device == "cpu"
-        return token_batches(lengths, self.budget.tokens, alike=ALIKE if padded else 0.0)
+        alike = ALIKE if padded else 0.0
+        return token_batches(lengths, self.budget.tokens, alike=alike, equal=self._reads_padding)
 
     def _limit(self, max_tokens: int | None) -> int:
         tokenizer = self._model.tokenizer
@@ -217,6 +228,21 @@ class TorchEncoder:
             return None
         with self._lock:
             return packed(self._model, lambda token_ids: self._run(self._sent(self._padded(token_ids))), self._sent)
+
+    def _is_changed_by_padding(self) -> bool:
+        """Return whether a text has another vector where a longer one makes it be padded.
+
+        Convolutions read the padding beside a text, FNet mixes it in, and some models count positions from its
+        beginning. Such a model gets batches of one length, so that no vector depends on the texts beside it.
+        """
+        if self._is_table:
+            return False
+        with self._lock:
+            [alone], [beside, _] = (
+                self._encode(texts, prompt="", batch_size=2, show_progress_bar=False)
+                for texts in ([_SHORT], [_SHORT, _LONG])
+            )
+        return not 1 - cosines(alone[None], beside[None])[0] < _PADDING_LIMITS.get(str(self._model.dtype), 1e-2)
 
     def _forward(self, token_ids: Sequence[Sequence[int]]) -> Vectors:
         """Return the vectors of one batch; the longest comes first."""
@@ -328,7 +354,7 @@ def _take_any_dtype(model: "SentenceTransformer") -> None:
     from sentence_transformers.base.modules import Dense
 
     for module in model.modules():
-        if isinstance(module, Dense):
+        if isinstance(module, Dense) and _in_own_dtype not in module._forward_pre_hooks.values():
             module.register_forward_pre_hook(_in_own_dtype)
 
 
@@ -337,7 +363,7 @@ def _in_own_dtype(dense: Any, arguments: tuple[dict[str, Any], ...]) -> None:
     features[name] = features[name].to(dense.linear.weight.dtype)
 
 
-def _is_out_of_memory(error: RuntimeError) -> bool:
+def _is_out_of_memory(error: Exception) -> bool:
     import torch
 
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
@@ -402,9 +428,27 @@ def load_sentence_transformer(
         with no_progress_bars(), readable_model(folder) as native:
             if has_flash:
                 try:
-                    return load(str(native), model_kwargs=flash).eval()
+                    return _run_once(load(str(native), model_kwargs=flash).eval())
                 except (ValueError, ImportError) as error:
                     logger.info("%s: without flash-attention (%s)", folder, error)
-            return load(str(native), model_kwargs=kwargs).eval()
-    except (AttributeError, ImportError, KeyError, OSError, TypeError, ValueError) as error:
-        raise ModelError(f"{folder}: sentence-transformers cannot load it ({error!r}); save the model again") from error
+            return _run_once(load(str(native), model_kwargs=kwargs).eval())
+    except torch.OutOfMemoryError as error:
+        raise EncodingError(f"{folder}: does not fit into the memory of {device} ({error})") from error
+    except _OF_A_BROKEN_MODEL as error:
+        raise ModelError(f"{folder}: sentence-transformers cannot run it ({error!r}); save the model again") from error
+
+
+_OF_A_BROKEN_MODEL = (
+    *(ArithmeticError, AttributeError, ImportError, LookupError),
+    *(OSError, RuntimeError, TypeError, ValueError),
+)
+"""Errors of sentence-transformers and torch where the modules of a folder do not fit together, or lack a setting."""
+
+
+def _run_once(model: "SentenceTransformer") -> "SentenceTransformer":
+    """Return a model that encodes a text; that its modules do not fit together is noticed in no other way."""
+    _take_any_dtype(model)
+    found, dim = model.encode_query([_SHORT], show_progress_bar=False).shape[1], model.get_embedding_dimension()
+    if found != dim:
+        raise ValueError(f"its vectors have {found} dimensions, and its modules say {dim}")
+    return model

@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import shutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -300,6 +301,10 @@ def _check_transformer(native: Path, folder: Path) -> None:
         with _silent():
             with torch.device("meta"):
                 kind = type(AutoModel.from_config(config))  # type: ignore[no-untyped-call]  # untyped in transformers
+            # Of a T5 sentence-transformers loads the encoder alone, of other pairs (BART) the decoder as well.
+            encoder = getattr(sys.modules[kind.__module__], kind.__name__.removesuffix("Model") + "EncoderModel", None)
+            if encoder is not None:
+                kind, config.is_encoder_decoder = encoder, False
             model, found = kind.from_pretrained(
                 None,
                 config=config,
@@ -310,8 +315,7 @@ def _check_transformer(native: Path, folder: Path) -> None:
             )
     except (ValueError, RuntimeError, KeyError) as error:
         raise ModelError(f"{folder}: its weights do not fit its config.json ({_first_line(error)})") from error
-    unused = ("pooler.", *(("decoder.",) if config.is_encoder_decoder else ()))
-    missing = sorted(name for name in found["missing_keys"] if not name.startswith(unused))
+    missing = sorted(name for name in found["missing_keys"] if not name.startswith("pooler."))
     if missing:
         raise IncompleteModel(
             f"{folder}: lacks {len(missing)} of the {len(model.state_dict())} tensors of {kind.__name__}, as "
@@ -343,7 +347,7 @@ def _config(native: Path, folder: Path) -> "PretrainedConfig":
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(native, local_files_only=True)
         return config
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # transformers' checks of single values raise errors of their own
         raise ModelError(
             f"{folder}: cannot be loaded without running code from the hub ({_first_line(error)})"
         ) from error

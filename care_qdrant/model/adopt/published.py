@@ -13,9 +13,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from care_qdrant.encoders.batching import read_tokenizer
 from care_qdrant.encoders.local.weights import ADAPTER_CONFIG, CHECK_FILE, read_json, readable_model, write_json
 from care_qdrant.encoders.references import check_adapter_vectors
-from care_qdrant.errors import IncompleteModel, ModelError, needs_extra
+from care_qdrant.errors import ModelError, needs_extra
 from care_qdrant.model.hub import fetch_document_side
 from care_qdrant.model.rewrite import merge_adapter, write_weights
 from care_qdrant.types import Vectors
@@ -145,13 +146,10 @@ def _base(adapter: Path, base: str | None) -> Path:
 
 def _write_tokenizer(folder: Path) -> None:
     """Let the tokenizer end every text with its end-of-sequence token, where it does not already."""
-    from tokenizers import Tokenizer
     from tokenizers.processors import TemplateProcessing
 
     path, settings = folder / "tokenizer.json", read_json(folder / "tokenizer_config.json")
-    if not path.is_file():
-        raise IncompleteModel(f"{path} is missing; the checkpoint needs a fast tokenizer")
-    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer = read_tokenizer(folder)
     encoding = tokenizer.encode("a")
     if encoding.special_tokens_mask[-1]:
         return

@@ -79,7 +79,7 @@ def test_pooling_that_leaves_the_prompt_out_is_refused(exported: Exported, tmp_p
 
 def test_an_encoder_with_rotary_positions_and_a_projection(tmp_path: Path) -> None:
     """The family of the paper's query encoder, gte-multilingual-base."""
-    tokenizer = tiny._bert_tokenizer()
+    tokenizer = tiny.bert_tokenizer()
     set_seed(0)
     config = GteConfig(
         vocab_size=len(tokenizer),
