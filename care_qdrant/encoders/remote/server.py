@@ -246,7 +246,7 @@ class ServerEncoder:
             raise EncodingError(f"{name}: gave vectors of shape {raw.shape}; expected ({count}, {self.dim} or more)")
         lengths = np.linalg.norm(raw if self._geometry == "cut" else raw[:, : self.dim], axis=1, keepdims=True)
         if not np.isfinite(lengths).all() or (lengths == 0).any():
-            raise EncodingError(f"{name}: gave a vector that is not finite or has no length")
+            raise EncodingError(f"{name}: gave a vector whose first {self.dim} numbers have no length")
         return np.asarray(raw[:, : self.dim] / lengths, dtype=np.float32)
 
 

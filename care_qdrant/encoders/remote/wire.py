@@ -50,7 +50,7 @@ def read_vectors(answer: Response, count: int) -> Vectors:
     a list of numbers, or base64.
 
     Raises:
-        EncodingError: The answer is an error, or holds no such vectors.
+        EncodingError: The answer is an error, or holds no such vectors; or one is not finite, or zero.
     """
     where = redact(str(answer.request.url))
     if not answer.is_success:
@@ -59,14 +59,19 @@ def read_vectors(answer: Response, count: int) -> Vectors:
         data = answer.json()["data"]
         places = [row.get("index") for row in data]
         if len(data) == count and len(set(places)) > 1 and sorted(places) != list(range(count)):
-            # Nobody can say whose vectors these are.
+            # Which text each vector belongs to is unknown.
             raise EncodingError(f"{where}: gave vectors of index {str(places)[:80]} for {counted(count, 'text')}")
         rows = sorted(data, key=lambda row: row.get("index") or 0)
-        vectors = np.asarray([_numbers(row["embedding"]) for row in rows], dtype=np.float32)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise EncodingError(f"{where}: the answer is not a list of embeddings ({error})") from error
+        with np.errstate(over="ignore"):  # an infinite number is refused below
+            vectors = np.asarray([_numbers(row["embedding"]) for row in rows], dtype=np.float32)
+    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
+        said = redact(f"{answer.text[:200]!r}")
+        raise EncodingError(f"{where}: the answer is not a list of embeddings ({error!r}): {said}") from error
     if vectors.ndim != 2 or len(vectors) != count:
         raise EncodingError(f"{where}: gave vectors of shape {vectors.shape} for {counted(count, 'text')}")
+    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
+    if not (np.isfinite(lengths) & (lengths > 0)).all():
+        raise EncodingError(f"{where}: gave a vector that is not finite or has no length")
     return vectors
 
 
@@ -77,7 +82,7 @@ def embed(client: Client, model: str, texts: Sequence[str]) -> Vectors:
         EncodingError: The server refuses a single text, or gives no vectors.
         HTTPError: It does not answer.
     """
-    found: list[Vectors] = []
+    parts: list[Vectors] = []
     at, most = 0, MOST_TEXTS
     while at < len(texts):
         part = texts[at : at + most]
@@ -85,9 +90,15 @@ def embed(client: Client, model: str, texts: Sequence[str]) -> Vectors:
         if answer.status_code in PERHAPS_TOO_MUCH and len(part) > 1:
             most = len(part) // 2
             continue
-        found.append(read_vectors(answer, len(part)))
+        vectors = read_vectors(answer, len(part))
+        if parts and parts[0].shape[1] != vectors.shape[1]:
+            raise EncodingError(
+                f"{redact(str(client.base_url))}: gave vectors of {parts[0].shape[1]} and then of {vectors.shape[1]} "
+                "dimensions"
+            )
+        parts.append(vectors)
         at += len(part)
-    return np.concatenate(found) if found else np.empty((0, 0), dtype=np.float32)
+    return np.concatenate(parts) if parts else np.empty((0, 0), dtype=np.float32)
 
 
 def _numbers(embedding: Any) -> Any:
