@@ -8,7 +8,8 @@ Both scores are absolute, so nothing depends on which other points were found, o
 (for terms that occur once, the root of their number) takes the query's out of BM25, which sums over terms; the ten
 brings both to one scale: half of the best BM25 scores of real patient questions lie between 6 and 12 times the length.
 Candidates are the best `CANDIDATES` of both kinds, and each is scored by both: without that, a point that only one list
-holds would count as 0 in the other, which no cosine of a language model is.
+holds would count as 0 in the other, which no cosine of a language model is. Of a vector that is compared by Euclidean
+distance, ``1 - distance² / 2`` takes the place of the cosine: for unit vectors the two are equal.
 
 ``rrf``: Qdrant's reciprocal-rank fusion, which needs no scale: for sparse vectors of other encoders. ``alpha`` makes
 the weights of the ranks, which sum to 2: at 0.5 both lists count the same.
@@ -36,6 +37,10 @@ CANDIDATES = 100
 
 BM25_SCALE = 10.0
 
+NEAREST_LEAST = (models.Distance.EUCLID, models.Distance.MANHATTAN)
+"""Distances of which the least is the best; of the others, the greatest score is."""
+_EUCLID = models.Distance.EUCLID
+
 
 def require_fusion(fusion: str) -> None:
     """Refuse a fusion that is not there."""
@@ -51,13 +56,25 @@ def fused_request(
     alpha: float,
     limit: int,
     max_limit: int | None = None,
+    distance: models.Distance = models.Distance.COSINE,
 ) -> models.QueryRequest:
-    """Build the request for the best points by both vectors."""
+    """Build the request for the best points by both vectors.
+
+    Raises:
+        InputError: The fusion adds up scores, and those of the dense vector have no scale that BM25 could be added to.
+    """
+    if distance in NEAREST_LEAST and (fusion == "dbsf" or (fusion == "linear" and distance is not _EUCLID)):
+        raise InputError(
+            f"the dense vector is compared by {distance.value} distance, which {fusion} cannot add to BM25: take rrf, "
+            "or a dense or sparse search"
+        )
     offered = candidates(limit, fusion=fusion, max_limit=max_limit)
     leaves = [leaf.model_copy(update={"limit": offered}) for leaf in (dense, sparse)]
     if fusion == "linear":
         prefetch = [_rescored(leaves, by=leaf) for leaf in leaves]
-        return models.QueryRequest(prefetch=prefetch, query=_formula(sparse, alpha), limit=limit, with_payload=True)
+        return models.QueryRequest(
+            prefetch=prefetch, query=_formula(sparse, alpha, distance), limit=limit, with_payload=True
+        )
     query: models.FusionQuery | models.RrfQuery = models.FusionQuery(fusion=models.Fusion(fusion))
     if fusion == "rrf" and alpha != DEFAULT_ALPHA:
         query = models.RrfQuery(rrf=models.Rrf(weights=_rank_weights(alpha)))
@@ -91,10 +108,13 @@ def _rescored(leaves: list[models.Prefetch], *, by: models.Prefetch) -> models.P
     return models.Prefetch.model_construct(prefetch=leaves, query=by.query, using=by.using, params=params, limit=limit)
 
 
-def _formula(sparse: models.Prefetch, alpha: float) -> models.FormulaQuery:
+def _formula(sparse: models.Prefetch, alpha: float, distance: models.Distance) -> models.FormulaQuery:
     assert isinstance(sparse.query, models.SparseVector)
-    dense_part = models.MultExpression(mult=[alpha, "$score[0]"])
-    sparse_part = models.MultExpression(mult=[(1 - alpha) * bm25_weight(sparse.query.values), "$score[1]"])
     # A candidate has no score where it shares no term with the query, or lacks the dense vector (an unfinished attach).
     defaults = {"$score[0]": 0.0, "$score[1]": 0.0}
-    return models.FormulaQuery(formula=models.SumExpression(sum=[dense_part, sparse_part]), defaults=defaults)
+    parts: list[models.Expression] = [models.MultExpression(mult=[alpha, "$score[0]"])]
+    if distance is _EUCLID:
+        parts = [alpha, models.MultExpression(mult=[-alpha / 2, "$score[0]", "$score[0]"])]
+        defaults["$score[0]"] = math.sqrt(2)  # a similarity of 0
+    parts.append(models.MultExpression(mult=[(1 - alpha) * bm25_weight(sparse.query.values), "$score[1]"]))
+    return models.FormulaQuery(formula=models.SumExpression(sum=parts), defaults=defaults)

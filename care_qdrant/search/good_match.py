@@ -17,6 +17,7 @@ import numpy as np
 from care_qdrant.contracts.layouts import read_hit
 from care_qdrant.contracts.metadata import GOOD_MATCH
 from care_qdrant.qdrant.measurements import Measurement
+from care_qdrant.search.fusion import NEAREST_LEAST
 from care_qdrant.search.overview import SAMPLE_POINTS, Question, own_questions
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Hit, Vectors
@@ -75,12 +76,15 @@ def known_good_match(retriever: Retriever) -> GoodMatch | None:
     """Return the good-match score that a collection keeps; None where it has none, or one that tells nothing any more.
 
     That is so where the collection has changed markedly since, and where terms of queries or the dense list count
-    otherwise than they did. It costs no request beyond the check of the contract, where that is due; a hybrid search
-    whose dense share nobody has measured yet measures it first.
+    otherwise than they did. Distances, of which the least is the best, have no good-match score. It costs no request
+    beyond the check of the contract, where that is due; a hybrid search whose dense share nobody has measured yet
+    measures it first.
     """
     if not retriever.is_plain or retriever.fingerprint is None:
         return None
-    schema = retriever.schema
+    schema, resolved = retriever.schema, retriever.resolved
+    if resolved.sparse_vector_name is None and resolved.distance in NEAREST_LEAST:
+        return GoodMatch(None, schema.points)
     return _measurement(retriever).find(
         schema.metadata,
         schema.points,

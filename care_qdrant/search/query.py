@@ -13,6 +13,7 @@ from care_qdrant.errors import InputError
 from care_qdrant.search.conditions import keys_of, tenant_conditions
 from care_qdrant.search.fusion import (
     DEFAULT_ALPHA,
+    NEAREST_LEAST,
     Fusion,
     candidates,
     fused_request,
@@ -82,12 +83,7 @@ class Query:
 
     def is_nearest_least(self, resolved: ResolvedCollection) -> bool:
         """Return whether scores are distances, of which the least is the best."""
-        if self.vector is None or self.is_hybrid or resolved.vector_name is None:
-            return False
-        return resolved.schema.dense[resolved.vector_name].distance in (
-            models.Distance.EUCLID,
-            models.Distance.MANHATTAN,
-        )
+        return self.vector is not None and not self.is_hybrid and resolved.distance in NEAREST_LEAST
 
     def requests(self, resolved: ResolvedCollection) -> list[models.QueryRequest]:
         """Return a request per list, or one for two lists that Qdrant fuses; none for a text without terms."""
@@ -100,6 +96,7 @@ class Query:
                 alpha=self.alpha_in(resolved),
                 limit=self.top_k,
                 max_limit=max_limit,
+                distance=resolved.distance or models.Distance.COSINE,
             )
             return [fused.model_copy(update={"shard_key": self.shard_key})]
         leaves = [self._dense(resolved)] if self.vector is not None or self.terms is None else []

@@ -79,6 +79,11 @@ class ResolvedCollection:
         return self.find_alpha()
 
     @property
+    def distance(self) -> models.Distance | None:
+        """Distance by which the dense vector is compared; None where none is searched."""
+        return None if self.vector_name is None else self.schema.dense[self.vector_name].distance
+
+    @property
     def limits(self) -> Limits:
         """Sizes of requests that the collection accepts."""
         return self.schema.limits

@@ -65,7 +65,8 @@ def measured_alpha(
         encode: Makes the vectors of questions.
         terms: Makes the terms of a question.
     """
-    if collection.schema.dense[vector_name].distance not in (models.Distance.COSINE, models.Distance.DOT):
+    distance = collection.schema.dense[vector_name].distance
+    if distance is models.Distance.MANHATTAN:
         return None
     pages = collection.scroll("reading a sample", limit=SAMPLE_POINTS, vectors=[vector_name, sparse_vector_name])
     points = [(record, vectors_of(record)) for record in chain.from_iterable(pages)]
@@ -76,7 +77,10 @@ def measured_alpha(
     if len(questions) < _MIN_QUESTIONS:
         return None
     try:
-        dense = encode(questions) @ np.stack([row for _, _, row in whole]).T
+        documents = np.stack([row for _, _, row in whole])
+        dense = encode(questions) @ documents.T
+        if distance is models.Distance.EUCLID:  # as the linear fusion counts it, without what all documents share
+            dense = dense - (documents**2).sum(axis=1) / 2
     except InputError as error:  # a title that the model cannot read
         logger.info("collection %r: the share of the dense score was not measured (%s)", collection.name, error)
         return None

@@ -12,11 +12,12 @@ from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode
 from llama_index.embeddings.care import CareEmbedding
 from llama_index.vector_stores.care import CareVectorStore
-from qdrant_client import QdrantClient
+from qdrant_client import QdrantClient, models
 
 from care_qdrant.contracts.metadata import SHARE
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.encoders.terms.analyser import DEFAULT
+from care_qdrant.encoders.terms.sparse import TwoSidedSparse
 from care_qdrant.encoders.terms.weights import TermWeights
 from care_qdrant.errors import FingerprintMismatch, InputError
 from care_qdrant.ingestion.ingest import ingest
@@ -214,3 +215,19 @@ def test_a_mode_that_is_not_answered_is_refused(client: QdrantClient, mode: Vect
     fill(client)
     with pytest.raises(ValueError, match=f"default, sparse, hybrid, mmr, none of mode {mode.value}"):
         CareVectorStore(NAME, client).query(VectorStoreQuery(query_embedding=vector("x"), mode=mode))
+
+
+@pytest.mark.parametrize("distance", [models.Distance.EUCLID, models.Distance.MANHATTAN])
+def test_the_least_distance_is_the_best(client: QdrantClient, distance: models.Distance) -> None:
+    """Scores by a distance grow as points get worse: taken as similarities, they turn an order upside down."""
+    by_term = TwoSidedSparse(*[lambda texts: ([[1]] * len(texts), [[1.0]] * len(texts))] * 2)
+    names = {"care": models.VectorParams(size=32, distance=distance)}
+    client.create_collection("far", names, sparse_vectors_config={"terms": models.SparseVectorParams()})
+    plain = CareVectorStore("far", client, sparse_encoder=by_term, sparse_vector_name="terms", vector_name="care")
+    plain.add([TextNode(id_=node_id(one), text=one.text, embedding=vector(one.text)) for one in DOCUMENTS])
+    for document in DOCUMENTS:
+        asked = replace(query_of("x", alpha=0.9), query_embedding=vector(document.text))
+        fused = plain.query(asked)
+        scores = plain.score(vector(document.text), [node_id(one) for one in DOCUMENTS])
+        assert (fused.ids or [])[0] == max(scores, key=lambda point: scores[point]) == node_id(document)
+        assert fused.similarities == sorted(set(fused.similarities or ()), reverse=True)

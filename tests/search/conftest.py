@@ -1,11 +1,12 @@
 """One small corpus in a collection with both kinds of vectors, in the embedded engine and behind HTTP."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.contracts.contract import SparseContract, sparse_vector
+from care_qdrant.contracts.contract import SparseContract, VectorContract, sparse_vector
 from care_qdrant.contracts.payload import chunk_payload
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.encoders.terms.analyser import DEFAULT
@@ -17,6 +18,13 @@ from tests.standin import StandIn
 from tests.tiny import HashModel, medical_texts
 
 COLLECTION = "corpus"
+
+
+class EuclidModel(HashModel):
+    """The same vectors, compared by their Euclidean distance."""
+
+    def contract(self) -> VectorContract:
+        return replace(super().contract(), distance="Euclid")
 
 
 @pytest.fixture(scope="session")

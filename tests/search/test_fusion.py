@@ -11,11 +11,13 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.contracts.contract import sparse_vector
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import InputError
+from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.search import fusion
 from care_qdrant.search.retriever import Retriever
-from care_qdrant.types import Document
-from tests.search.conftest import COLLECTION
-from tests.tiny import HashModel
+from care_qdrant.types import Document, embedded_text
+from tests.search.conftest import COLLECTION, EuclidModel
+from tests.tiny import HashModel, medical_texts
 
 QUERIES = ["糖化血红蛋白 HbA1c 6.5% 说明什么", "二甲双胍恶心怎么办", "EGFR 靶向药"]
 ALPHA = 0.3
@@ -125,10 +127,31 @@ def test_a_point_that_lacks_the_dense_vector_is_still_found(corpus: QdrantClient
     assert best.point_id in {hit.point_id for hit in hits}
 
 
+@pytest.mark.parametrize("method", ["linear", "rrf"])
+def test_distances_of_unit_vectors_fuse_as_their_cosines_do(client: QdrantClient, method: "fusion.Fusion") -> None:
+    documents = [Document(f"d{n}", text, title=f"第 {n} 问怎么办") for n, text in enumerate(medical_texts(80))]
+    answers = []
+    for name, model in ("cosine", HashModel()), ("euclid", EuclidModel()):
+        ingest(documents, model, client, name, settings=IngestSettings(sparse=True))
+        retriever = Retriever(client, name, model, mode="hybrid", fusion=method)
+        answers.append(retriever.search([embedded_text(documents[7].title, documents[7].text), *QUERIES], top_k=8))
+    for by_cosine, by_distance in zip(*answers, strict=True):
+        assert [hit.score for hit in by_distance] == pytest.approx([hit.score for hit in by_cosine], abs=1e-5)
+    assert answers[1][0][0].document_id == "d7"
+
+
+def test_a_fusion_that_has_no_scale_for_distances_is_refused() -> None:
+    leaf = models.Prefetch(query=models.SparseVector(indices=[1], values=[1.0]))
+    for method, distance in (("linear", "Manhattan"), ("dbsf", "Manhattan"), ("dbsf", "Euclid")):
+        with pytest.raises(InputError, match=f"{distance} distance, which {method} cannot add to BM25: take rrf"):
+            fusion.fused_request(leaf, leaf, fusion=method, alpha=0.5, limit=3, distance=models.Distance(distance))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("distance", [models.Distance.COSINE, models.Distance.EUCLID])
 def test_qdrants_engine_computes_what_local_mode_computes(
-    model: HashModel, documents: list[Document], few_candidates: None, tmp_path: Path
+    model: HashModel, documents: list[Document], few_candidates: None, tmp_path: Path, distance: models.Distance
 ) -> None:
-    shard = _shard(tmp_path, model, documents)
+    shard = _shard(tmp_path, model, documents, edge.Distance.Euclid if distance == "Euclid" else edge.Distance.Cosine)
     for query in QUERIES:
         dense, sparse = model.encode_query([query])[0].tolist(), sparse_vector(model.query_terms(query))
         request = fusion.fused_request(
@@ -137,6 +160,7 @@ def test_qdrants_engine_computes_what_local_mode_computes(
             fusion="linear",
             alpha=ALPHA,
             limit=8,
+            distance=distance,
         )
         found = [documents[point.id].id for point in shard.query(_edge_request(request))]
         assert found == list(_linear(query, model, documents))[:8]
@@ -162,8 +186,8 @@ def _linear(query: str, model: HashModel, documents: list[Document]) -> dict[str
     return {documents[n].id: float(scores[n]) for n in sorted(candidates, key=lambda n: -scores[n])}
 
 
-def _shard(folder: Path, model: HashModel, documents: list[Document]) -> "edge.EdgeShard":
-    dense = edge.EdgeVectorParams(size=model.dim, distance=edge.Distance.Cosine)
+def _shard(folder: Path, model: HashModel, documents: list[Document], distance: "edge.Distance") -> "edge.EdgeShard":
+    dense = edge.EdgeVectorParams(size=model.dim, distance=distance)
     sparse = edge.EdgeSparseVectorParams(modifier=edge.Modifier.Idf)
     shard = edge.EdgeShard.create(
         str(folder), edge.EdgeConfig(vectors={"dense": dense}, sparse_vectors={"bm25": sparse})
@@ -182,10 +206,14 @@ def _shard(folder: Path, model: HashModel, documents: list[Document]) -> "edge.E
 def _edge_request(request: models.QueryRequest) -> "edge.QueryRequest":
     """Translate our request word by word."""
     formula = request.query
-    terms = [
-        edge.Expression.Mult([edge.Expression.Constant(part.mult[0]), edge.Expression.Variable(part.mult[1])])
-        for part in formula.formula.sum
-    ]
+    expression = edge.Expression
+
+    def translated(part: models.Expression) -> "edge.Expression":
+        if isinstance(part, models.MultExpression):
+            return expression.Mult(list(map(translated, part.mult)))
+        return expression.Variable(part) if isinstance(part, str) else expression.Constant(part)
+
+    terms = list(map(translated, formula.formula.sum))
     return edge.QueryRequest(
         limit=request.limit,
         prefetches=[_edge_prefetch(prefetch) for prefetch in request.prefetch],

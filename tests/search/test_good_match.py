@@ -21,9 +21,10 @@ from care_qdrant.search.good_match import (
     measure_good_match,
 )
 from care_qdrant.search.retriever import Retriever
-from care_qdrant.types import Document, Hit
+from care_qdrant.types import Document, Hit, embedded_text
 from care_qdrant.vectors.attach import attach_vector
 from care_qdrant.vectors.detach import detach_vector
+from tests.search.conftest import EuclidModel
 from tests.tiny import HashModel, medical_texts
 
 DOCUMENTS = [Document(f"d{n}", text, title=f"第 {n} 问怎么办") for n, text in enumerate(medical_texts(600))]
@@ -188,3 +189,17 @@ def test_a_hit_is_judged_by_its_score_and_by_what_is_read_of_the_query(
     assert match.is_good is good
     assert bool(match.unread) is (good is False and bool(unread))
     assert judge([], good_match, []).is_good is False
+
+
+def test_distances_have_no_good_match_score(client: QdrantClient) -> None:
+    """The least distance is the best, so a comparison as of similarities would call the nearest hits bad."""
+
+    ingest(DOCUMENTS[:100], EuclidModel(), client, "c", settings=IngestSettings(sparse=True))
+    judged = {}
+    for mode in ("dense", "hybrid"):
+        retriever = Retriever(client, "c", EuclidModel(), mode=mode)  # type: ignore[arg-type]
+        good_match = known_good_match(retriever) or measure_good_match(retriever, fixed_questions(retriever))
+        judged[mode] = judge(
+            retriever.search([embedded_text(DOCUMENTS[3].title, DOCUMENTS[3].text)], 1)[0], good_match, ()
+        ).is_good
+    assert judged == {"dense": None, "hybrid": True}

@@ -260,11 +260,11 @@ class CareVectorStore(StoreSettings):
         return await _in_thread(self.query, query, **options)
 
     def score(self, query_embedding: list[float], node_ids: Sequence[str]) -> dict[str, float]:
-        """Return the cosine of a query with the stored vector of each node; nodes without one are left out.
+        """Return the cosine of a query with the stored vector of each node, or the negative distance of the two.
 
         Args:
             query_embedding: Vector of the query, ``(dim,)``.
-            node_ids: Of the nodes to score.
+            node_ids: Nodes to score; one without a vector gets no score.
         """
         if not node_ids:
             return {}

@@ -32,6 +32,7 @@ from qdrant_client import models
 from care_qdrant import Fallback, Fusion, Hit
 from care_qdrant.errors import InputError, counted
 from care_qdrant.search.conditions import Keys
+from care_qdrant.search.fusion import NEAREST_LEAST
 from care_qdrant.search.grouping import Grouping, find_groups
 from care_qdrant.search.query import Query, find
 from care_qdrant.search.resolve import CollectionResolver
@@ -190,13 +191,17 @@ class Reader:
 def score_nodes(
     resolved: ResolvedCollection, query_embedding: list[float], node_ids: Sequence[str]
 ) -> dict[str, float]:
-    """Return the cosine of a query with the stored vector of each node; nodes without one are left out."""
+    """Return the score of a query with the stored vector of each node, the greatest for the nearest.
+
+    Where the vectors are compared by a distance, it is the negative distance. Nodes without a vector are left out.
+    """
     request = models.QueryRequest(
         query=query_embedding,
         using=resolved.vector_name,
         filter=models.Filter(must=[having_ids(node_ids)]),
         limit=len(node_ids),
     )
-    [found] = resolved.collection.search(f"scoring {counted(len(node_ids), 'node')}", [request])
-    scores: dict[Any, float] = {point.id: point.score for point in found}
-    return {node_id: scores[point] for node_id in node_ids if (point := as_point_id(node_id)) in scores}
+    [points] = resolved.collection.search(f"scoring {counted(len(node_ids), 'node')}", [request])
+    sign = -1 if resolved.distance in NEAREST_LEAST else 1
+    scores: dict[Any, float] = {point.id: sign * point.score for point in points}
+    return {node_id: scores[point_id] for node_id in node_ids if (point_id := as_point_id(node_id)) in scores}

@@ -38,4 +38,4 @@ def _scaled(hits: Sequence[Hit]) -> list[float]:
     if not hits:
         return []
     best, worst = hits[0].score, hits[-1].score
-    return [(hit.score - worst) / (best - worst) if best > worst else 1.0 for hit in hits]
+    return [(hit.score - worst) / (best - worst) if best != worst else 1.0 for hit in hits]  # distances grow
