@@ -17,8 +17,7 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
-from care_qdrant.search.choice import StoreConfig
-from care_qdrant.search.resolved import resolve_vectors
+from care_qdrant.search.resolved import StoreConfig, resolve_vectors
 from care_qdrant.types import Vectors
 
 from .measured import output_option, save_measured, shown

@@ -84,6 +84,11 @@ class Layout:
         is_of_tool = self.text_field in _OUR_TEXTS or self.tool not in ("care", "llama-index", "plain")
         return CARE_LAYOUT if is_of_tool and _is_ours(payload) else self
 
+    @property
+    def certain_paths(self) -> tuple[str, ...]:
+        """The document paths that hold an id wherever they are there; a ``source`` may be a kind of text, as `news`."""
+        return tuple(path for path in self.document_paths if path != _SOURCE)
+
     def find_text(self, payload: Payload) -> str | None:
         """Return the text of a point, or None where it has none."""
         path = self._text_path(payload)
@@ -289,7 +294,8 @@ def _has_only(payload: Payload, *keys: str) -> bool:
     return payload.keys() <= {*keys, CARE_KEY}
 
 
-_IN_METADATA = tuple(f"metadata.{name}" for name in (*_DOCUMENT_NAMES, "source"))
+_SOURCE = "metadata.source"
+_IN_METADATA = (*(f"metadata.{name}" for name in _DOCUMENT_NAMES), _SOURCE)
 _WRITERS: tuple[tuple[Callable[[Payload], bool], Layout], ...] = (
     (_is_ours, CARE_LAYOUT),
     (

@@ -124,6 +124,47 @@ class Keys:
 
 
 @dataclass(frozen=True, slots=True)
+class Comparison:
+    """A comparison with the values under a key, which all filters become: `within` puts it into Qdrant's words."""
+
+    key: str
+    operator: str
+    """``any`` or ``all`` of the values, ``>``, ``>=``, ``<`` or ``<=``, ``part`` or ``part in any case`` of a text, or
+    ``empty``."""
+    values: Sequence[Sequence[Value]]
+    """The values, each with the other forms in which it may be stored, as 2020 and ``"2020"``."""
+    written: str
+    """The comparison as the caller wrote it, for messages."""
+
+    def within(self, keys: Keys) -> models.Condition:
+        """Return the condition on the first path under which a point has the key.
+
+        Raises:
+            InputError: No path of Qdrant can name the key, or Qdrant has no order for the value.
+        """
+        paths = keys.paths(self.key)
+        if self.operator == "empty":
+            no_value = models.Filter(must=list(map(is_absent, paths)))
+            return models.Filter(should=[no_value, at_first(paths, lambda path: equals(path, ""))])
+        return at_first(paths, lambda path: self._at(path, keys.kind(path), keys.is_embedded))
+
+    def _at(self, path: str, kind: str | None, is_embedded: bool) -> models.Condition:
+        """Return the condition on one path; ``kind`` is the type of its payload index."""
+        if self.operator in BOUNDS:
+            [[value]] = self.values
+            if (bounded := ordered(path, BOUNDS[self.operator], value, kind)) is None:
+                raise InputError(f"{self.written}: {self.operator} takes {ORDERED}")
+            return bounded
+        if self.operator.startswith("part"):
+            [[text]] = self.values
+            any_case = self.operator == "part in any case"
+            return holds(path, str(text), kind, any_case=any_case, is_embedded=is_embedded)
+        if self.operator == "all":
+            return models.Filter(must=[_any_of(path, [forms], kind) for forms in self.values])
+        return _any_of(path, self.values, kind)
+
+
+@dataclass(frozen=True, slots=True)
 class Condition:
     """Condition on a payload value, as a person writes it: ``year>=2020``."""
 
@@ -169,27 +210,15 @@ class Condition:
 
     def within(self, keys: Keys) -> models.Condition:
         """Return the condition as Qdrant takes it; one with ``!=`` as the ``=`` that it rules out."""
-        return at_first(keys.paths(self.key), lambda path: self._at(path, keys.kind(path)))
-
-    def _at(self, path: str, kind: str | None) -> models.Condition:
-        """Return the condition on one path, whose payload index may answer for one kind of value alone."""
+        value: Value = self.value
+        forms: tuple[Value, ...] = (self.written,)
         if self.operator in BOUNDS:
-            found = None if isinstance(self.value, bool) else ordered(path, BOUNDS[self.operator], self.value, kind)
-            if found is None:
-                raise InputError(f"condition {str(self)!r}: {self.operator} takes {ORDERED}")
-            return found
-        value = self.value
+            return Comparison(self.key, self.operator, [(value,)], f"condition {str(self)!r}").within(keys)
         # A table may hold a number as a text, and a boolean in the spelling of the program that wrote it.
-        spelled = [self.written]
         if isinstance(value, bool):
-            spelled = list(dict.fromkeys([self.written, *(change(str(value)) for change in _SPELLINGS)]))
-        values = [value] if isinstance(value, str) else [value, *spelled]
-        if kind in ("integer", "float", "bool"):
-            values = values[:1]
-        elif kind in ("keyword", "uuid", "text", "datetime"):
-            values = values[-len(spelled) :]
-        each = [equals(path, one, kind) for one in values]
-        return each[0] if len(each) == 1 else models.Filter(should=list(each))
+            forms = tuple(dict.fromkeys([self.written, *(change(str(value)) for change in _SPELLINGS)]))
+        forms = (value,) if isinstance(value, str) else (value, *forms)
+        return Comparison(self.key, "any", [forms], f"condition {str(self)!r}").within(keys)
 
     def __str__(self) -> str:
         return f"{self.key}{self.operator}{self.written}"
@@ -254,6 +283,25 @@ def equals(path: str, value: Value, kind: str | None = None) -> models.FieldCond
     if not isinstance(value, float) and (by_match or isinstance(value, str | bool)):
         return models.FieldCondition(key=path, match=models.MatchValue(value=value))
     return models.FieldCondition(key=path, range=models.Range(gte=value, lte=value))
+
+
+def _any_of(path: str, values: Sequence[Sequence[Value]], kind: str | None) -> models.Condition:
+    """Match points that have one of the values, in one of its forms that the index of the path answers for."""
+    chosen = [form for forms in values for form in [form for form in forms if _fits(form, kind)] or forms[:1]]
+    texts = [form for form in chosen if isinstance(form, str)]
+    if len(chosen) != 1 and len(texts) == len(chosen) and kind != "datetime":
+        return models.FieldCondition(key=path, match=models.MatchAny(any=texts))
+    each = [equals(path, form, kind) for form in chosen]
+    return each[0] if len(each) == 1 else models.Filter(should=list(each))
+
+
+def _fits(value: Value, kind: str | None) -> bool:
+    """Return whether a payload index may answer for a value."""
+    if kind is None:
+        return True
+    if kind in ("integer", "float", "bool"):
+        return not isinstance(value, str) and isinstance(value, bool) == (kind == "bool")
+    return isinstance(value, str)
 
 
 def holds(

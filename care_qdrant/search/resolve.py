@@ -18,10 +18,15 @@ from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.measurements import Measurement
 from care_qdrant.qdrant.retry import is_not_found
 from care_qdrant.qdrant.schema import CollectionSchema
-from care_qdrant.search.choice import StoreConfig
 from care_qdrant.search.conditions import Keys
 from care_qdrant.search.fusion import DEFAULT_ALPHA
-from care_qdrant.search.resolved import ResolvedCollection, choose_layout, learned_contract, resolve_vectors
+from care_qdrant.search.resolved import (
+    ResolvedCollection,
+    StoreConfig,
+    choose_layout,
+    learned_contract,
+    resolve_vectors,
+)
 from care_qdrant.search.share import measured_alpha
 
 T = TypeVar("T")

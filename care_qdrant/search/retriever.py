@@ -17,14 +17,13 @@ from care_qdrant.errors import InputError, UnusableText, counted
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.qdrant.schema import CollectionSchema
-from care_qdrant.search.choice import StoreConfig, TermsOfQuery
 from care_qdrant.search.conditions import Keys
 from care_qdrant.search.fallback import Fallback
 from care_qdrant.search.fusion import Fusion, candidates, require_fusion
 from care_qdrant.search.grouping import Grouping, find_groups
 from care_qdrant.search.query import Query, find
 from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver
-from care_qdrant.search.resolved import ResolvedCollection
+from care_qdrant.search.resolved import ResolvedCollection, StoreConfig, TermsOfQuery
 from care_qdrant.types import Hit, TermVector, Vectors, is_blank
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from care_qdrant.qdrant.checks import check_contract, check_sparse_contract
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.public import accepts_client
 from care_qdrant.qdrant.schema import CollectionSchema
-from care_qdrant.search.choice import find_bm25
+from care_qdrant.search.resolved import find_bm25
 from care_qdrant.vectors.points import other_field_warning, unreadable_warning
 from care_qdrant.vectors.preflight import examine
 from care_qdrant.vectors.verify_counts import count_points

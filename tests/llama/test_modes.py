@@ -231,3 +231,14 @@ def test_the_least_distance_is_the_best(client: QdrantClient, distance: models.D
         scores = plain.score(vector(document.text), [node_id(one) for one in DOCUMENTS])
         assert (fused.ids or [])[0] == max(scores, key=lambda point: scores[point]) == node_id(document)
         assert fused.similarities == sorted(set(fused.similarities or ()), reverse=True)
+
+
+@pytest.mark.parametrize("mode", [VectorStoreQueryMode.DEFAULT, VectorStoreQueryMode.MMR])
+def test_a_text_without_a_vector_is_not_answered_by_any_points(
+    client: QdrantClient, embedding: CareEmbedding, mode: VectorStoreQueryMode
+) -> None:
+    fill(client, sparse=True)
+    store = CareVectorStore(NAME, client, embedding=embedding, enable_hybrid=False)
+    with pytest.raises(InputError, match=f"a query of mode {mode.value} has a text and no vector"):
+        store.query(VectorStoreQuery(query_str="高血压", mode=mode))
+    assert len(store.query(VectorStoreQuery(similarity_top_k=9)).nodes or []) == len(DOCUMENTS)

@@ -81,9 +81,77 @@ def test_documents_are_selected_and_deleted_by_their_own_id(client: QdrantClient
     fill(client, write)
     store = CareVectorStore(NAME, client)
     assert find(store, "x", 9, doc_ids=["d1"]) == [DOCUMENTS[1].text]
+    if write is made.langchain:  # `source` may as well be "news" on half of the points
+        with pytest.raises(InputError, match=r"points have it as their 'source'.*nothing was deleted"):
+            store.delete("d1")
+        client.set_payload(NAME, {"doc_id": "d1"}, [node_id(DOCUMENTS[1])], key="metadata")
     store.delete("d1")
+    store.delete("nobody")
     assert client.count(NAME).count == 3
     assert find(store, "x", 9, doc_ids=["d1"]) == []
+
+
+def test_ids_of_documents_may_be_stored_as_numbers(client: QdrantClient) -> None:
+    """A node has the id as a text, which selects and deletes what it came from."""
+    fill(client, lambda document: {"text": document.text, "doc_id": int(document.id[1:])})
+    store = CareVectorStore(NAME, client)
+    [node] = store.get_nodes([node_id(DOCUMENTS[2])])
+    assert find(store, "x", 9, doc_ids=[node.ref_doc_id]) == [DOCUMENTS[2].text]
+    store.delete(node.ref_doc_id or "")
+    assert [node.ref_doc_id for node in store.get_nodes()].count("2") == 0
+    assert client.count(NAME).count == 3
+
+
+def test_one_id_is_not_taken_for_a_list_of_characters(client: QdrantClient) -> None:
+    fill(client)
+    store: Any = CareVectorStore(NAME, client)
+    one = node_id(DOCUMENTS[0])
+    for call in (
+        lambda: store.get_nodes(one),
+        lambda: store.delete_nodes(one),
+        lambda: find(store, "x", node_ids=one),
+        lambda: find(store, "x", doc_ids="d0"),
+    ):
+        with pytest.raises(InputError, match="is given where a list of"):
+            call()
+    with pytest.raises(InputError, match="nothing was deleted"):
+        store.delete(["d0"])
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"score_treshold": 0.9}, "a query has no option score_treshold=; its options: qdrant_filters, "),
+        ({"score_threshold": float("nan")}, "option score_threshold= of a query is nan: "),
+        ({"score_threshold": "high"}, "option score_threshold= of a query is 'high': "),
+        ({"qdrant_filters": "dept=1"}, "option qdrant_filters= of a query is 'dept=1': "),
+        ({"qdrant_filters": {"must": 5}}, "option qdrant_filters= of a query is {'must': 5}: "),
+        ({"search_params": {"exakt": True}}, "option search_params= of a query is {'exakt': True}: "),
+        ({"mmr_threshold": 2}, "option mmr_threshold= of a query is 2: "),
+    ],
+)
+def test_an_option_of_a_query_that_cannot_be_read_is_named(
+    client: QdrantClient, options: dict[str, Any], problem: str
+) -> None:
+    fill(client)
+    asked = VectorStoreQuery(query_embedding=vector("x"), similarity_top_k=2)
+    with pytest.raises(InputError) as refused:
+        CareVectorStore(NAME, client).query(asked, **options)
+    assert str(refused.value).startswith(problem)
+    assert "validation error" not in str(refused.value)
+
+
+def test_filters_of_another_form_are_named(client: QdrantClient) -> None:
+    fill(client)
+    store: Any = CareVectorStore(NAME, client)
+    for filters in ({"dept": "内科"}, [MetadataFilter(key="dept", value="x")], MetadataFilter(key="dept", value="x")):
+        for call in (
+            lambda filters=filters: store.get_nodes(filters=filters),
+            lambda filters=filters: store.delete_nodes(filters=filters),
+            lambda filters=filters: find(store, "x", filters=filters),
+        ):
+            with pytest.raises(InputError, match=r"filters= is a .*; expected MetadataFilters"):
+                call()
 
 
 def test_a_point_without_text_does_not_fail_the_query(client: QdrantClient) -> None:

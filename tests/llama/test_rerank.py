@@ -1,5 +1,8 @@
 """`CareRerank`: nodes of any retriever, in the order of the stored vectors."""
 
+import copy
+import pickle
+
 import pytest
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.embeddings.care import CareEmbedding
@@ -69,3 +72,10 @@ def test_it_needs_the_query(rerank: CareRerank) -> None:
 def test_a_setting_that_is_not_one_is_refused(rerank: CareRerank) -> None:
     with pytest.raises(ValidationError, match="top_k"):
         CareRerank(embedding=rerank.embedding, vector_store=rerank.vector_store, top_k=2)
+
+
+def test_it_is_copied_and_not_pickled(rerank: CareRerank) -> None:
+    [best, *_] = copy.deepcopy(rerank).postprocess_nodes(FOUND, query_str=DOCUMENTS[0].text)
+    assert best.node_id == node_id(DOCUMENTS[0])
+    with pytest.raises(TypeError, match="holds an open client, which cannot be pickled"):
+        pickle.dumps(rerank)

@@ -77,7 +77,7 @@ def test_a_dropped_collection_is_resolved_again_once(
     qdrant: QdrantClient, embedding: CareEmbedding, operation: str
 ) -> None:
     fill(qdrant)
-    fill(qdrant, made.langchain, collection="corpus_v2")
+    fill(qdrant, made.haystack, collection="corpus_v2")
     point_alias(qdrant, "live", NAME)
     store = CareVectorStore("live", qdrant, embedding=embedding)
     assert best(store) == ("d0", pytest.approx(1))
@@ -97,7 +97,7 @@ def test_a_dropped_collection_is_resolved_again_once(
     expected = {"add": {"d0", "d1", "d2", "d3", "d9"}, "delete": {"d0", "d2", "d3"}}
     expected["delete_nodes"] = expected["delete"]
     there = {one.ref_doc_id for one in store.get_nodes()}
-    assert there == expected.get(operation, {"d0", "d1", "d2", "d3"}), "read as LangChain wrote them"
+    assert there == expected.get(operation, {"d0", "d1", "d2", "d3"}), "read as Haystack wrote them"
 
 
 async def test_the_successor_of_a_dropped_collection_is_checked(qdrant: QdrantClient, embedding: CareEmbedding) -> None:

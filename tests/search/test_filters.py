@@ -13,10 +13,9 @@ from care_qdrant.errors import InputError
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.qdrant.create import index_schemas, parse_indexes
-from care_qdrant.search.choice import StoreConfig
 from care_qdrant.search.conditions import Keys, keys_of, notice, parse_filter
 from care_qdrant.search.query import Query, find
-from care_qdrant.search.resolved import ResolvedCollection, resolve_vectors
+from care_qdrant.search.resolved import ResolvedCollection, StoreConfig, resolve_vectors
 from tests.databases import REAL, open_database
 from tests.standin import StandIn
 from tests.tiny import HashModel, medical_texts

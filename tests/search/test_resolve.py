@@ -13,10 +13,9 @@ from care_qdrant.contracts.learned import LearnedContract, learned_metadata
 from care_qdrant.errors import FingerprintMismatch, InputError
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.search.choice import StoreConfig
 from care_qdrant.search.query import Query
 from care_qdrant.search.resolve import CollectionResolver
-from care_qdrant.search.resolved import choose_layout, resolve_vectors
+from care_qdrant.search.resolved import StoreConfig, choose_layout, resolve_vectors
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Chunk, Document
 from tests.search.conftest import COLLECTION, fill

@@ -15,10 +15,9 @@ from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.search import retriever
-from care_qdrant.search.choice import StoreConfig
 from care_qdrant.search.fusion import Fusion
 from care_qdrant.search.query import Query, find
-from care_qdrant.search.resolved import resolve_vectors
+from care_qdrant.search.resolved import StoreConfig, resolve_vectors
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Chunk, Document
 from tests.search.conftest import COLLECTION, fill

@@ -14,9 +14,8 @@ from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.qdrant.create import Storage, quantization_config
-from care_qdrant.search.choice import StoreConfig
 from care_qdrant.search.query import Query
-from care_qdrant.search.resolved import resolve_vectors
+from care_qdrant.search.resolved import StoreConfig, resolve_vectors
 from care_qdrant.search.tuning import (
     MAX_LOSS,
     is_quantized,

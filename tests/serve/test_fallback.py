@@ -24,9 +24,8 @@ from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.search import fallback as fallback_module
-from care_qdrant.search.choice import StoreConfig
 from care_qdrant.search.fallback import Fallback, deviations
-from care_qdrant.search.resolved import resolve_vectors
+from care_qdrant.search.resolved import StoreConfig, resolve_vectors
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Document, Vectors
 from tests.listener import listening

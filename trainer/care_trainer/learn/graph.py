@@ -10,9 +10,8 @@ from qdrant_client import models
 
 from care_qdrant import Collection, RetryPolicy
 from care_qdrant.errors import Rejected, Unreachable
-from care_qdrant.search.choice import StoreConfig
 from care_qdrant.search.query import Query, find
-from care_qdrant.search.resolved import ResolvedCollection, resolve_vectors
+from care_qdrant.search.resolved import ResolvedCollection, StoreConfig, resolve_vectors
 from care_qdrant.types import Vectors
 
 logger = logging.getLogger(__name__)

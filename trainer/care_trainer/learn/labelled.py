@@ -18,9 +18,8 @@ from care_qdrant.encoders.terms import bm25
 from care_qdrant.encoders.terms.analyser import DEFAULT
 from care_qdrant.errors import InputError, counted
 from care_qdrant.measures import TOP, ndcg_at_10, recall_at_10, reciprocal_rank_at_10
-from care_qdrant.search.choice import StoreConfig
 from care_qdrant.search.query import Query, find
-from care_qdrant.search.resolved import ResolvedCollection, resolve_vectors
+from care_qdrant.search.resolved import ResolvedCollection, StoreConfig, resolve_vectors
 from care_qdrant.types import CARE_KEY, TermVector, Vectors
 from care_trainer.learn.queries import Labelled
 

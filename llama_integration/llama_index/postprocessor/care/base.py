@@ -1,7 +1,7 @@
 """`CareRerank`: the order that CARE would give, for nodes that another retriever found."""
 
 from collections.abc import Mapping
-from typing import Self
+from typing import Any, Self
 
 from llama_index.core.bridge.pydantic import ConfigDict, Field, SerializeAsAny, model_validator
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
@@ -46,6 +46,11 @@ class CareRerank(BaseNodePostprocessor):
     @override
     def class_name(cls) -> str:
         return "CareRerank"
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        # LlamaIndex would leave out what cannot be pickled, and the copy fail at its first query.
+        return self.vector_store.__getstate__()
 
     @override
     def _postprocess_nodes(

@@ -11,7 +11,7 @@ from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.schema import BaseNode
 from llama_index.core.vector_stores.types import MetadataFilters, VectorStoreQuery, VectorStoreQueryResult
 from llama_index.vector_stores.care.creating import create_collection
-from llama_index.vector_stores.care.filters import document_filter, is_empty
+from llama_index.vector_stores.care.filters import has_filters
 from llama_index.vector_stores.care.index_nodes import IndexNodes
 from llama_index.vector_stores.care.modes import is_lexical
 from llama_index.vector_stores.care.once import OnceLogger
@@ -20,6 +20,7 @@ from llama_index.vector_stores.care.points import check_points
 from llama_index.vector_stores.care.reading import Reader, score_nodes
 from llama_index.vector_stores.care.settings import (
     HasContract,
+    QueryOptions,
     StoreSettings,
     contract_of,
     open_client,
@@ -27,7 +28,7 @@ from llama_index.vector_stores.care.settings import (
     shard_keys,
 )
 from llama_index.vector_stores.care.sparse import StoreTerms, chosen_encoder, two_sided
-from llama_index.vector_stores.care.writing import Writer, deletion_filter
+from llama_index.vector_stores.care.writing import Writer, deletion_filter, document_deletion
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
 from typing_extensions import override
 
@@ -38,10 +39,9 @@ from care_qdrant.encoders.terms.sparse import SparseQueryEncoder, Terms
 from care_qdrant.errors import InputError
 from care_qdrant.forking import ForkPool
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME
-from care_qdrant.search.choice import StoreConfig
 from care_qdrant.search.fusion import DEFAULT_ALPHA, require_fusion
 from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver
-from care_qdrant.search.resolved import ResolvedCollection
+from care_qdrant.search.resolved import ResolvedCollection, StoreConfig
 from care_qdrant.search.retriever import SEARCH_POLICY
 
 P = ParamSpec("P")
@@ -252,8 +252,9 @@ class CareVectorStore(StoreSettings):
 
     @override
     def query(self, query: VectorStoreQuery, **options: Any) -> VectorStoreQueryResult:
+        given = QueryOptions.of(options)
         self._check_query(query)
-        return self._use(lambda resolved: self._reader.search(resolved, query, options, self))
+        return self._use(lambda resolved: self._reader.search(resolved, query, given, self))
 
     @override
     async def aquery(self, query: VectorStoreQuery, **options: Any) -> VectorStoreQueryResult:
@@ -306,14 +307,14 @@ class CareVectorStore(StoreSettings):
 
     @override
     def delete(self, ref_doc_id: str, shard_identifier: Any = None, **options: Any) -> None:
-        if not ref_doc_id:
+        if not ref_doc_id or not isinstance(ref_doc_id, str):
             raise InputError(f"delete() was given the document id {ref_doc_id!r}; nothing was deleted")
         if ref_doc_id == "None":
             raise InputError(
                 "delete() was given the document id 'None', which LlamaIndex writes for every node that has no "
                 "document; nothing was deleted. delete_nodes(node_ids=[...]) deletes nodes by their own ids"
             )
-        self._delete(lambda resolved: document_filter([ref_doc_id], resolved.layout), shard_identifier)
+        self._delete(lambda resolved: document_deletion(resolved, ref_doc_id), shard_identifier)
 
     @override
     async def adelete(self, ref_doc_id: str, shard_identifier: Any = None, **options: Any) -> None:
@@ -329,7 +330,7 @@ class CareVectorStore(StoreSettings):
             InputError: Neither ids nor filters are given, or a filter that rules nodes out, such as NE, names a key
                 that no point has: every node would be deleted. `clear` is for that.
         """
-        if node_ids is None and is_empty(filters):
+        if node_ids is None and not has_filters(filters):
             raise InputError(
                 "delete_nodes() was given neither node ids nor filters, and every node would go; nothing was deleted. "
                 "clear() empties the collection"

@@ -12,7 +12,7 @@ from care_qdrant import Collection
 from care_qdrant.contracts.contract import SparseContract, contract_metadata
 from care_qdrant.encoders.terms.sparse import NATIVE_BM25, SparseQueryEncoder
 from care_qdrant.qdrant.create import make_collection
-from care_qdrant.search.choice import StoreConfig
+from care_qdrant.search.resolved import StoreConfig
 
 
 def create_collection(

@@ -140,8 +140,15 @@ def is_listed_point(record: models.Record) -> bool:
 
 def having_ids(node_ids: Iterable[str]) -> models.HasIdCondition:
     """Match the points of these nodes; no point where no point can have any of the ids."""
+    require_list("node ids", node_ids)
     ids: list[int | str | UUID] = [point_id for node_id in node_ids if (point_id := as_point_id(node_id)) is not None]
     return models.HasIdCondition(has_id=ids)
+
+
+def require_list(what: str, ids: Iterable[str]) -> None:
+    """Refuse one id where a list of them is expected: its characters would be taken for ids, and nothing found."""
+    if isinstance(ids, str):
+        raise InputError(f"one text ({ids!r}) is given where a list of {what} is expected; write [{ids!r}]")
 
 
 def as_point_id(node_id: str) -> str | int | None:

@@ -1,37 +1,29 @@
 """All that `CareVectorStore` reads: answers to queries, nodes by id or filter, scores of nodes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
+from llama_index.core.indices.query.embedding_utils import get_top_k_mmr_embeddings
 from llama_index.core.schema import BaseNode
 from llama_index.core.vector_stores.types import (
     MetadataFilters,
     VectorStoreQuery,
     VectorStoreQueryResult,
 )
-from llama_index.vector_stores.care.filters import all_of, is_empty, node_filter, query_filter, warn_of_filters
+from llama_index.vector_stores.care.filters import document_filter, metadata_conditions
 from llama_index.vector_stores.care.index_nodes import IndexNodes
-from llama_index.vector_stores.care.modes import (
-    has_terms,
-    is_blank,
-    is_diverse,
-    is_hybrid,
-    is_lexical,
-    made_hybrid,
-    require_mode,
-)
+from llama_index.vector_stores.care.modes import searched_by
 from llama_index.vector_stores.care.once import OnceLogger
 from llama_index.vector_stores.care.points import as_node, as_point_id, as_result, having_ids
-from llama_index.vector_stores.care.scores import choose_diverse, clip_scores, fuse_by_scaled_score
-from llama_index.vector_stores.care.settings import StoreSettings, shard_keys
+from llama_index.vector_stores.care.settings import QueryOptions, StoreSettings, shard_keys
 from llama_index.vector_stores.care.sparse import StoreTerms
 from qdrant_client import models
 
 from care_qdrant import Fallback, Fusion, Hit
 from care_qdrant.errors import InputError, counted
-from care_qdrant.search.conditions import Keys
 from care_qdrant.search.fusion import NEAREST_LEAST
 from care_qdrant.search.grouping import Grouping, find_groups
 from care_qdrant.search.query import Query, find
@@ -65,40 +57,30 @@ class Reader:
         self,
         resolved: ResolvedCollection,
         query: VectorStoreQuery,
-        options: Mapping[str, Any],
+        options: QueryOptions,
         settings: StoreSettings,
     ) -> VectorStoreQueryResult:
-        """Answer a query.
-
-        Args:
-            resolved: The collection.
-            query: Query of LlamaIndex.
-            options: Those of the stock store, and those of `Retriever.search`: score_threshold, group_by, group_size.
-            settings: Settings of the store.
-        """
-        if resolved.bm25 is not None:
-            query = made_hybrid(query)
-        if is_blank(query):
+        """Answer a query; one whose text is blank finds nothing."""
+        question = query.query_str or ""
+        if query.query_embedding is None and query.query_str is not None and not question.strip():
             return as_result([])
         asked = self._asked(resolved, query, options, settings)
-        if self.fallback is not None and asked.vector is not None and query.query_str:
-            [vector] = self.fallback.improve(resolved, [query.query_str], [asked.vector], asked.shard_key)
+        if self.fallback is not None and asked.vector is not None and question:
+            [vector] = self.fallback.improve(resolved, [question], [asked.vector], asked.shard_key)
             asked = replace(asked, vector=vector)
         grouping = self._grouping(resolved, asked, options)
         [lists] = find(resolved, [asked]) if grouping is None else [find_groups(resolved, [asked], grouping)]
-        self._tell_script(query.query_str or "", lists, settings)
+        self._tell_script(question, lists, settings)
         if settings.hybrid_fusion_fn is not None and asked.is_hybrid:
             return settings.hybrid_fusion_fn(*map(as_result, lists), alpha=asked.alpha_in(resolved), top_k=asked.top_k)
         hits: list[Hit] = lists[0] if lists else []
         if asked.with_vectors:
-            threshold = options.get("mmr_threshold", query.mmr_threshold)
-            hits = choose_diverse(hits, asked.vector or [], threshold, asked.top_k)
+            threshold = query.mmr_threshold if options.mmr_threshold is None else options.mmr_threshold
+            hits = _choose_diverse(hits, asked.vector or [], threshold, asked.top_k)
+        elif asked.is_hybrid and asked.fusion is None:
+            hits = _fuse_by_scaled_score(lists[0], lists[1], asked.alpha_in(resolved), asked.top_k)
         elif asked.is_hybrid:
-            hits = (
-                clip_scores(hits)
-                if asked.fusion is not None
-                else fuse_by_scaled_score(lists[0], lists[1], asked.alpha_in(resolved), asked.top_k)
-            )
+            hits = _clip_scores(hits)
         return as_result(hits)
 
     def nodes(
@@ -110,18 +92,18 @@ class Reader:
         shard: Any | None,
     ) -> list[BaseNode]:
         """Return the nodes that have one of the ids and pass the filters, with their vectors; None does not count."""
-        keys = self._keys(resolved, filters)
+        must = [] if node_ids is None else [having_ids(node_ids)]
         pages = resolved.collection.of_shard(shard).scroll(
-            where=node_filter(node_ids, filters, keys),
+            where=models.Filter(must=[*must, *self._conditions(resolved, filters)] or None),
             limit=limit,
             vectors=[resolved.vector_name] if resolved.vector_name else True,
             as_seen=True,
         )
         return [as_node(resolved.read(record)) for page in pages for record in page]
 
-    def _grouping(self, resolved: ResolvedCollection, asked: Query, options: Mapping[str, Any]) -> Grouping | None:
+    def _grouping(self, resolved: ResolvedCollection, asked: Query, options: QueryOptions) -> Grouping | None:
         """Return the groups that the options ask for, and refuse what Qdrant's own scores are needed for."""
-        given = [name for name in ("group_by", "group_size", "score_threshold") if options.get(name) is not None]
+        given = [name for name in ("group_by", "group_size", "score_threshold") if getattr(options, name) is not None]
         if given and asked.is_hybrid and asked.fusion is None:
             raise InputError(
                 f"{given[0]} needs a fusion by Qdrant, and here two lists are fused by scores without a common scale: "
@@ -132,53 +114,48 @@ class Reader:
             return None
         if asked.with_vectors:
             raise InputError(f"{grouped[0]} is not for queries of mode MMR, which choose their nodes by another rule")
-        keys = self.resolver.keys(resolved)
-        return Grouping.by(options.get("group_by"), options.get("group_size") or 1, resolved.collection, keys)
+        group_size = 1 if options.group_size is None else options.group_size
+        return Grouping.by(options.group_by, group_size, resolved.collection, self.resolver.keys(resolved))
 
     def _asked(
-        self, resolved: ResolvedCollection, query: VectorStoreQuery, options: Mapping[str, Any], settings: StoreSettings
+        self, resolved: ResolvedCollection, query: VectorStoreQuery, options: QueryOptions, settings: StoreSettings
     ) -> Query:
         """Return a query as the core takes it."""
-        require_mode(query, resolved, is_hybrid=settings.enable_hybrid, finds_bm25=self.finds_bm25)
-        params = options.get("search_params")
-        terms = self.terms.of_query(resolved, query) if has_terms(query) else None
-        own_top_k = query.hybrid_top_k if is_hybrid(query) else query.sparse_top_k if is_lexical(query) else None
+        by = searched_by(query, resolved, is_hybrid=settings.enable_hybrid, finds_bm25=self.finds_bm25)
+        terms = None
+        if by.text is not None:
+            terms = self.terms.of_query(resolved, by.text, has_weights=by.has_weights)
+        must: list[models.Condition] = [] if options.qdrant_filters is None else [options.qdrant_filters]
+        if query.doc_ids:
+            must.append(document_filter(query.doc_ids, resolved.layout))
+        if query.node_ids and not self._is_a_list(resolved, query.node_ids, settings):
+            must.append(having_ids(query.node_ids))
+        must += self._conditions(resolved, query.filters)
+        has_scale = resolved.bm25 is not None or self.fusion != "linear"
         return Query(
-            None if is_lexical(query) else query.query_embedding,
+            by.vector,
             terms,
-            own_top_k or query.similarity_top_k,
-            filter=all_of(options.get("qdrant_filters"), self._filter(resolved, query, settings)),
-            params=models.SearchParams(**params) if isinstance(params, dict) else params,
-            fusion=self._fusion_by_qdrant(resolved, settings),
+            by.top_k,
+            filter=models.Filter(must=must) if must else None,
+            params=options.search_params,
+            fusion=self.fusion if has_scale and settings.hybrid_fusion_fn is None else None,
             alpha=query.alpha,
-            score_threshold=options.get("score_threshold"),
+            score_threshold=options.score_threshold,
             sparse_top_k=query.sparse_top_k,
-            with_vectors=is_diverse(query),
-            shard_key=shard_keys(settings, options.get("shard_identifier")),
+            with_vectors=by.is_diverse,
+            shard_key=shard_keys(settings, options.shard_identifier),
         )
 
-    def _fusion_by_qdrant(self, resolved: ResolvedCollection, settings: StoreSettings) -> Fusion | None:
-        """Return the fusion of two lists; None where LlamaIndex's way is taken, for scores of unknown scale."""
-        has_scale = resolved.bm25 is not None or self.fusion != "linear"
-        return self.fusion if has_scale and settings.hybrid_fusion_fn is None else None
+    def _conditions(self, resolved: ResolvedCollection, filters: MetadataFilters | None) -> list[models.Condition]:
+        keys = partial(self.resolver.keys, resolved)
+        return metadata_conditions(filters, resolved.collection, keys, self.warnings)
 
-    def _filter(
-        self, resolved: ResolvedCollection, query: VectorStoreQuery, settings: StoreSettings
-    ) -> models.Filter | None:
-        """Return the filter of a query, and log once if it names index nodes alone."""
-        keys = self._keys(resolved, query.filters)
-        if query.node_ids and self.index_nodes.are_a_list(resolved.collection, query.node_ids):
+    def _is_a_list(self, resolved: ResolvedCollection, node_ids: Sequence[str], settings: StoreSettings) -> bool:
+        """Return whether an index named its whole list of nodes, which restricts nothing, and log that once."""
+        is_a_list = self.index_nodes.are_a_list(resolved.collection, node_ids)
+        if is_a_list:
             self.warnings.warn("index nodes", _NOT_RESTRICTED, settings.collection_name)
-            query = replace(query, node_ids=None)
-        return query_filter(query, resolved.layout, keys)
-
-    def _keys(self, resolved: ResolvedCollection, filters: MetadataFilters | None) -> Keys:
-        """Return the keys of a collection that filters need, and log once of each filter that misses them."""
-        if filters is None or is_empty(filters):
-            return Keys()
-        keys = self.resolver.keys(resolved)
-        warn_of_filters(filters, resolved.collection, keys, self.warnings)
-        return keys
+        return is_a_list
 
     def _tell_script(self, question: str, lists: Sequence[Sequence[Hit]], settings: StoreSettings) -> None:
         """Log once that a question is in the other script of Chinese than all that it found."""
@@ -205,3 +182,39 @@ def score_nodes(
     sign = -1 if resolved.distance in NEAREST_LEAST else 1
     scores: dict[Any, float] = {point.id: sign * point.score for point in points}
     return {node_id: scores[point_id] for node_id in node_ids if (point_id := as_point_id(node_id)) in scores}
+
+
+# The order and the scores of hits that Qdrant does not give as LlamaIndex wants them
+
+
+def _fuse_by_scaled_score(dense: Sequence[Hit], sparse: Sequence[Hit], alpha: float, top_k: int) -> list[Hit]:
+    """Fuse lists whose scores have no common scale: each between 0 for its last and 1 for its first hit.
+
+    For sparse encoders whose scores say nothing by themselves; BM25 has a better way (`care_qdrant.search.fusion`).
+    """
+    hits = {hit.point_id: hit for hit in (*sparse, *dense)}
+    scores = dict.fromkeys(hits, 0.0)
+    for listed, weight in ((dense, alpha), (sparse, 1 - alpha)):
+        for hit, score in zip(listed, _scaled(listed), strict=True):
+            scores[hit.point_id] += weight * score
+    best = sorted(scores, key=lambda point_id: -scores[point_id])[:top_k]
+    return [replace(hits[point_id], score=scores[point_id]) for point_id in best]
+
+
+def _choose_diverse(hits: Sequence[Hit], query: list[float], threshold: float | None, top_k: int) -> list[Hit]:
+    """Choose hits by maximal marginal relevance, as LlamaIndex's own store does, with its scores."""
+    vectors = [list(hit.vector or ()) for hit in hits]
+    scores, places = get_top_k_mmr_embeddings(query, vectors, similarity_top_k=top_k, mmr_threshold=threshold)
+    return [replace(hits[place], score=score) for score, place in zip(scores, places, strict=True)]
+
+
+def _clip_scores(hits: Sequence[Hit]) -> list[Hit]:
+    """Return hits with scores from 0 to 1: very long matches of BM25 go beyond, and opposed vectors below."""
+    return [hit if 0.0 <= hit.score <= 1.0 else replace(hit, score=min(max(hit.score, 0.0), 1.0)) for hit in hits]
+
+
+def _scaled(hits: Sequence[Hit]) -> list[float]:
+    if not hits:
+        return []
+    best, worst = hits[0].score, hits[-1].score
+    return [(hit.score - worst) / (best - worst) if best != worst else 1.0 for hit in hits]  # distances grow

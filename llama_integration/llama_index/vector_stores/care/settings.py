@@ -1,9 +1,9 @@
 """Settings of `CareVectorStore`: its fields, and what follows from them alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, Self
 
-from llama_index.core.bridge.pydantic import ConfigDict, Field, model_validator
+from llama_index.core.bridge.pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQueryResult
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
 from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
@@ -92,6 +92,36 @@ class StoreSettings(BasePydanticVectorStore):
         """Return what the constructor takes."""
         fixed = ("stores_text", "is_embedding_query")
         return {name: value for name, value in super().to_dict(**kwargs).items() if name not in fixed}
+
+
+class QueryOptions(BaseModel):
+    """Options of a query beside LlamaIndex's own: those of the stock store, and those of `Retriever.search`."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid", frozen=True)
+
+    qdrant_filters: models.Filter | None = None
+    search_params: models.SearchParams | None = None
+    shard_identifier: Any | None = None
+    score_threshold: float | None = Field(default=None, allow_inf_nan=False)
+    group_by: str | None = None
+    group_size: int | None = None
+    mmr_threshold: float | None = Field(default=None, ge=0, le=1)
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Self:
+        """Read the options of a call.
+
+        Raises:
+            InputError: There is an unknown one, or one with a value of another type.
+        """
+        try:
+            return cls(**options)
+        except ValidationError as error:
+            name, *inner = map(str, (first := error.errors()[0])["loc"])
+            if first["type"] == "extra_forbidden" and not inner:
+                known = ", ".join(cls.model_fields)
+                raise InputError(f"a query has no option {name}=; its options: {known}") from error
+            raise InputError(f"option {name}= of a query is {options[name]!r}: {first['msg']}") from error
 
 
 def contract_of(embedding: HasContract | None) -> VectorContract | None:

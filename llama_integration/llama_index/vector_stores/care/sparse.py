@@ -5,8 +5,6 @@ from importlib import import_module
 from typing import Any
 
 from llama_index.core.schema import BaseNode, MetadataMode
-from llama_index.core.vector_stores.types import VectorStoreQuery
-from llama_index.vector_stores.care.modes import is_hybrid
 
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.encoders.terms.sparse import (
@@ -18,8 +16,7 @@ from care_qdrant.encoders.terms.sparse import (
     document_terms,
 )
 from care_qdrant.errors import InputError
-from care_qdrant.search.choice import TermsOfQuery
-from care_qdrant.search.resolved import ResolvedCollection
+from care_qdrant.search.resolved import ResolvedCollection, TermsOfQuery
 from care_qdrant.types import TermVector
 
 
@@ -36,14 +33,13 @@ class StoreTerms:
         self.encoder = encoder
         self._weighted = weighted
 
-    def of_query(self, resolved: ResolvedCollection, query: VectorStoreQuery) -> TermVector | SparseQuery:
-        """Return the terms of a query; in a hybrid one they have the weights that the model has learned."""
-        text = query.query_str or ""
+    def of_query(self, resolved: ResolvedCollection, text: str, *, has_weights: bool) -> TermVector | SparseQuery:
+        """Return the terms of a query; BM25 with weights counts them as the model has learned to."""
         if self.encoder is not None:
             return self.encoder(text)
         assert resolved.bm25 is not None, "without another encoder, the sparse vector is BM25 of this package"
-        own: TermsOfQuery = self._weighted if is_hybrid(query) else bm25.query_vector
-        return own(text, resolved.bm25.analyser)
+        terms: TermsOfQuery = self._weighted if has_weights else bm25.query_vector
+        return terms(text, resolved.bm25.analyser)
 
     def of_nodes(self, resolved: ResolvedCollection, nodes: Sequence[BaseNode]) -> list[SparseQuery]:
         """Return the terms of nodes, as a collection stores them."""

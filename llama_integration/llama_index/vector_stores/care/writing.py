@@ -11,15 +11,15 @@ from llama_index.core.schema import BaseNode
 from llama_index.core.utils import iter_batch
 from llama_index.core.vector_stores.types import MetadataFilters
 from llama_index.embeddings.care.base import embeds_other_metadata
-from llama_index.vector_stores.care.filters import is_empty, node_filter, require_selective
+from llama_index.vector_stores.care.filters import build_filter, document_filter, has_filters, require_selective
 from llama_index.vector_stores.care.once import OnceLogger
-from llama_index.vector_stores.care.points import build_points, changed_texts, writes
+from llama_index.vector_stores.care.points import build_points, changed_texts, having_ids, writes
 from llama_index.vector_stores.care.settings import StoreSettings
 from llama_index.vector_stores.care.sparse import StoreTerms
 from qdrant_client import models
 
 from care_qdrant import Collection
-from care_qdrant.errors import counted
+from care_qdrant.errors import InputError, counted
 from care_qdrant.qdrant.sender import send_all
 from care_qdrant.search.conditions import Keys
 from care_qdrant.search.resolved import ResolvedCollection
@@ -102,9 +102,34 @@ def deletion_filter(
     Raises:
         InputError: Every node would pass: a filter rules nodes out by a key that no point has.
     """
-    if filters is None or is_empty(filters):
-        return node_filter(node_ids, None, Keys())
-    resolved.collection.refresh()  # what was there at the last check may be gone
-    keys = Keys.of(resolved.collection)
-    require_selective(filters, resolved.collection, keys)
-    return node_filter(node_ids, filters, keys)
+    must: list[models.Condition] = [] if node_ids is None else [having_ids(node_ids)]
+    if filters is not None and has_filters(filters):
+        resolved.collection.refresh()  # what was there at the last check may be gone
+        keys = Keys.of(resolved.collection)
+        require_selective(filters, resolved.collection, keys)
+        must.append(build_filter(filters, keys))
+    return models.Filter(must=must)
+
+
+def document_deletion(resolved: ResolvedCollection, document_id: str) -> models.Filter:
+    """Return the filter of the nodes of a document, by the keys that hold ids and nothing else.
+
+    Raises:
+        InputError: Only a key that may hold something else has the id, such as the ``source`` of LangChain's points.
+    """
+    where = document_filter([document_id], resolved.layout, to_delete=True)
+    if resolved.layout is None or resolved.layout.certain_paths == resolved.layout.document_paths:
+        return where
+
+    def some(points: models.Filter) -> bool:
+        return any(resolved.collection.scroll("looking for a document", where=points, limit=1, payload=False))
+
+    if not some(where) and some(document_filter([document_id], resolved.layout)):
+        guess = next(path for path in resolved.layout.document_paths if path not in resolved.layout.certain_paths)
+        key = guess.partition(".")[2]
+        raise InputError(
+            f"no point of {resolved.schema.name!r} has the document id {document_id!r}; points have it as their "
+            f"{key!r}, which may be a kind of text and not one document; nothing was deleted. To delete them all: "
+            f"delete_nodes(filters=MetadataFilters(filters=[MetadataFilter(key={key!r}, value={document_id!r})]))"
+        )
+    return where
