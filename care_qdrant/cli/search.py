@@ -1,4 +1,4 @@
-"""``care search``: ask a collection."""
+"""``care search``: search a collection."""
 
 import json
 import sys
@@ -128,7 +128,7 @@ def command(
     _refuse_without_effect("hybrid" if mode == "auto" else mode)
     if group_size > 1 and group_by is None:
         raise click.UsageError("--group-size has no effect here; it needs --group-by")
-    _parsed(conditions)  # a slip is said before anything is opened
+    _parsed(conditions)  # report a typing error before opening anything
     with target.open() as client:
         model = None if mode == "sparse" else load_model()
         retriever = Retriever(
@@ -144,9 +144,9 @@ def command(
         conditions_filter = _parsed(conditions, keys)
         good_match = cache(lambda: _good_match(retriever))
         is_for_people = not as_json and open_fallback is None
-        for each in _prompted(Collection(client, collection)) if query is None else [query]:
+        for text in _prompted(Collection(client, collection)) if query is None else [query]:
             [hits] = retriever.search(
-                [each],
+                [text],
                 top_k,
                 conditions_filter,
                 score_threshold=score_threshold,
@@ -156,10 +156,10 @@ def command(
             _refuse_without_effect(retriever.mode)
             if keys is not None:
                 _tell_of_conditions(Collection(client, collection), conditions, keys, is_found=bool(hits))
-            _show(each, collection, retriever.mode, hits, group_by, as_json)
-            _tell(script_note(each, hits))
+            _show(text, collection, retriever.mode, hits, group_by, as_json)
+            _tell(script_note(text, hits))
             if hits and is_for_people and model is not None:
-                _tell(_note(judge(hits, good_match(), model.unread(each)), hits[0]))
+                _tell(_note(judge(hits, good_match(), model.unread(text)), hits[0]))
 
 
 def _asked_collection(client: "QdrantClient", where: str) -> str:
@@ -181,7 +181,7 @@ def _tell(note: str | None) -> None:
 
 
 def _tell_of_conditions(collection: "Collection", conditions: Sequence[str], keys: "Keys", *, is_found: bool) -> None:
-    """Say of a condition that it lets nothing pass, which is an error, or that it rules nothing out."""
+    """Refuse a condition that no point meets, and note one that rules nothing out."""
     from care_qdrant.errors import InputError
     from care_qdrant.search.conditions import notice
 
@@ -192,20 +192,20 @@ def _tell_of_conditions(collection: "Collection", conditions: Sequence[str], key
 
 
 def _parsed(conditions: Sequence[str], keys: "Keys | None" = None) -> "models.Filter | None":
-    """Return the filter of --filter; an error says what a shell does to conditions."""
+    """Return the filter of --filter; an error mentions how shells treat < and >."""
     from care_qdrant.errors import InputError
     from care_qdrant.search.conditions import parse_filter
 
     try:
         return parse_filter(conditions, keys)
     except InputError as error:
-        is_cut = not all(set(one) & set("<=>") for one in conditions)
+        is_cut = not all(set(condition) & set("<=>") for condition in conditions)
         hint = "; a shell takes < and > for itself, so write the condition in quotes" if is_cut else ""
         raise InputError(f"--filter: {error}{hint}") from error
 
 
 def _good_match(retriever: "Retriever") -> "GoodMatch | None":
-    """Return the lowest score of a good match; None where it cannot be had in time: the hits are shown already."""
+    """Return the lowest score of a good match; None if it is not available in time: the hits are shown already."""
     from care_qdrant.errors import QdrantError
     from care_qdrant.search.good_match import fixed_questions, known_good_match, measure_good_match
 
@@ -218,7 +218,7 @@ def _good_match(retriever: "Retriever") -> "GoodMatch | None":
 
 
 def _note(match: "Match", best: "Hit") -> str | None:
-    """Return what to say of hits that are no good match; None where they are one."""
+    """Return the note for hits that are not a good match; None for a good match."""
     if match.unread:
         return (
             f"the model does not read {', '.join(match.unread)}, so its scores mean nothing; use a model that reads "
@@ -230,7 +230,7 @@ def _note(match: "Match", best: "Hit") -> str | None:
 
 
 def _prompted(collection: "Collection") -> Iterator[str]:
-    """Yield what a person types, or a pipe sends, until an empty line or the end."""
+    """Yield the lines that a person types or a pipe sends, until an empty one or the end."""
     if sys.stdin.isatty():
         from care_qdrant.search.overview import overview
 
@@ -248,8 +248,8 @@ def _prompted(collection: "Collection") -> Iterator[str]:
 
 def _show(query: str, collection: str, mode: "Mode", hits: "list[Hit]", group_by: str | None, as_json: bool) -> None:
     if as_json:
-        found = {"query": query, "collection": collection, "mode": mode, "hits": [hit.as_dict() for hit in hits]}
-        show_json(found)
+        report = {"query": query, "collection": collection, "mode": mode, "hits": [hit.as_dict() for hit in hits]}
+        show_json(report)
         return
     echo(_listing(hits, group_by) if hits else "nothing found")
 

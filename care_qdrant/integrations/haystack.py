@@ -13,7 +13,7 @@ from care_qdrant.types import embedded_text
 
 
 class _Component:
-    """Base of both components: settings that Haystack writes to YAML, and the model that they lead to."""
+    """Base of both components: settings that Haystack writes to YAML, and their model."""
 
     def __init__(self, model: str = BUILT_IN, device: str | None = None, fingerprint: str | None = None) -> None:
         """Keep the settings; nothing is read before `warm_up` or the first text."""
@@ -27,7 +27,7 @@ class _Component:
         return model
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings, and the fingerprint of the model that they lead to now."""
+        """Return the settings, and the fingerprint of the model that they name now."""
         settings: dict[str, Any] = default_to_dict(
             self, model=self.model, device=self.device, fingerprint=self.care_model.fingerprint
         )
@@ -35,7 +35,7 @@ class _Component:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Any:
-        """Make a component of what `to_dict` returned."""
+        """Make a component from the result of `to_dict`."""
         return default_from_dict(cls, data)
 
 
@@ -46,7 +46,7 @@ class CareTextEmbedder(_Component):
     Example:
         >>> from care_qdrant.integrations.haystack import CareTextEmbedder
         >>> len(CareTextEmbedder().run(text="耳鸣吃什么药")["embedding"])
-        256
+        384
     """
 
     def warm_up(self) -> None:
@@ -71,9 +71,10 @@ class CareDocumentEmbedder(_Component):
     @component.output_types(documents=list[Document])
     def run(self, documents: list[Document]) -> dict[str, list[Document]]:
         """Return the documents, each with its vector, under ``documents``."""
-        texts = [embedded_text(str(each.meta.get("title") or ""), each.content or "") for each in documents]
+        texts = [embedded_text(str(document.meta.get("title") or ""), document.content or "") for document in documents]
         try:
             vectors = self.care_model.encode_document(texts).tolist() if texts else []
         except UnusableText as error:
-            raise error.named([f"document {each.id!r}" for each in documents]) from error
-        return {"documents": [replace(each, embedding=row) for each, row in zip(documents, vectors, strict=True)]}
+            raise error.named([f"document {document.id!r}" for document in documents]) from error
+        pairs = zip(documents, vectors, strict=True)
+        return {"documents": [replace(document, embedding=vector) for document, vector in pairs]}

@@ -10,12 +10,12 @@ from care_qdrant.model.hub import BUILT_IN
 
 
 class CareEmbeddings(Embeddings):
-    """Queries by the small encoder, documents by the large one; each loads when the first text of its side comes.
+    """Embeds queries with the small encoder and documents with the large one; each loads with its first text.
 
     Example:
         >>> from care_qdrant.integrations.langchain import CareEmbeddings
         >>> len(CareEmbeddings().embed_query("耳鸣吃什么药"))
-        256
+        384
     """
 
     def __init__(
@@ -34,8 +34,8 @@ class CareEmbeddings(Embeddings):
     @override
     def embed_query(self, text: str) -> list[float]:
         [vector] = self.model.encode_query([text], prompt=self._query_prompt).tolist()
-        found: list[float] = vector
-        return found
+        values: list[float] = vector
+        return values
 
     @override
     def embed_documents(self, texts: list[str]) -> list[list[float]]:

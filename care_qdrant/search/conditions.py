@@ -1,7 +1,7 @@
-"""Conditions on metadata: as a person writes them, and how every door of this package compares values.
+"""Conditions on metadata, as a person writes them and as Qdrant takes them.
 
-A filter of LlamaIndex, ``--filter``, a condition of the service, of its page and of an assistant become Qdrant's
-conditions by the same rules: `Keys` says where a key is in the payloads, `equals` and `ordered` compare.
+Filters of LlamaIndex, ``--filter`` and the conditions of the service all become `Comparison`s, so they compare alike;
+`Keys` says where a key is in the payloads.
 """
 
 import json
@@ -55,17 +55,17 @@ class Keys:
     only_indexed: bool = False
     """Whether the server refuses a filter on a key without an index (strict mode)."""
     is_sampled: bool = True
-    """Whether there were payloads to read; an empty collection may soon hold those of any tool."""
+    """Whether there were payloads to read; an empty collection may soon be filled by any tool."""
     is_embedded: bool = False
-    """Whether the database is the embedded one, whose words are those between spaces, though it has no text index."""
+    """Whether the database is the embedded one, which splits words at spaces only and has no text index."""
     sample: tuple[Mapping[str, Any], ...] = ()
-    """Some payloads, which show where a key is besides a path with an index."""
+    """Some payloads, which show the paths of a key that have no index."""
     _there: set[str] = field(default_factory=set)
     """Keys that some point was seen to have."""
 
     @classmethod
     def of(cls, collection: Collection) -> "Keys":
-        """Read them off the schema and a few payloads of a collection."""
+        """Read the schema and a few payloads of a collection."""
         [records] = collection.scroll("reading a sample", limit=min(_LAYOUT_POINTS, collection.limits.page))
         layouts: dict[str, Layout] = {}
         for record in records:
@@ -96,14 +96,16 @@ class Keys:
             InputError: No path of Qdrant can name the key.
         """
         ways = readings(key)
-        paths = tuple(dict.fromkeys([*(one.filter_key(way) for one in self.layouts for way in ways), *ways]))
+        paths = tuple(dict.fromkeys([*(layout.filter_key(way) for layout in self.layouts for way in ways), *ways]))
         indexed = tuple(path for path in paths if path in self.indexes)
         filled = tuple(path for path in indexed if self.indexes[path].points)
         if self.only_indexed:
             return filled or indexed or paths
         if not filled:
             return paths
-        return tuple(path for path in paths if path in filled or any(_has_value(each, path) for each in self.sample))
+        return tuple(
+            path for path in paths if path in filled or any(_has_value(payload, path) for payload in self.sample)
+        )
 
     def kind(self, path: str) -> str | None:
         """Return the type of the payload index of a path; None where it has none."""
@@ -112,11 +114,11 @@ class Keys:
     def has(self, collection: Collection, key: str) -> bool:
         """Return whether some point of the collection has a key; that it has is asked once."""
         if key not in self._there:
-            each: list[models.Condition] = []
+            conditions: list[models.Condition] = []
             for path in self.paths(key):
                 is_null = models.IsNullCondition(is_null=models.PayloadField(key=path))
-                each += [models.Filter(must_not=[is_absent(path)]), is_null]
-            where = models.Filter(should=each)
+                conditions += [models.Filter(must_not=[is_absent(path)]), is_null]
+            where = models.Filter(should=conditions)
             if not any(collection.scroll("looking for a key", where=where, limit=1, payload=False, as_seen=True)):
                 return False
         self._there.add(key)
@@ -190,18 +192,18 @@ class Condition:
                 f"condition {text!r}: expected key=value, key!=value or key>=value; put a key that holds =, <, > or ! "
                 "in double quotes"
             )
-        found = cls(match["key"].strip(), match["operator"], match["value"].strip())
-        if (more := _NOT_AN_OPERATOR.match(found.written)) is not None:
+        condition = cls(match["key"].strip(), match["operator"], match["value"].strip())
+        if (more := _NOT_AN_OPERATOR.match(condition.written)) is not None:
             raise InputError(
-                f"condition {text!r}: {found.operator + more[0]!r} is not an operator; expected =, !=, >=, <=, > or <. "
-                "Put a value that begins with =, <, > or ! in double quotes"
+                f"condition {text!r}: {condition.operator + more[0]!r} is not an operator; expected =, !=, >=, <=, > "
+                "or <. Put a value that begins with =, <, > or ! in double quotes"
             )
-        if found.written.lower() == "null":
+        if condition.written.lower() == "null":
             raise InputError(
                 f"condition {text!r}: null is not a value that points are compared with; for the text, write "
-                f'{found.key}{found.operator}"{found.written}"'
+                f'{condition.key}{condition.operator}"{condition.written}"'
             )
-        return found
+        return condition
 
     @property
     def value(self) -> Value:
@@ -291,8 +293,8 @@ def _any_of(path: str, values: Sequence[Sequence[Value]], kind: str | None) -> m
     texts = [form for form in chosen if isinstance(form, str)]
     if len(chosen) != 1 and len(texts) == len(chosen) and kind != "datetime":
         return models.FieldCondition(key=path, match=models.MatchAny(any=texts))
-    each = [equals(path, form, kind) for form in chosen]
-    return each[0] if len(each) == 1 else models.Filter(should=list(each))
+    conditions = [equals(path, form, kind) for form in chosen]
+    return conditions[0] if len(conditions) == 1 else models.Filter(should=list(conditions))
 
 
 def _fits(value: Value, kind: str | None) -> bool:
@@ -307,7 +309,7 @@ def _fits(value: Value, kind: str | None) -> bool:
 def holds(
     path: str, text: str, kind: str | None = None, *, any_case: bool = False, is_embedded: bool = False
 ) -> models.Condition:
-    """Match points whose text under a path holds this one: its words where there is a text index, else a part of it.
+    """Match points whose text under a path holds this one: its words if there is a text index, else a part of it.
 
     Args:
         path: Payload path of the text.
@@ -322,9 +324,9 @@ def holds(
     if is_embedded and part is not None:
         # A Chinese clause is one word to the embedded database; before client 1.20 it looked for a part by itself.
         words = [models.MatchText(text=text)] if any_case else []
-        matches = [part(substring=one) for one in dict.fromkeys(spelled)] + words
+        matches = [part(substring=spelling) for spelling in dict.fromkeys(spelled)] + words
     else:
-        matches = [models.MatchText(text=one) for one in dict.fromkeys(spelled if kind != "text" else [text])]
+        matches = [models.MatchText(text=spelling) for spelling in dict.fromkeys(spelled if kind != "text" else [text])]
     return models.Filter(should=[models.FieldCondition(key=path, match=match) for match in matches])
 
 
@@ -346,8 +348,8 @@ def ordered(path: str, bound: str, value: str | int | float, kind: str | None = 
         ranges.append(models.DatetimeRange(**{bound: date}))
     if len(ranges) > 1 and kind in ("integer", "float", "datetime"):
         ranges = ranges[1:] if kind == "datetime" else ranges[:1]
-    each = [models.FieldCondition(key=path, range=one) for one in ranges]
-    return None if not each else each[0] if len(each) == 1 else models.Filter(should=list(each))
+    conditions = [models.FieldCondition(key=path, range=bounds) for bounds in ranges]
+    return None if not conditions else conditions[0] if len(conditions) == 1 else models.Filter(should=list(conditions))
 
 
 def _date(text: str) -> datetime | None:
@@ -375,11 +377,11 @@ def _has_value(payload: Mapping[str, Any], path: str) -> bool:
     return any(value not in (None, []) for value in value_by_key(dict(payload), path) or [])
 
 
-# What is said of conditions
+# Notes on conditions
 
 
 def keys_of(conditions: models.Filter) -> set[str]:
-    """Return the payload keys that a filter asks for, those of nested filters included."""
+    """Return the payload keys of a filter, including nested ones."""
     found: set[str] = set()
     least = conditions.min_should.conditions if conditions.min_should else []
     for group in (conditions.must, conditions.must_not, conditions.should, least):
@@ -395,7 +397,7 @@ def keys_of(conditions: models.Filter) -> set[str]:
 
 
 def tenant_conditions(conditions: models.Filter, tenant_keys: Set[str]) -> list[models.Condition]:
-    """Return the conditions on keys of tenants that every point which passes a filter meets."""
+    """Return the conditions on tenant keys that every matching point meets."""
     must = conditions.must if isinstance(conditions.must, list) else [conditions.must] if conditions.must else []
     found: list[models.Condition] = []
     for condition in must:
@@ -423,7 +425,7 @@ def _through_lists(value: Any, key: str) -> str | None:
         return None
     inner, step = value[name], name
     while isinstance(inner, list) and rest:
-        inner, step = next((one for one in inner if isinstance(one, Mapping | list)), None), f"{step}[]"
+        inner, step = next((item for item in inner if isinstance(item, Mapping | list)), None), f"{step}[]"
     if not rest:
         return step
     below = _through_lists(inner, rest)

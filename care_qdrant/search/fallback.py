@@ -1,9 +1,8 @@
 """Sends the queries that a learned encoder is least sure of to the model that made the vectors.
 
-How sure it is, is how far the best hit of its dense vector stands out: its score in deviations above the mean score of
-the collection's documents, which a sample of stored vectors tells. Over six collections and two models with three seeds
-(benchmarks/results/learn-dial.json) all measures that were tried keep about the same in the mean, and this one keeps
-the most where least is kept.
+Confidence is how far the best hit stands out: its score, in standard deviations above the mean score of a sample of
+stored vectors. Over six collections and two models with three seeds (benchmarks/results/learn-dial.json), all measures
+that were tried do about equally well on average; this one does best in the worst case.
 """
 
 import logging
@@ -28,9 +27,9 @@ Encode = Callable[[Sequence[str]], Vectors]
 
 SHARE = 0.2
 _WINDOW = 500
-"""Number of the last queries, among which a query counts as unsure."""
+"""Number of recent queries that a query is compared with."""
 _FEW = 20
-"""Least number of such queries; with fewer, none counts as unsure."""
+"""Fewest recent queries to compare with; before that, no query counts as unsure."""
 _SAMPLE = 1_000
 """Number of stored vectors that show the mean and the deviation of a query's scores."""
 _PROBES = 8
@@ -69,7 +68,7 @@ class Fallback:
         self._resumes_at = 0.0
         self._lock = ForkLock()
         self.asked, self.sent = 0, 0
-        """Queries so far, and those of them that were sent on."""
+        """Number of queries so far, and how many of them the former model encoded."""
 
     def improve(
         self,
@@ -99,7 +98,7 @@ class Fallback:
             _require_shape(asked, len(unsure), len(vectors[0]))
         except ModelError:
             raise
-        except Exception as error:  # of any client library: without it there is an answer, too
+        except Exception as error:  # of any client library; the learned query still answers
             self._resumes_at = time.monotonic() + _PAUSE_SECONDS
             logger.warning("the old model did not answer (%s); the learned queries are used alone", error)
             return vectors
@@ -112,7 +111,7 @@ class Fallback:
     def _deviations(
         self, resolved: ResolvedCollection, vectors: list[list[float]], shard_key: models.ShardKeySelector | None
     ) -> list[float | None]:
-        """Return how far each query's best document stands out; None where nothing is found."""
+        """Return how far each query's best document stands out; None if nothing was found."""
         name = resolved.vector_name
         assert name is not None
         requests = [
@@ -134,19 +133,19 @@ class Fallback:
         best = [hits[0].score if hits else None for hits in answers]
         return deviations(best, np.asarray(vectors, dtype=np.float32), self._samples[resolved.name], distance)
 
-    def _unsure(self, resolved: ResolvedCollection, found: Sequence[float | None]) -> list[int]:
+    def _unsure(self, resolved: ResolvedCollection, measured: Sequence[float | None]) -> list[int]:
         unsure = []
         with self._lock:
             seen = self._seen[resolved.name]
             if not seen:
                 seen.extend(resolved.held_out_deviations)
-            self.asked += len(found)
-            for row, one in enumerate(found):
-                if one is None:
+            self.asked += len(measured)
+            for row, deviation in enumerate(measured):
+                if deviation is None:
                     continue
-                if len(seen) >= _FEW and one < float(np.quantile(seen, self._share)):
+                if len(seen) >= _FEW and deviation < float(np.quantile(seen, self._share)):
                     unsure.append(row)
-                seen.append(one)
+                seen.append(deviation)
         return unsure
 
     def _check(self, resolved: ResolvedCollection) -> None:
@@ -182,7 +181,7 @@ def deviations(
     else:
         if distance is models.Distance.COSINE:
             queries, documents = (
-                each / np.maximum(np.linalg.norm(each, axis=1, keepdims=True), 1e-12) for each in (queries, documents)
+                rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12) for rows in (queries, documents)
             )
         scores = queries @ documents.T
     sign = -1 if distance is models.Distance.EUCLID else 1

@@ -33,17 +33,17 @@ DEFAULT_ALPHA = 0.5
 """Share of the dense score, or rank, from 0 (the sparse list alone) to 1 (the dense list alone)."""
 
 CANDIDATES = 100
-"""Points that each kind of vector offers."""
+"""Number of candidates of each kind of vector."""
 
 BM25_SCALE = 10.0
 
 NEAREST_LEAST = (models.Distance.EUCLID, models.Distance.MANHATTAN)
-"""Distances of which the least is the best; of the others, the greatest score is."""
+"""Distances where lower is better; with all others, higher is."""
 _EUCLID = models.Distance.EUCLID
 
 
 def require_fusion(fusion: str) -> None:
-    """Refuse a fusion that is not there."""
+    """Refuse an unknown fusion."""
     if fusion not in get_args(Fusion):
         raise InputError(f"fusion is {fusion!r}; expected one of {', '.join(get_args(Fusion))}")
 
@@ -87,11 +87,11 @@ def _rank_weights(alpha: float) -> list[float]:
 
 
 def candidates(limit: int, *, fusion: Fusion | None, max_limit: int | None) -> int:
-    """Return the number of points that each kind of vector offers."""
-    wanted = max(CANDIDATES, limit)
+    """Return the number of candidates of each kind of vector."""
+    required = max(CANDIDATES, limit)
     if max_limit is None:
-        return wanted
-    return min(wanted, max(1, max_limit // 2 if fusion == "linear" else max_limit))
+        return required
+    return min(required, max(1, max_limit // 2 if fusion == "linear" else max_limit))
 
 
 def bm25_weight(terms: Sequence[float]) -> float:

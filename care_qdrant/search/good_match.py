@@ -1,8 +1,8 @@
 """Good matches: the good-match score of a collection, and the queries that a model does not read.
 
 Scores of two encoders, or of two collections, have no common scale, and the nearest text is always found. The
-good-match score is what most questions of the collection's own find in *another* document: what a question of this
-field finds there, a query from elsewhere does not. It is measured once, with questions of the points whose ids come
+good-match score is the score that most questions of the collection itself reach in *another* document: a question of
+this field reaches it, a query from elsewhere does not. It is measured once, with questions of the points whose ids come
 first, and kept in the collection's metadata, so that every program says the same of a hit until the collection has
 changed markedly.
 """
@@ -73,11 +73,11 @@ def judge(hits: Sequence[Hit], good_match: GoodMatch | None, unread: Sequence[st
 
 
 def known_good_match(retriever: Retriever) -> GoodMatch | None:
-    """Return the good-match score that a collection keeps; None where it has none, or one that tells nothing any more.
+    """Return the good-match score in a collection's metadata; None if it has none, or an outdated one.
 
     That is so where the collection has changed markedly since, and where terms of queries or the dense list count
-    otherwise than they did. Distances, of which the least is the best, have no good-match score. It costs no request
-    beyond the check of the contract, where that is due; a hybrid search whose dense share nobody has measured yet
+    otherwise than they did. Distances have no good-match score, since lower is better. It costs no request
+    beyond the check of the contract, where that is due; a hybrid search whose dense share is not known yet
     measures it first.
     """
     if not retriever.is_plain or retriever.fingerprint is None:
@@ -94,8 +94,8 @@ def known_good_match(retriever: Retriever) -> GoodMatch | None:
 
 def fixed_questions(retriever: Retriever) -> list[Question]:
     """Return the questions that a good-match score is measured with, the same ones each time."""
-    # In the order of ids: those of ingestion, and of most tools, are hashes or random. Where they count up, these are
-    # the oldest points.
+    # In the order of ids, which are hashes or random from ingestion and most tools. Where ids count up, these are the
+    # oldest points.
     pages = retriever.resolved.collection.scroll("reading a sample", limit=SAMPLE_POINTS)
     return own_questions(map(read_hit, chain.from_iterable(pages)))[:QUESTIONS]
 

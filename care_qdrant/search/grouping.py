@@ -1,12 +1,12 @@
-"""Hits by group: the best ones of each document, or of each value of a payload key, in one implementation for all.
+"""Hits by group: the best ones of each document, or of each value of a payload key.
 
-Qdrant's own grouping knows texts and whole numbers alone, answers one query a request, and gives up after ten searches.
-Here the usual searches are asked again while groups are missing. Where the score of a hit says the same whatever else
-is found, the next search leaves out the points that cannot count any more, so all groups are found. A fusion by ranks
-would change with them; there, as for documents, only the number of points grows, up to 64 times.
+Qdrant groups by texts and integers only, answers one query per request, and stops after ten searches. Here the usual
+searches are repeated while groups are missing. Where a score does not depend on the other hits, the next search leaves
+out the points that no longer count, so all groups are found. A fusion by ranks would change with them; there, as for
+documents, only the number of points grows, up to 64 times.
 
-What another tool calls a document may be a kind of text (LangChain's ``source``) or a part of one. Where such ids leave
-fewer hits than were asked for, further hits of the same documents fill the answer.
+The document id of another tool may name a kind of text (LangChain's ``source``) or a part of a document. Where such ids
+leave fewer hits than requested, further hits of the same documents fill the answer.
 """
 
 import sys
@@ -35,7 +35,7 @@ class Grouping:
     """The groups of hits, and how many hits each may have."""
 
     paths: tuple[str, ...] = ()
-    """Payload paths of a key, of which the first that a point has counts; none groups by document."""
+    """Payload paths of a key, the first that a point has counts; empty to group by document."""
     size: int = 1
     """Largest number of hits of a group."""
 
@@ -66,8 +66,8 @@ class Grouping:
         for path in self.paths:
             stored = value_by_key(dict(hit.payload), path) or []
             if any(value not in (None, []) for value in stored):
-                found = {_identity(value): value for value in stored if isinstance(value, str | int | float)}
-                return list(found.values())
+                values = {_identity(value): value for value in stored if isinstance(value, str | int | float)}
+                return list(values.values())
         return []
 
     def narrows(self, query: Query) -> bool:
@@ -90,12 +90,12 @@ class _Groups:
         self._grouping, self._top_k = grouping, top_k
         self._found: dict[Hashable, _Group] = {}
         self._spare: list[Hit] = []
-        """Further hits of documents whose ids are a guess; they fill an answer that has too few documents."""
+        """Further hits of documents with uncertain ids; they fill an answer with too few documents."""
         self._seen: list[int | str] = []
-        """Ids of the points that were found."""
+        """Ids of the points so far."""
 
     def add(self, hits: Iterable[Hit]) -> None:
-        """Sort hits into their groups; those of a full group are dropped."""
+        """Sort hits into their groups, and drop those of full groups."""
         for hit in hits:
             self._seen.append(int(hit.point_id) if hit.point_id.isdecimal() else hit.point_id)
             for value in self._grouping.values(hit):
@@ -109,7 +109,7 @@ class _Groups:
     def _unfilled(self) -> list[Value]:
         """Values of the groups of the answer that may have more hits; none while groups are missing."""
         groups = list(self._found.values())[: self._top_k]
-        return [] if len(groups) < self._top_k else [one.value for one in groups if self._lacks(one)]
+        return [] if len(groups) < self._top_k else [group.value for group in groups if self._lacks(group)]
 
     @property
     def are_complete(self) -> bool:
@@ -120,10 +120,10 @@ class _Groups:
         """Return the filter of the points that may still count: of other groups, or of those that are not full."""
         if unfilled := self._unfilled:
             condition = at_first(
-                self._grouping.paths, lambda path: models.Filter(should=[equals(path, one) for one in unfilled])
+                self._grouping.paths, lambda path: models.Filter(should=[equals(path, value) for value in unfilled])
             )
         else:
-            full = [one.value for one in self._found.values() if not self._lacks(one)]
+            full = [group.value for group in self._found.values() if not self._lacks(group)]
             condition = at_first(self._grouping.paths, lambda path: _has_other(path, full))
         seen: list[models.Condition] = [models.HasIdCondition(has_id=list(self._seen))] if self._seen else []
         return models.Filter(must=[condition], must_not=seen or None)

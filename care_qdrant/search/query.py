@@ -1,4 +1,4 @@
-"""A query: the requests that it makes to Qdrant, and the hits that come back."""
+"""A query: its requests to Qdrant, and the hits of the answers."""
 
 import logging
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ TENANT_IDF_SINCE = (1, 19)
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Query of a search: its vector, its terms, its filter and its fusion."""
+    """One query: vector, terms, filter and fusion."""
 
     vector: list[float] | None
     """Vector of the query; None searches by the terms alone. Without both, points come in the order of their ids."""
@@ -42,16 +42,16 @@ class Query:
     params: models.SearchParams | None = None
     """Parameters of the dense search."""
     fusion: Fusion | None = "linear"
-    """Fusion of the two lists by Qdrant; None where the caller fuses them."""
+    """Fusion of the two lists by Qdrant; None if the caller fuses them."""
     alpha: float | None = None
     """Share of the dense list in a fused score, from 0 to 1; None takes that of the collection."""
     score_threshold: float | None = None
     """Least score of a hit, on the scale that hits have (a distance: the largest); None for all. Where the caller fuses
     two lists, it is the caller's to apply."""
     part: models.Filter | None = None
-    """Part of the points that pass the filter to look at; unlike the filter, it changes no score."""
+    """Restricts the points further; unlike the filter, it changes no score."""
     sparse_top_k: int | None = None
-    """Points that the sparse vector offers to a caller who fuses; None is as many as the dense one."""
+    """Candidates of the sparse vector if the caller fuses; None takes as many as of the dense one."""
     with_vectors: bool = False
     """Return candidates with their dense vector, from which the caller chooses ``top_k``."""
     shard_key: models.ShardKeySelector | None = None
@@ -59,7 +59,7 @@ class Query:
 
     @property
     def has_terms(self) -> bool:
-        """Whether there is something for the sparse vector to match."""
+        """Whether the sparse vector has a term to match."""
         return self.terms is not None and (isinstance(self.terms, models.Document) or bool(self.terms.indices))
 
     @property
@@ -78,11 +78,11 @@ class Query:
         return self.alpha
 
     def has_comparable_scores(self) -> bool:
-        """Return whether the score of a hit says the same whatever else was found; ranks do not."""
+        """Return whether a score does not depend on the other hits; ranks do."""
         return not self.is_hybrid or self.fusion == "linear"
 
     def is_nearest_least(self, resolved: ResolvedCollection) -> bool:
-        """Return whether scores are distances, of which the least is the best."""
+        """Return whether scores are distances, where lower is better."""
         return self.vector is not None and not self.is_hybrid and resolved.distance in NEAREST_LEAST
 
     def requests(self, resolved: ResolvedCollection) -> list[models.QueryRequest]:
@@ -149,7 +149,7 @@ class Query:
         )
 
     def _tenant_idf(self, resolved: ResolvedCollection) -> models.SearchParams | None:
-        """Return the parameters that count the documents of a term among those of the tenant that is searched alone."""
+        """Return the parameters by which the IDF of a term counts the documents of the filtered tenant only."""
         params = resolved.schema.sparse.get(resolved.sparse_vector_name or "")
         if self.filter is None or params is None or params.modifier is not models.Modifier.IDF:
             return None
@@ -159,7 +159,7 @@ class Query:
         return models.SearchParams(idf=models.IdfCorpusParams(corpus=models.Filter(must=tenant)))
 
     def _dense(self, resolved: ResolvedCollection) -> models.Prefetch:
-        """Return the search in the dense vector, as its quantisation, its graph and a filter beside it require."""
+        """Return the dense search with the parameters that quantization, the graph and a filter need."""
         given = self.params or models.SearchParams()
         added: dict[str, Any] = {"quantization": resolved.quantization}
         if self.vector is not None and resolved.schema.has_index and not given.exact:  # searched by the graph
@@ -173,17 +173,17 @@ class Query:
 
 
 def find(resolved: ResolvedCollection, queries: Sequence[Query], what: str = "searching") -> list[list[list[Hit]]]:
-    """Ask a collection in one call, and return the hits of each list that each query asked for, best first."""
+    """Search a collection in one call, and return the hits of each list of each query, best first."""
     requests = [query.requests(resolved) for query in queries]
-    answers = iter(resolved.collection.search(what, [request for each in requests for request in each]))
-    found = [
-        query.lists(resolved, [next(answers) for _ in each]) for query, each in zip(queries, requests, strict=True)
+    answers = iter(resolved.collection.search(what, [request for own in requests for request in own]))
+    lists_by_query = [
+        query.lists(resolved, [next(answers) for _ in own]) for query, own in zip(queries, requests, strict=True)
     ]
-    return [[[resolved.read(point) for point in points] for points in lists] for lists in found]
+    return [[[resolved.read(point) for point in points] for points in lists] for lists in lists_by_query]
 
 
 def _tell_unindexed(resolved: ResolvedCollection, conditions: models.Filter) -> None:
-    """Log once for each key of a filter that it has no index: a search of the graph then misses much of what passes."""
+    """Log once for each key of a filter without an index: a graph search then misses many matching points."""
     if resolved.schema.points < FEW_POINTS:
         return
     for key in sorted(keys_of(conditions) - resolved.schema.payload_schema.keys() - resolved.told_keys):

@@ -28,13 +28,13 @@ TermsOfQuery = Callable[[str, Analyser], TermVector]
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """Vectors that the caller wants to search, and the model of its queries."""
+    """Which vectors to search, and the model that makes the queries."""
 
     dense: bool = True
     sparse: bool | None = False
-    """Whether a sparse vector is searched; None where there is one that is BM25 by the analyser of this package."""
+    """Whether to search a sparse vector; None searches one if it is BM25 of this package."""
     bm25: bool = False
-    """Whether the sparse vector must be BM25 by the analyser of this package, not one by functions of the user."""
+    """Whether the sparse vector must be BM25 of this package, not one of the user's own encoder."""
     vector_name: str | None = None
     sparse_vector_name: str | None = None
     contract: VectorContract | None = None
@@ -42,21 +42,21 @@ class StoreConfig:
     fingerprint: str | None = None
     """Fingerprint of that model, when this is all that is known of it."""
     only_vector: bool = False
-    """Whether the only vector is taken where the model made none; the check then names its model."""
+    """Whether to take the only vector if the model made none; the check then names the model that did."""
     text_field: str | None = None
-    """Payload field of the text; None finds out."""
+    """Payload field of the text; None detects it."""
     encode: Callable[[Sequence[str]], Vectors] | None = None
-    """Encoder of queries, which compares vectors that were written anew under a learned encoder with their texts."""
+    """Encoder of queries; a learned one is checked against vectors that were written since, by their texts."""
     alpha: float | None = DEFAULT_ALPHA
-    """Share of the dense score that the model's card gives; None measures it, where there are `encode` and `terms`."""
+    """Share of the dense score by the model's card; None measures it with `encode` and `terms`."""
     terms: TermsOfQuery | None = None
-    """Maker of the terms of queries by an analyser, by which that share is measured."""
+    """Function that makes the terms of queries, to measure that share."""
     sample_points: int = 0
     """Number of points whose payloads show the layout; 0 reads none."""
 
     @property
     def expected(self) -> str | None:
-        """Fingerprint that the dense vector must have; None where nobody says what makes the queries."""
+        """Fingerprint that the dense vector must have; None if the model of the queries is not known."""
         return self.contract.fingerprint if self.contract is not None else self.fingerprint
 
 
@@ -73,7 +73,7 @@ class ResolvedCollection:
     bm25: SparseContract | None
     """Constants of the sparse vector, where it is BM25 by this package."""
     unchecked: VectorContract | None
-    """Contract of the dense vector, where the collection has one and nobody says what makes the queries."""
+    """Contract of the dense vector, if the collection has one and the model of the queries is not known."""
     quantization: models.QuantizationSearchParams | None
     """Measured parameters for searches of a quantised dense vector; None leaves them to the server."""
     checked_at: float
@@ -88,7 +88,7 @@ class ResolvedCollection:
     layout: Layout | None = None
     """Layout of the payloads; None where none were sampled, and where no sampled node has a text."""
     told_keys: set[str] = field(default_factory=set)
-    """Payload keys without an index of which a warning was logged."""
+    """Payload keys without an index that a warning was logged for."""
     unfinished: str | None = None
     """Warning that the searched vectors are being written, or an interrupted run wrote them; None for whole ones."""
     is_sampled: bool = False
@@ -101,7 +101,7 @@ class ResolvedCollection:
 
     @property
     def seen(self) -> dict[str, Any]:
-        """What was seen of the payloads, as fields of the next check of the same collection."""
+        """What the payloads showed, as fields for the next check of the same collection."""
         return {"layout": self.layout, "is_sampled": self.is_sampled, "told_keys": self.told_keys}
 
     @property
@@ -181,7 +181,7 @@ def resolve_vectors(
         find_alpha=partial(float, DEFAULT_ALPHA if alpha is None else alpha),
         hnsw_ef=None if vector_name is None else _hnsw_ef(schema, vector_name, config),
         held_out_deviations=_held_out_deviations(learned),
-        # BM25 that is being added is not searched yet by who takes what there is, and will be.
+        # BM25 that is still being added will be searched where the caller takes what exists.
         unfinished=schema.unfinished_of(vector_name, sparse_name, *(schema.sparse if config.sparse is None else ())),
         **({} if before is None else before.seen),
     )
@@ -199,7 +199,7 @@ def _check_dense(schema: CollectionSchema, vector_name: str, config: StoreConfig
 
 
 def choose_layout(payloads: Sequence[Payload], text_field: str | None, attached: str | None) -> Layout | None:
-    """Return how to read payloads; None where there are none, and where LlamaIndex wrote nodes without a text."""
+    """Return how to read payloads; None if there are none, or if LlamaIndex wrote nodes without a text."""
     if not payloads:
         return None
     if text_field is None and attached and any(isinstance(lookup(payload, attached), str) for payload in payloads):
@@ -213,7 +213,7 @@ def choose_layout(payloads: Sequence[Payload], text_field: str | None, attached:
 
 
 def learned_contract(schema: CollectionSchema, vector_name: str, config: StoreConfig) -> LearnedContract | None:
-    """Return the contract of the encoder that makes the queries; None where it was not learned from the vectors."""
+    """Return the contract of the query encoder if it was learned from the stored vectors, or None."""
     learned = schema.learned.get(vector_name)
     return learned if learned is not None and learned.fingerprint == config.expected else None
 
@@ -228,7 +228,7 @@ def _held_out_deviations(learned: LearnedContract | None) -> tuple[float, ...]:
 def _hnsw_ef(schema: CollectionSchema, vector_name: str, config: StoreConfig) -> int | None:
     """Return the recorded width of a graph search as far as the server allows it; None where its default is wider.
 
-    It is used as well where nobody says what makes the queries: one that is too wide costs time and loses nothing.
+    It is also used if the model of the queries is not known: too wide a search costs time and loses nothing.
     """
     learned = schema.learned.get(vector_name)
     if learned is None or learned.hnsw_ef is None or config.expected not in (None, learned.fingerprint):
@@ -241,9 +241,9 @@ def _hnsw_ef(schema: CollectionSchema, vector_name: str, config: StoreConfig) ->
 
 
 def choose_dense(schema: CollectionSchema, config: StoreConfig, before: str | None = None) -> str:
-    """Return the name of the dense vector to search; it may not be there.
+    """Return the name of the dense vector to search; it may not exist.
 
-    Nothing is guessed: with another vector beside it, a collection would answer from another space, without an error.
+    Never guess: the vector of another model answers from another space, without an error.
     """
     if config.vector_name is not None:
         return config.vector_name
@@ -261,7 +261,7 @@ def choose_dense(schema: CollectionSchema, config: StoreConfig, before: str | No
 
 
 def choose_sparse(schema: CollectionSchema, config: StoreConfig, before: str | None = None) -> str:
-    """Return the name of the sparse vector to search; it may not be there."""
+    """Return the name of the sparse vector to search; it may not exist."""
     if config.sparse_vector_name is not None:
         return config.sparse_vector_name
     ours = [name for name in schema.sparse if isinstance(schema.contracts.get(name), SparseContract)]
@@ -278,22 +278,22 @@ def choose_sparse(schema: CollectionSchema, config: StoreConfig, before: str | N
 
 
 def find_bm25(schema: CollectionSchema, vector_name: str | None = None) -> str | None:
-    """Return the name of a sparse vector that is BM25 by the analyser of this package; None where there is none.
+    """Return the name of the sparse vector that is BM25 of this package, or None.
 
-    One that is being added for the first time is not there yet: most points lack it.
+    One that is still being added does not count: most points lack it.
     """
-    found = []
+    names = []
     for name, params in schema.sparse.items():
         contract = schema.contracts.get(name)
         is_ours = isinstance(contract, SparseContract) and find_analyser(contract.fingerprint) is not None
-        is_wanted = vector_name == name or (vector_name is None and not schema.is_being_added(name))
-        if is_ours and is_wanted and params.modifier == models.Modifier.IDF:
-            found.append(name)
-    return _first(schema, found) if found else None
+        is_asked_for = vector_name == name or (vector_name is None and not schema.is_being_added(name))
+        if is_ours and is_asked_for and params.modifier == models.Modifier.IDF:
+            names.append(name)
+    return _first(schema, names) if names else None
 
 
 def _first(schema: CollectionSchema, names: Sequence[str]) -> str:
-    """Return the vector that was there before others of the same maker were attached beside it."""
+    """Return the oldest of the vectors of one model; `care attach` added the others."""
     firsts = [name for name in names if not schema.is_beside(name)]
     if len(names) == 1 or len(firsts) == 1:
         return (firsts or list(names))[0]

@@ -1,4 +1,4 @@
-"""Queries in, hits out: the online half. It reads the query encoder and never the document encoder."""
+"""`Retriever`: queries in, hits out. It loads the query encoder and never the document encoder."""
 
 import logging
 import math
@@ -38,7 +38,7 @@ BATCH_QUERIES = 64
 """Largest number of queries of a request, and of a batch of the query encoder."""
 
 SEARCH_POLICY = RetryPolicy(attempts=3, base_seconds=0.2, cap_seconds=2.0)
-"""Retries of a search: fewer than those of ingestion, since somebody waits for the answer."""
+"""Retries of a search: fewer than those of ingestion, because a person waits for the answer."""
 
 
 class Retriever:
@@ -91,9 +91,9 @@ class Retriever:
             task: Name of the task whose prompt queries get; None is the model's own prompt.
             params: Parameters of Qdrant for the dense vector: exact, hnsw_ef, quantization, acorn.
             shard_key: Shards to search in a collection with shards by key; None searches all.
-            unique_documents: Return each document once, by its best chunk, where a search groups by nothing else.
-            fallback: The model that made the vectors, for the queries that a learned encoder is least sure of; one
-                more search of the dense vector for each query.
+            unique_documents: Return each document once, by its best chunk, unless a search groups by a key.
+            fallback: The model that made the vectors, for the queries that a learned encoder is least sure of; it
+                costs one more dense search for each query.
             check_seconds: Time that a check of the contract holds; it costs two short requests.
 
         Raises:
@@ -160,7 +160,7 @@ class Retriever:
 
     @property
     def analyser(self) -> Analyser:
-        """Analyser of the BM25 vector that is searched; that for Chinese where there is none."""
+        """Analyser of the BM25 vector that is searched; the one for Chinese if there is no such vector."""
         constants = self.resolved.bm25
         return DEFAULT if constants is None else constants.analyser
 
@@ -173,11 +173,11 @@ class Retriever:
     def is_plain(self) -> bool:
         """Whether scores have the scale of every search by this model and mode: the caller chose nothing but those."""
         chosen = (self._alpha, self._prompt, self._shard_key, self._fallback, self._params)
-        return self._fusion == "linear" and all(one is None for one in chosen)
+        return self._fusion == "linear" and all(choice is None for choice in chosen)
 
     @property
     def scale(self) -> str:
-        """Description of what sets the size of scores beside the vectors; equal where scores can be compared."""
+        """Description of the scale of scores: equal for searches whose scores can be compared."""
         resolved = self.resolved
         if resolved.sparse_vector_name is None:
             return "dense"
@@ -192,7 +192,7 @@ class Retriever:
 
     @property
     def unfinished(self) -> str | None:
-        """Warning of searched vectors that are being written, or that an interrupted run wrote; None for whole ones."""
+        """Warning that the searched vectors are incomplete, since a run is writing them or was interrupted; or None."""
         return self._resolver.resolve().unfinished
 
     @property
@@ -262,7 +262,7 @@ class Retriever:
                 score_threshold=score_threshold,
                 shard_key=self._shard_key,
             )
-            found = self._resolver.use(
+            hits_by_text = self._resolver.use(
                 lambda resolved: self._search(
                     resolved, texts, asked_as, self._grouping(resolved, group_by, group_size), encode
                 )
@@ -270,7 +270,7 @@ class Retriever:
         except UnusableText as error:
             raise error.named([f"query {number}" for number in asked]) from error
         answers: list[list[Hit]] = [[] for _ in queries]
-        for number, hits in zip(asked, found, strict=True):
+        for number, hits in zip(asked, hits_by_text, strict=True):
             answers[number] = hits
         return answers
 
@@ -333,10 +333,10 @@ class Retriever:
         return self._terms(text, resolved.bm25.analyser)
 
     def _tell_fewer_candidates(self, resolved: ResolvedCollection, top_k: int) -> None:
-        """Log once where the server's limit lets a hybrid search look at fewer points than it should."""
-        wanted = candidates(top_k, fusion=self._fusion, max_limit=None)
+        """Log once if the server's limit leaves a hybrid search fewer candidates than it should have."""
+        required = candidates(top_k, fusion=self._fusion, max_limit=None)
         offered = candidates(top_k, fusion=self._fusion, max_limit=resolved.limits.query)
-        if self.mode == "hybrid" and offered < wanted and "fewer candidates" not in self._told:
+        if self.mode == "hybrid" and offered < required and "fewer candidates" not in self._told:
             self._told.add("fewer candidates")
             logger.warning(
                 "collection %r: max_query_limit is %d, so a hybrid search fuses the best %d points of each kind "
@@ -344,5 +344,5 @@ class Retriever:
                 resolved.name,
                 resolved.limits.query,
                 offered,
-                wanted,
+                required,
             )

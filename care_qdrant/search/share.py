@@ -1,9 +1,9 @@
-"""The share of the dense score in a hybrid search, where nobody has said what suits the scores of a model.
+"""The share of the dense score in a hybrid search, where neither the model nor the caller gives one.
 
-Cosines of some models differ by tenths from document to document; those of others, E5 among them, lie between 0.7 and
-0.9 and differ by hundredths. Added to BM25 with one weight for all models, the latter decide nothing. So the weight is
-measured: questions of the collection's own are scored with a sample of its points, and both kinds of scores count by
-how far they spread. That needs no judgements. On six collections with E5, nDCG@10 rose from 0.665 to 0.686
+Some models' cosines differ by tenths from document to document; others, such as E5's, lie between 0.7 and 0.9 and
+differ by hundredths. Added to BM25 with the same weight, the latter decide nothing. So the weight is measured: the
+collection's own questions are scored with a sample of its points, and both kinds of scores are weighted by their
+spread. That needs no judgements. On six collections with E5, nDCG@10 rose from 0.665 to 0.686
 (docs/evidence/experiments.md). The share is kept in the collection's metadata, for every program.
 """
 

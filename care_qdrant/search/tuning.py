@@ -1,4 +1,4 @@
-"""Quantised vectors: how much of an exact search they still find, measured on the collection, and what mends it.
+"""Quantised vectors: how many of the exact neighbours they still find, and the oversampling that restores them.
 
 Qdrant searches the compressed copies for ``oversampling`` times as many points as are wanted, and ranks these by the
 original vectors (rescoring). How many it takes depends on vectors, dimension and number of points, so it is measured

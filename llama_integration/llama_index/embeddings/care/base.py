@@ -82,7 +82,7 @@ class CareEmbedding(BaseEmbedding):
         True
     """
 
-    # A misspelt setting would leave its default in force, without a word.
+    # A misspelt setting would silently leave the default in force.
     model_config = ConfigDict(extra="forbid")
 
     model: str = Field(
@@ -173,7 +173,7 @@ class CareEmbedding(BaseEmbedding):
 
     @override
     def __getstate__(self) -> dict[str, Any]:
-        """Return the settings with the fingerprint of their model: whoever unpickles them refuses another one."""
+        """Return the settings with the fingerprint of their model: another model is refused when they are unpickled."""
         state = super().__getstate__()
         settings = {**state["__dict__"], "fingerprint": self.contract().fingerprint}
         private = {**(state["__pydantic_private__"] or {}), "_shared_model": None}

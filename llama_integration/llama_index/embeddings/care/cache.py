@@ -19,7 +19,7 @@ _role: ContextVar[Role] = ContextVar("care_role", default="document")
 
 @contextmanager
 def embedding_queries() -> Iterator[None]:
-    """Let cached vectors be those of queries inside the block, in this thread or task."""
+    """Use the cached vectors of queries inside the block, in this thread or task."""
     token = _role.set("query")
     try:
         yield
@@ -30,7 +30,7 @@ def embedding_queries() -> Iterator[None]:
 class RoleCache(BaseKVStore):
     """A key-value store in which one text has one vector per role and model.
 
-    `BaseEmbedding` asks it for ``"embeddings"`` by raw text, whoever embeds: after a document was embedded, a query of
+    `BaseEmbedding` asks it for ``"embeddings"`` by raw text only: after a document was embedded, a query of
     the same words would get the document's vector. Other collections pass through.
     """
 

@@ -1,4 +1,4 @@
-"""`CareRerank`: the order that CARE would give, for nodes that another retriever found."""
+"""`CareRerank`: reorders the nodes of another retriever by their stored vectors."""
 
 from collections.abc import Mapping
 from typing import Any, Self
@@ -16,8 +16,8 @@ from care_qdrant.errors import FingerprintMismatch, InputError
 class CareRerank(BaseNodePostprocessor):
     """Scores nodes of any retriever by the cosine of the query and their stored vectors, found by id.
 
-    One request to Qdrant and one run of the small encoder, whatever the number of nodes. Nodes that the collection
-    does not have come last, in their old order and without a score.
+    It costs one request to Qdrant and one run of the small encoder for any number of nodes. Nodes that are not in the
+    collection come last, in their old order and without a score.
 
     Example:
         >>> from llama_index.postprocessor.care import CareRerank
@@ -68,8 +68,8 @@ class CareRerank(BaseNodePostprocessor):
         return self._ranked(nodes, await self.vector_store.ascore(query, [node.node_id for node in nodes]))
 
     def _ranked(self, nodes: list[NodeWithScore], scores: Mapping[str, float]) -> list[NodeWithScore]:
-        scored = [NodeWithScore(node=one.node, score=scores.get(one.node_id)) for one in nodes]
-        scored.sort(key=lambda one: (one.score is None, -(one.score or 0.0)))
+        scored = [NodeWithScore(node=hit.node, score=scores.get(hit.node_id)) for hit in nodes]
+        scored.sort(key=lambda hit: (hit.score is None, -(hit.score or 0.0)))
         return scored[: self.top_n]
 
 

@@ -10,7 +10,6 @@ from typing import Any, ParamSpec, Self, TypeVar
 from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.schema import BaseNode
 from llama_index.core.vector_stores.types import MetadataFilters, VectorStoreQuery, VectorStoreQueryResult
-from llama_index.vector_stores.care.creating import create_collection
 from llama_index.vector_stores.care.filters import has_filters
 from llama_index.vector_stores.care.index_nodes import IndexNodes
 from llama_index.vector_stores.care.modes import is_lexical
@@ -28,7 +27,7 @@ from llama_index.vector_stores.care.settings import (
     shard_keys,
 )
 from llama_index.vector_stores.care.sparse import StoreTerms, chosen_encoder, two_sided
-from llama_index.vector_stores.care.writing import Writer, deletion_filter, document_deletion
+from llama_index.vector_stores.care.writing import Writer, create_collection, deletion_filter, document_deletion
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
 from typing_extensions import override
 
@@ -50,41 +49,41 @@ Ids = list[str] | None
 Filters = MetadataFilters | None
 
 SAMPLE_POINTS = 32
-"""Points that are read once to find out who wrote the payloads."""
+"""Number of points that are read once to detect the layout of the payloads."""
 
 _THREADS = ForkPool(32, "care-store")
-"""Async calls wait for sync ones in these, so that one client serves both and nothing is written twice."""
+"""Threads in which async calls run the sync ones, so that one client serves both."""
 
 
 async def _in_thread(function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Return what a sync call returns; a caller that is cancelled no longer waits for it."""
+    """Run a sync call in a thread; a cancelled caller no longer waits for it."""
     call = partial(copy_context().run, function, *args, **options)
     return await asyncio.get_running_loop().run_in_executor(_THREADS.executor, call)
 
 
 class CareVectorStore(StoreSettings):
-    """Searches one named vector of a collection, with the model that made it, whoever wrote the payloads.
+    """Searches one named vector of a collection with the model that made it, whichever tool wrote the payloads.
 
-    It takes the settings of LlamaIndex's ``QdrantVectorStore``, and reads and writes the same payloads. What differs is
+    It takes the settings of LlamaIndex's ``QdrantVectorStore``, and reads and writes the same payloads. It differs
     where that one fails silently:
 
-    - The vector is the one that was asked for, also beside an unnamed one, and also in a collection that is created.
+    - It searches the vector that you name, even in a collection that also has an unnamed one, or that it creates.
     - With ``embedding=`` the collection's fingerprint is checked, and a collection that is created carries it; without,
-      a collection that says what made its vectors is searched with a warning.
-    - With ``embedding=`` the vectors of queries and of added nodes are checked: those of another model are refused.
-    - Requests go to the collection that was checked, also after its alias was switched to another one.
-    - Payloads of LangChain, Haystack and plain points are read with ids, metadata, filters and reference ids; a point
+      searching a collection with a model record logs a warning.
+    - With ``embedding=`` the vectors of queries and added nodes are checked: vectors of another model are refused.
+    - Requests go to the collection that was checked, even after its alias was switched to another one.
+    - It reads payloads of LangChain, Haystack and plain points, with metadata, filters and document ids; a point
       without text does not fail a query.
     - `add` keeps the vectors that other models have on a point, and `get_nodes` returns all of them.
-    - NE, NIN, CONTAINS, ANY and ALL filters mean what LlamaIndex says they mean, 2 is 2.0, and a key is the one that
-      the metadata have, also with dots and spaces.
-    - A deletion that every node would pass is refused, and index and image nodes hide no text nodes from an index.
-    - An MMR query gives diverse answers, and a query of a mode that is not answered is refused.
+    - NE, NIN, CONTAINS, ANY and ALL filters mean what LlamaIndex says they mean, 2 is 2.0, and a key may
+      have dots and spaces.
+    - A deletion that would match every node is refused, and index and image nodes do not hide text nodes.
+    - An MMR query returns diverse nodes, and unsupported modes are refused.
     - With ``embedding=``, where the collection has a BM25 vector of this package, queries are hybrid and added nodes
       get it; ``enable_hybrid=False`` searches the dense vector alone.
-    - Scores of hybrid queries are in 0…1, and ``alpha=0.0`` is 0, sync and async.
+    - Scores of hybrid queries are from 0 to 1, and ``alpha=0.0`` means 0, sync and async.
     - One client serves sync and async callers, from any number of threads.
-    - Searches and writes that fail for the moment are tried again.
+    - Searches and writes that fail temporarily are retried.
 
     Example:
         >>> from qdrant_client import QdrantClient
@@ -128,41 +127,41 @@ class CareVectorStore(StoreSettings):
 
         Args:
             collection_name: Name or alias.
-            client: An open client; enough for sync and async calls.
-            aclient: Only for those who have no other: a client with its options is opened, which async calls use, too.
-            embedding: What makes the query vectors: the collection must carry its fingerprint.
-            fingerprint: The same, when only the fingerprint is known.
-            vector_name: Of the dense vector, ``""`` for the unnamed one; None takes the one of the embedding, or the
-                only one, and where several are there it is refused.
-            sparse_vector_name: For hybrid queries; None takes the only one.
-            sparse_encoder: Of added nodes and of queries of the modes hybrid and sparse, in place of BM25 by this
+            client: An open client, for sync and async calls.
+            aclient: Instead of ``client``: a sync client with the same options is opened, also for async calls.
+            embedding: Model of the query vectors, whose fingerprint the collection must carry.
+            fingerprint: The same, if only the fingerprint is known.
+            vector_name: Name of the dense vector, ``""`` for the unnamed one. None takes the vector of the embedding,
+                or the only one, and refuses several.
+            sparse_vector_name: Name of the sparse vector for hybrid queries; None takes the only one.
+            sparse_encoder: Encoder of added nodes and of queries in modes hybrid and sparse, in place of BM25 by this
                 package: the server's own, or a model of FastEmbed (`care_qdrant.encoders.terms.sparse`). It needs
                 ``sparse_vector_name``, and nothing checks that it fits the stored vectors.
-            text_field: Where payloads hold the text, as ``"body"`` or ``"document.body"``; None finds out.
-            fusion: Of hybrid queries with BM25 (`care_qdrant.search.fusion`); with a sparse encoder of others, ``rrf``
-                weighs ranks and ``linear`` scales scores as LlamaIndex does. ``hybrid_fusion_fn`` takes its place.
+            text_field: Payload field of the text, such as ``"body"`` or ``"document.body"``; None detects it.
+            fusion: Fusion of hybrid queries with BM25 (`care_qdrant.search.fusion`); with another encoder, ``rrf``
+                weighs ranks and ``linear`` scales scores as LlamaIndex does. ``hybrid_fusion_fn`` replaces it.
             fallback: The model that made the vectors, for the queries with a text of which a learned encoder is least
                 sure (`care_qdrant.search.fallback`).
-            check_seconds: How long a check of the collection holds; it costs two short requests. An alias may be
+            check_seconds: Seconds until the collection is checked again, with two short requests: an alias may be
                 switched to vectors of another model at any time.
             check_vectors: Compare the vector of each query that has a text, and of two nodes of each `add`, with those
                 that ``embedding`` makes, and refuse others; mostly this reads the embedding's cache of queries. Where
                 it encodes no documents (``documents=False``, or without torch), only the dimension of nodes is checked.
                 False for vectors that are of another text on purpose, as with HyDE.
-            dense_vector_name: The stock store's word for ``vector_name``.
-            settings: The other fields of this class. With ``embedding=`` or ``fingerprint=``, where the collection has
+            dense_vector_name: The stock store's name for ``vector_name``.
+            settings: Other fields of this class. With ``embedding=`` or ``fingerprint=``, where the collection has
                 a BM25 vector of this package, ``enable_hybrid`` is on by default: queries of the default mode are
                 hybrid.
 
         Raises:
-            InputError: The settings contradict each other; the vector is not there; no point of the collection has a
+            InputError: The settings contradict each other; the vector does not exist; no point of the collection has a
                 text; or ``aclient`` is an embedded database, which only one client can open.
             ContractError: Another model made the vectors.
         """
         require_fusion(fusion)
         contract = contract_of(embedding)
         encoder = chosen_encoder(sparse_encoder, sparse_vector_name, settings)
-        # An attach of BM25 must not change what the readers of another model find, whose scores it does not know.
+        # Attaching BM25 must not change the results of readers with another model, whose scores are not known.
         is_known = embedding is not None or fingerprint is not None
         finds_bm25 = settings.get("enable_hybrid") is None and encoder is None and is_known
         hybrid = bool(settings.pop("enable_hybrid", None)) or sparse_encoder is not None
@@ -236,7 +235,7 @@ class CareVectorStore(StoreSettings):
         sparse_query_fn: Terms | None = None,
         hybrid_fusion_fn: Callable[..., VectorStoreQueryResult] | None = None,
     ) -> None:
-        """Exchange the sparse encoder, the fusion of hybrid queries, or both; what is not given stays.
+        """Replace the sparse encoder, the fusion of hybrid queries, or both.
 
         Raises:
             InputError: A sparse encoder for one side only.
@@ -324,7 +323,7 @@ class CareVectorStore(StoreSettings):
     def delete_nodes(
         self, node_ids: Ids = None, filters: Filters = None, shard_identifier: Any = None, **options: Any
     ) -> None:
-        """Delete the nodes that have one of the ids and pass the filters; what is None does not count.
+        """Delete the nodes that have one of the ids and pass the filters; None selects all.
 
         Raises:
             InputError: Neither ids nor filters are given, or a filter that rules nodes out, such as NE, names a key
@@ -359,7 +358,7 @@ class CareVectorStore(StoreSettings):
         return self._resolver.use(lambda resolved: work(self._adopt(resolved)))
 
     def _adopt(self, resolved: ResolvedCollection) -> ResolvedCollection:
-        """Let the fields name the vectors that were chosen."""
+        """Write the names of the chosen vectors into the fields, and log warnings about the collection once."""
         self.dense_vector_name = resolved.vector_name or ""
         if resolved.sparse_vector_name is not None:
             self.sparse_vector_name = resolved.sparse_vector_name

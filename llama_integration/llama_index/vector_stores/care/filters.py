@@ -6,7 +6,7 @@ widen an OR filter where it should narrow it, takes 2 for another number than a 
 a stored true (a filter of LlamaIndex holds no booleans), takes a dot in a key for a way down, and drops all of these
 filters where ``qdrant_filters=`` is given.
 
-Two things stay Qdrant's. TEXT_MATCH, with case or without, looks for words of any case where there is a full-text
+Two operators work as in Qdrant. TEXT_MATCH, with case or without, matches words in any case if there is a full-text
 index. Without one it looks for a part of the text, TEXT_MATCH_INSENSITIVE in the usual spellings (covid, COVID, Covid).
 CONTAINS looks into arrays and not into strings.
 """
@@ -79,7 +79,7 @@ def metadata_conditions(
     Args:
         filters: The filters; None, and groups without a filter, let every point pass.
         collection: The collection that is searched.
-        keys: Returns the keys of its payloads; called where there is a filter.
+        keys: Returns the keys of its payloads; called only if there is a filter.
         warnings: Warnings that were logged.
     """
     if filters is None or not has_filters(filters):
@@ -101,11 +101,11 @@ def document_filter(document_ids: Sequence[str], layout: Layout | None, *, to_de
     paths, are_texts = [DOCUMENT_ID_KEY], True
     if layout is not None and layout.tool not in ("care", "llama-index"):
         # Last where our own `add` has them: points of several tools can be in one collection.
-        found = layout.certain_paths if to_delete else layout.document_paths
-        paths, are_texts = list(dict.fromkeys([*found, DOCUMENT_ID_KEY])), False
+        known = layout.certain_paths if to_delete else layout.document_paths
+        paths, are_texts = list(dict.fromkeys([*known, DOCUMENT_ID_KEY])), False
     matches = [models.MatchAny(any=list(document_ids))]
     # A node has the id as a text, other tools may have stored it as a number.
-    numbers = [int(each) for each in document_ids if each.isascii() and each.isdecimal() and int(each) < _INTEGERS]
+    numbers = [int(text) for text in document_ids if text.isascii() and text.isdecimal() and int(text) < _INTEGERS]
     if numbers and not are_texts:
         matches.append(models.MatchAny(any=numbers))
 

@@ -1,4 +1,4 @@
-"""Index and image nodes: LlamaIndex's index keeps these alone of the nodes that it adds to a store of texts."""
+"""Index and image nodes: the only nodes that a LlamaIndex index lists itself if the store holds texts."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -21,7 +21,7 @@ class IndexNodes:
     def __init__(self) -> None:
         self._known: set[str] = set()
         self._added_with: dict[str, frozenset[str]] = {}
-        # For each of them that this object added, those of the same call.
+        # Each of them that this object added, with the others of the same call.
 
     def note(self, nodes: Sequence[BaseNode]) -> None:
         """Remember the index and image nodes of one call of `add`."""
@@ -30,7 +30,7 @@ class IndexNodes:
         self._added_with |= dict.fromkeys(added, added)
 
     def are_a_list(self, collection: Collection, node_ids: Sequence[str]) -> bool:
-        """Return whether an index may have named these nodes as its list, so that nobody restricts the query."""
+        """Return whether an index may have named these nodes as its list, which does not restrict the query."""
         asked = set(node_ids)
         if unknown := asked - self._known:
             stored = collection.retrieve(list(_point_ids(unknown)), payload=["_node_type"])

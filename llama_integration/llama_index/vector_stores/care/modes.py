@@ -46,7 +46,7 @@ def searched_by(
     """
     mode, text, vector = VectorStoreQueryMode(query.mode), query.query_str, query.query_embedding
     if mode not in _MODES:
-        answered = ", ".join(each.value for each in _MODES)
+        answered = ", ".join(known.value for known in _MODES)
         raise ValueError(f"CareVectorStore answers queries of mode {answered}, none of mode {mode.value}")
     if mode is VectorStoreQueryMode.DEFAULT and text and resolved.bm25 is not None:
         mode = VectorStoreQueryMode.HYBRID

@@ -1,4 +1,4 @@
-"""Warnings that would come with every query, logged for the first of them alone."""
+"""Warnings that every query would repeat, logged once."""
 
 import logging
 from typing import Any
@@ -7,7 +7,7 @@ logger = logging.getLogger(__name__)
 
 
 class OnceLogger:
-    """Logs each warning of one store once, told apart by what it is about."""
+    """Logs one warning per subject."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()
@@ -17,7 +17,7 @@ class OnceLogger:
         return about in self._told
 
     def is_first(self, about: str) -> bool:
-        """Return whether a subject comes up for the first time, so that it is looked into once."""
+        """Return whether a subject comes up for the first time, so that it is examined once."""
         is_first = about not in self._told
         self._told.add(about)
         return is_first

@@ -1,4 +1,4 @@
-"""Hits as nodes and nodes as points, whoever wrote them."""
+"""Hits as nodes and nodes as points, whichever tool wrote them."""
 
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -96,9 +96,9 @@ def build_points(
 
 
 def check_points(nodes: Iterable[BaseNode]) -> None:
-    """Refuse what Qdrant does not take, never finds or keeps once, before anything is written.
+    """Refuse nodes that Qdrant would reject, never find or overwrite, before anything is written.
 
-    Those are ids that are no UUIDs, vectors without a length, and different nodes with one id.
+    Node ids must be UUIDs, vectors must not be zero, and different nodes must have different ids.
     """
     there: dict[str, BaseNode] = {}
     for node in nodes:
@@ -166,7 +166,7 @@ def writes(points: Sequence[models.PointStruct], stored: Iterable[models.Record]
 
     An upsert replaces a whole point. So points that are there get their vectors updated and their payload overwritten,
     but for our own bookkeeping of the other vectors; only the rest is upserted. What the bookkeeping says of the
-    written vectors and of the payload goes: whoever made them sees that they are others now, and makes them again.
+    written vectors and of the payload goes: the tool that made them sees the change and makes them again.
     """
     written = {name for point in points for name in cast(Mapping[str, Any], point.vector)}
     there = {_uuid(record): record.payload or {} for record in stored}

@@ -1,4 +1,4 @@
-"""All that `CareVectorStore` reads: answers to queries, nodes by id or filter, scores of nodes."""
+"""Reads for `CareVectorStore`: queries, nodes by id or filter, scores of nodes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -91,7 +91,7 @@ class Reader:
         limit: int | None,
         shard: Any | None,
     ) -> list[BaseNode]:
-        """Return the nodes that have one of the ids and pass the filters, with their vectors; None does not count."""
+        """Return the nodes that have one of the ids and pass the filters, with their vectors; None selects all."""
         must = [] if node_ids is None else [having_ids(node_ids)]
         pages = resolved.collection.of_shard(shard).scroll(
             where=models.Filter(must=[*must, *self._conditions(resolved, filters)] or None),
@@ -158,7 +158,7 @@ class Reader:
         return is_a_list
 
     def _tell_script(self, question: str, lists: Sequence[Sequence[Hit]], settings: StoreSettings) -> None:
-        """Log once that a question is in the other script of Chinese than all that it found."""
+        """Log once that a question and all its hits are in different scripts of Chinese."""
         if self.warnings.has_warned("script"):
             return
         if (note := script_note(question, chain(*lists))) is not None:
@@ -184,13 +184,13 @@ def score_nodes(
     return {node_id: scores[point_id] for node_id in node_ids if (point_id := as_point_id(node_id)) in scores}
 
 
-# The order and the scores of hits that Qdrant does not give as LlamaIndex wants them
+# Orders and scores that Qdrant does not compute
 
 
 def _fuse_by_scaled_score(dense: Sequence[Hit], sparse: Sequence[Hit], alpha: float, top_k: int) -> list[Hit]:
     """Fuse lists whose scores have no common scale: each between 0 for its last and 1 for its first hit.
 
-    For sparse encoders whose scores say nothing by themselves; BM25 has a better way (`care_qdrant.search.fusion`).
+    For sparse encoders whose scores have no known scale; BM25 has a better fusion (`care_qdrant.search.fusion`).
     """
     hits = {hit.point_id: hit for hit in (*sparse, *dense)}
     scores = dict.fromkeys(hits, 0.0)

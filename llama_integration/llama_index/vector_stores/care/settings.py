@@ -1,4 +1,4 @@
-"""Settings of `CareVectorStore`: its fields, and what follows from them alone."""
+"""Settings of `CareVectorStore`, options of its queries, and what follows from them alone."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, Self
@@ -17,7 +17,7 @@ from care_qdrant.qdrant.connection import REQUEST_TIMEOUT_SECONDS, open_server
 
 
 class HasContract(Protocol):
-    """A `CareEmbedding`, a `CareModel`: what knows the model that makes the vectors."""
+    """A `CareEmbedding` or a `CareModel`: an object that knows the model of the vectors."""
 
     def contract(self) -> VectorContract:
         """Return what a collection must say of its vectors."""
@@ -29,7 +29,7 @@ class StoreSettings(BasePydanticVectorStore):
     They are read at each use: a check of the collection writes the names of the vectors that it chose into them.
     """
 
-    # A misspelt setting would leave its default in force, without a word.
+    # A misspelt setting would silently leave the default in force.
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
     stores_text: bool = True
@@ -42,7 +42,7 @@ class StoreSettings(BasePydanticVectorStore):
     )
     batch_size: int = Field(default=64, gt=0, description="Points of one request of `add`.")
     parallel: int = Field(default=1, gt=0, description="Requests of `add` that are under way at a time.")
-    max_retries: int = Field(default=3, description="Attempts of a request that fails for the moment.")
+    max_retries: int = Field(default=3, description="Attempts of a request that fails temporarily.")
     index_doc_id: bool = Field(default=True, description="Index the ids of documents in a collection that is created.")
     url: str | None = Field(default=None, description="URL of the server, where no client is given.")
     api_key: str | None = Field(default=None, repr=False, description="API key of that server.")
@@ -95,7 +95,7 @@ class StoreSettings(BasePydanticVectorStore):
 
 
 class QueryOptions(BaseModel):
-    """Options of a query beside LlamaIndex's own: those of the stock store, and those of `Retriever.search`."""
+    """Keyword options of a query: the stock store's, and the options of `Retriever.search`."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid", frozen=True)
 
@@ -112,7 +112,7 @@ class QueryOptions(BaseModel):
         """Read the options of a call.
 
         Raises:
-            InputError: There is an unknown one, or one with a value of another type.
+            InputError: An option is unknown, or its value has the wrong type.
         """
         try:
             return cls(**options)

@@ -1,4 +1,4 @@
-"""Terms of queries and nodes: BM25 by this package, or a sparse encoder that a caller puts in its place."""
+"""Terms of queries and nodes: BM25 by this package, or another sparse encoder."""
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -21,7 +21,7 @@ from care_qdrant.types import TermVector
 
 
 class StoreTerms:
-    """Cuts the queries and the nodes of one store into terms."""
+    """Makes the terms of the queries and nodes of one store."""
 
     def __init__(self, encoder: SparseQueryEncoder | None, weighted: TermsOfQuery) -> None:
         """Set up.
@@ -51,7 +51,7 @@ class StoreTerms:
 
 
 def two_sided(documents: Terms | None, queries: Terms | None) -> TwoSidedSparse | None:
-    """Return the sparse encoder of two functions, None for none."""
+    """Return the sparse encoder of two functions, or None."""
     if (documents is None) != (queries is None):
         raise InputError(
             "a sparse encoder has two sides, or queries would be cut into other terms than nodes: give sparse_doc_fn= "
@@ -63,7 +63,7 @@ def two_sided(documents: Terms | None, queries: Terms | None) -> TwoSidedSparse 
 def chosen_encoder(
     encoder: SparseQueryEncoder | None, vector_name: str | None, settings: Mapping[str, Any]
 ) -> SparseQueryEncoder | None:
-    """Return the sparse encoder that takes the place of BM25 by this package, None for none."""
+    """Return the sparse encoder that replaces BM25 by this package, or None."""
     model = settings.get("fastembed_sparse_model")
     others = [name for name in ("sparse_doc_fn", "sparse_query_fn", "fastembed_sparse_model") if settings.get(name)]
     if encoder is not None and (others or not vector_name or settings.get("enable_hybrid") is False):
