@@ -26,6 +26,11 @@ class _Component:
         require_saved_model(model, self.fingerprint, f"{self.model}: this component")
         return model
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what `to_dict` saves: copies and pickles open the model again, and refuse another one."""
+        state = {name: value for name, value in self.__dict__.items() if name != "care_model"}
+        return {**state, "fingerprint": self.care_model.fingerprint}
+
     def to_dict(self) -> dict[str, Any]:
         """Return the settings, and the fingerprint of the model that they name now."""
         settings: dict[str, Any] = default_to_dict(

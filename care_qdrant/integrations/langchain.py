@@ -1,11 +1,12 @@
 """`CareEmbeddings`: the model as LangChain embeddings (extra ``langchain``)."""
 
 from pathlib import Path
+from typing import Any
 
 from langchain_core.embeddings import Embeddings
 from typing_extensions import override
 
-from care_qdrant.model.care_model import CareModel, Precision
+from care_qdrant.model.care_model import CareModel, Precision, require_saved_model
 from care_qdrant.model.hub import BUILT_IN
 
 
@@ -28,8 +29,18 @@ class CareEmbeddings(Embeddings):
         query_task: str | None = None,
     ) -> None:
         """Open a model; no weights are read."""
+        settings = {"model": model, "revision": revision, "device": device, "precision": precision}
+        self._settings: dict[str, Any] = {**settings, "query_task": query_task}
         self.model = CareModel.load(model, revision=revision, device=device, precision=precision)
         self._query_prompt = None if query_task is None else self.model.query_prompt(query_task)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings and the fingerprint: copies and pickles open the model again, and refuse another one."""
+        return {"settings": self._settings, "fingerprint": self.model.fingerprint}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        CareEmbeddings.__init__(self, **state["settings"])
+        require_saved_model(self.model, state["fingerprint"], f"{self._settings['model']}: these embeddings")
 
     @override
     def embed_query(self, text: str) -> list[float]:

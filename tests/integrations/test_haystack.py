@@ -1,5 +1,8 @@
 """The components in a Haystack pipeline, and the way to YAML and back."""
 
+import copy
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -76,6 +79,14 @@ def test_a_saved_component_knows_its_model(kind: type[CareTextEmbedder] | type[C
     saved["init_parameters"]["fingerprint"] = "0" * 64
     with pytest.raises(FingerprintMismatch, match="saved with 000000000000"):
         kind.from_dict(saved).warm_up()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda component: pickle.loads(pickle.dumps(component))])
+def test_a_copy_embeds_alike(copied: Callable[[CareTextEmbedder], CareTextEmbedder]) -> None:
+    embedder = CareTextEmbedder()
+    vector = embedder.run(text="耳鸣")
+    assert copied(embedder).run(text="耳鸣") == vector
+    assert copied(embedder).fingerprint == embedder.care_model.fingerprint
 
 
 @pytest.mark.parametrize("content", ["", "\f", "公式：\ud835"])

@@ -1,5 +1,8 @@
 """LangChain's own conformance tests over the built-in pair, and its stock Qdrant store over a collection of ours."""
 
+import copy
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +11,7 @@ import pytest
 from qdrant_client import QdrantClient
 
 from care_qdrant import CareModel, Document, ingest
-from care_qdrant.errors import UnusableText
+from care_qdrant.errors import FingerprintMismatch, UnusableText
 
 pytest.importorskip("langchain_core")
 from langchain_tests.integration_tests import EmbeddingsIntegrationTests
@@ -74,3 +77,13 @@ def test_a_text_that_no_vector_can_be_made_of_is_named(text: str, is_included: b
         embeddings.embed_documents(["耳鸣吃什么药", text])
     with pytest.raises(UnusableText, match=r"^text 0 "):
         embeddings.embed_query(text)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda embeddings: pickle.loads(pickle.dumps(embeddings))])
+def test_a_copy_embeds_alike_and_refuses_another_model(copied: Callable[[CareEmbeddings], CareEmbeddings]) -> None:
+    """Worker processes get the embeddings as a pickle."""
+    embeddings = CareEmbeddings()
+    assert copied(embeddings).embed_query("耳鸣") == embeddings.embed_query("耳鸣")
+    embeddings.model.fingerprint = "0" * 64
+    with pytest.raises(FingerprintMismatch, match="saved with 000000000000"):
+        copied(embeddings)
