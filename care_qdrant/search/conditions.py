@@ -382,31 +382,31 @@ def _has_value(payload: Mapping[str, Any], path: str) -> bool:
 
 def keys_of(conditions: models.Filter) -> set[str]:
     """Return the payload keys of a filter, including nested ones."""
-    found: set[str] = set()
+    names: set[str] = set()
     least = conditions.min_should.conditions if conditions.min_should else []
     for group in (conditions.must, conditions.must_not, conditions.should, least):
         for condition in group if isinstance(group, list) else [group]:
             if isinstance(condition, models.FieldCondition):
-                found.add(condition.key)
+                names.add(condition.key)
             elif isinstance(condition, models.Filter):
-                found |= keys_of(condition)
+                names |= keys_of(condition)
             elif isinstance(condition, models.NestedCondition):
                 nested = condition.nested
-                found |= {f"{nested.key}[].{key}" for key in keys_of(nested.filter)}
-    return found
+                names |= {f"{nested.key}[].{key}" for key in keys_of(nested.filter)}
+    return names
 
 
 def tenant_conditions(conditions: models.Filter, tenant_keys: Set[str]) -> list[models.Condition]:
     """Return the conditions on tenant keys that every matching point meets."""
     must = conditions.must if isinstance(conditions.must, list) else [conditions.must] if conditions.must else []
-    found: list[models.Condition] = []
+    of_tenants: list[models.Condition] = []
     for condition in must:
         keys = keys_of(models.Filter(must=[condition]))
         if keys and keys <= tenant_keys:
-            found.append(condition)
+            of_tenants.append(condition)
         elif isinstance(condition, models.Filter):
-            found += tenant_conditions(condition, tenant_keys)
-    return found
+            of_tenants += tenant_conditions(condition, tenant_keys)
+    return of_tenants
 
 
 def no_such_key(collection: Collection, key: str) -> str:
@@ -452,15 +452,15 @@ def notice(collection: Collection, conditions: Sequence[str], keys: Keys, *, fou
 def _incomparable(collection: Collection, keys: Keys, condition: Condition) -> str | None:
     """Say that the values of a key are of a type that a condition does not compare with; None where some are not."""
     stored: list[Any] = [
-        one
+        item
         for record in collection.sample(_SAMPLE_POINTS)
         if (value := lookup(read_hit(record).metadata, condition.key)) is not None
-        for one in (value if isinstance(value, list) else [value])
+        for item in (value if isinstance(value, list) else [value])
     ]
     by_order, value = condition.operator in BOUNDS, condition.value
     is_date = by_order and _date(condition.written) is not None
     is_indexed = not {keys.kind(path) for path in keys.paths(condition.key)}.isdisjoint(("integer", "float", "bool"))
-    if not stored or any(_is_comparable(one, value, by_order, is_date, is_indexed) for one in stored):
+    if not stored or any(_is_comparable(item, value, by_order, is_date, is_indexed) for item in stored):
         return None
     first = stored[0]
     if isinstance(first, Mapping):

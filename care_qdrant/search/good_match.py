@@ -121,8 +121,8 @@ def measure_good_match(
         if time.monotonic() > until:
             return None
         asked = questions[start : start + _BATCH]
-        found = retriever.search([question.text for question in asked], 2, encode=encode)
-        for question, hits in zip(asked, found, strict=True):
+        answers = retriever.search([question.text for question in asked], 2, encode=encode)
+        for question, hits in zip(asked, answers, strict=True):
             others = (hit.score for hit in hits if hit.document_id != question.document_id)
             scores += list(others)[:1]
     enough = len(scores) >= MIN_QUESTIONS

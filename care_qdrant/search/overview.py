@@ -1,6 +1,6 @@
-"""Overview of a collection for somebody who has not seen it: its size, questions that it answers, keys of filters.
+"""Overview of an unknown collection: its size, questions that it answers, keys to filter by.
 
-All of it but the size is read off a sample of the points.
+Everything but the size comes from a sample of the points.
 """
 
 import re
@@ -51,8 +51,8 @@ def overview(collection: Collection) -> Overview:
     values: dict[str, set[Scalar]] = {}
     for hit in hits:
         for key, value in hit.metadata.items():
-            each = value if isinstance(value, list) else [value]
-            scalars = {one for one in each if isinstance(one, Scalar)}
+            items = value if isinstance(value, list) else [value]
+            scalars = {item for item in items if isinstance(item, Scalar)}
             if scalars:
                 values.setdefault(key, set()).update(scalars)
     keys: dict[str, tuple[Scalar, ...]] = {}
@@ -66,11 +66,11 @@ def overview(collection: Collection) -> Overview:
 
 def own_questions(hits: Iterable[Hit]) -> list[Question]:
     """Return one question of each text, no question twice; those that ask something come first."""
-    found: dict[str, Question] = {}
+    questions: dict[str, Question] = {}
     for hit in hits:
         if text := _question(hit.title or hit.text):
-            found.setdefault(text, Question(text, hit.document_id))
-    return sorted(found.values(), key=lambda one: _ASKS.search(one.text) is None)
+            questions.setdefault(text, Question(text, hit.document_id))
+    return sorted(questions.values(), key=lambda question: _ASKS.search(question.text) is None)
 
 
 def _question(text: str) -> str:

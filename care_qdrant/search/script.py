@@ -1,4 +1,4 @@
-"""Tells questions in traditional Chinese characters that meet texts in simplified ones, and the other way round.
+"""Detects questions in traditional Chinese characters on texts in simplified ones, and the reverse.
 
 The two forms are different characters, so neither vectors nor BM25 see that they mean the same, unless a model was
 trained on both. The character sets of the two standards tell them apart, without a table of our own.
@@ -14,30 +14,30 @@ Script = Literal["traditional", "simplified"]
 
 
 def script_of(texts: Iterable[str]) -> Script | None:
-    """Return the script of which texts have more characters that the other one lacks; None where neither shows.
+    """Return the script whose exclusive characters are more frequent in the texts; None if neither is.
 
     Example::
 
         script_of(["糖尿病人能吃西瓜嗎"])   # 'traditional', since 嗎 is 吗 in simplified texts
     """
-    found = [_script(character) for text in texts for character in text]
-    traditional, simplified = found.count("traditional"), found.count("simplified")
+    scripts = [_script(character) for text in texts for character in text]
+    traditional, simplified = scripts.count("traditional"), scripts.count("simplified")
     if traditional == simplified:
         return None
     return "traditional" if traditional > simplified else "simplified"
 
 
 def script_note(query: str, hits: Iterable[Hit]) -> str | None:
-    """Return what to say where a question is in one script and all that was found in the other; None elsewhere."""
+    """Return a note if a question is in one script and its hits are in the other; otherwise None."""
     asked = script_of([query])
     if asked is None:
         return None
-    found = script_of(embedded_text(hit.title, hit.text) for hit in hits)
-    if found is None or asked == found:
+    written = script_of(embedded_text(hit.title, hit.text) for hit in hits)
+    if written is None or asked == written:
         return None
     profile = "t2s" if asked == "traditional" else "s2t"
     return (
-        f"the question is in {asked} Chinese characters and the texts are in {found} ones, which match neither by "
+        f"the question is in {asked} Chinese characters and the texts are in {written} ones, which match neither by "
         f"vectors nor by words: convert the question, for example with OpenCC ({profile})"
     )
 

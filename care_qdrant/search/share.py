@@ -70,10 +70,10 @@ def measured_alpha(
         return None
     pages = collection.scroll("reading a sample", limit=SAMPLE_POINTS, vectors=[vector_name, sparse_vector_name])
     points = [(record, vectors_of(record)) for record in chain.from_iterable(pages)]
-    found = [(record, vectors[sparse_vector_name]) for record, vectors in points if sparse_vector_name in vectors]
-    rows = [stored_vector(record.vector, vector_name) for record, _ in found]
-    whole = [(record, sparse, row) for (record, sparse), row in zip(found, rows, strict=True) if row is not None]
-    questions = [one.text for one in own_questions(read_hit(record) for record, _, _ in whole)][:_QUESTIONS]
+    with_terms = [(record, vectors[sparse_vector_name]) for record, vectors in points if sparse_vector_name in vectors]
+    rows = [stored_vector(record.vector, vector_name) for record, _ in with_terms]
+    whole = [(record, sparse, row) for (record, sparse), row in zip(with_terms, rows, strict=True) if row is not None]
+    questions = [question.text for question in own_questions(read_hit(record) for record, _, _ in whole)][:_QUESTIONS]
     if len(questions) < _MIN_QUESTIONS:
         return None
     try:
@@ -94,7 +94,7 @@ def measured_alpha(
 
 def _lexical(documents: Sequence[models.SparseVector], asked: Sequence[TermVector]) -> Scores:
     """Return the BM25 part of the linear fusion, with the sample's own document frequencies."""
-    weights = [dict(zip(each.indices, each.values, strict=True)) for each in documents]
+    weights = [dict(zip(vector.indices, vector.values, strict=True)) for vector in documents]
     frequencies = Counter(chain.from_iterable(weights))
     scores = np.zeros((len(asked), len(documents)))
     for number, question in enumerate(asked):

@@ -1,6 +1,6 @@
 """Quantised vectors: how many of the exact neighbours they still find, and the oversampling that restores them.
 
-Qdrant searches the compressed copies for ``oversampling`` times as many points as are wanted, and ranks these by the
+Qdrant searches the compressed copies for ``oversampling`` times as many points as requested, and ranks these by the
 original vectors (rescoring). How many it takes depends on vectors, dimension and number of points, so it is measured
 where they are: at the end of an ingestion or an attach, which record it in the collection's metadata for every search,
 and by ``care verify``.
@@ -98,8 +98,8 @@ def _measurement(schema: CollectionSchema, vector_name: str) -> Measurement:
 def recorded_rescoring(schema: CollectionSchema, vector_name: str, points: int | None = None) -> Rescoring | None:
     """Return what was measured for a vector; None where nothing was, or it was quantised otherwise then.
 
-    With a number of points, also None where the measurement has to be made again. A search takes an outdated one: the
-    next run that writes vectors makes a new one.
+    With a number of points, an outdated measurement is None as well. Searches use it until the next run that writes
+    vectors replaces it.
     """
     if not is_quantized(schema, vector_name):
         return None
@@ -119,9 +119,9 @@ def find_nearest(
     return [{hit.id for hit in hits} for batch in batches for hits in collection.search(what, batch)]
 
 
-def overlap_of(exact: Sequence[set[PointId]], found: Sequence[set[PointId]]) -> float:
+def overlap_of(exact: Sequence[set[PointId]], searched: Sequence[set[PointId]]) -> float:
     """Return the fraction of the nearest points that was found, from 0 to 1."""
-    return sum(len(here & there) for here, there in zip(exact, found, strict=True)) / max(1, sum(map(len, exact)))
+    return sum(len(here & there) for here, there in zip(exact, searched, strict=True)) / max(1, sum(map(len, exact)))
 
 
 def measure_rescoring(
@@ -144,18 +144,18 @@ def measure_rescoring(
     unquantised = overlap(_IGNORED)
     without = overlap(models.QuantizationSearchParams(rescore=False))
     points = collection.count_with_vector(vector_name)
-    oversampling = found = 0.0
-    for oversampling in sorted({at_least, *(each for each in OVERSAMPLING if at_least < each <= most)}):
-        found = overlap(models.QuantizationSearchParams(rescore=True, oversampling=oversampling))
-        if unquantised - found <= max_loss:
+    oversampling = overlapping = 0.0
+    for oversampling in sorted({at_least, *(factor for factor in OVERSAMPLING if at_least < factor <= most)}):
+        overlapping = overlap(models.QuantizationSearchParams(rescore=True, oversampling=oversampling))
+        if unquantised - overlapping <= max_loss:
             break
-    return Rescoring(oversampling, round(found, 4), round(without, 4), points, round(unquantised, 4))
+    return Rescoring(oversampling, round(overlapping, 4), round(without, 4), points, round(unquantised, 4))
 
 
 def record_rescoring(collection: Collection, vector_name: str) -> Rescoring | None:
     """Measure a quantised vector, unless that was done, and let searches use the result.
 
-    Stored vectors are the queries, and those of a query encoder lie further away from what they find: searches use
+    Stored vectors are the queries, and vectors of a query encoder lie further from their hits: searches use
     twice the oversampling that was enough here, if any was needed. A loss above `MAX_LOSS` is logged as a warning.
     """
     schema = collection.refresh()
@@ -175,8 +175,8 @@ def record_rescoring(collection: Collection, vector_name: str) -> Rescoring | No
             return known
         ids = [record.id for record in impatient.sample(QUERIES)]
         records = impatient.retrieve(ids, "reading sampled vectors", payload=False, vectors=[vector_name])
-        found = (vectors_of(record).get(vector_name) for record in records.values())
-        queries = [vector for vector in found if isinstance(vector, list)]
+        stored = (vectors_of(record).get(vector_name) for record in records.values())
+        queries = [vector for vector in stored if isinstance(vector, list)]
         if not queries:
             return known
         measured = measure_rescoring(impatient, vector_name, queries, max_loss=_MAX_RECORDED_LOSS)

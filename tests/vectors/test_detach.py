@@ -13,7 +13,7 @@ from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.retry import RetryPolicy
-from care_qdrant.search.choice import StoreConfig, choose_dense, choose_sparse
+from care_qdrant.search.resolved import StoreConfig, choose_dense, choose_sparse
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Chunk, Document
 from care_qdrant.vectors.attach import attach_vector

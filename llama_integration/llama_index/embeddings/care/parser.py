@@ -36,7 +36,7 @@ def _numbered_from(first: int, id_func: IdFuncCallable, i: int, doc: BaseNode) -
 class CareNodeParser(NodeParser):
     """Cuts documents as ``care-ingest`` does: at sentence ends, into nodes of at most the encoder's tokens.
 
-    Title, prompt and special tokens are counted, too, so no node is cut off by the encoder; `SentenceSplitter` counts
+    Title, prompt and special tokens count, so the encoder cuts off no node; `SentenceSplitter` counts
     the tokens of another model. Nodes embed title and text alone, as `CareNodeText` has it.
 
     Documents of one call that share an id, such as the pages of a file, get nodes with ids of their own, by their
@@ -105,7 +105,7 @@ class CareNodeParser(NodeParser):
         hashes: dict[str, tuple[str, ...]] = {}
         for document in documents:
             hashes[document.node_id] = (*hashes.get(document.node_id, ()), document.hash)
-        other = next((each for each, found in hashes.items() if self._parsed.get(each, found) != found), None)
+        other = next((name for name, own in hashes.items() if self._parsed.get(name, own) != own), None)
         if other is not None and not self._has_told:
             self._has_told = True
             logger.warning(

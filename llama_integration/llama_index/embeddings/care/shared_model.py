@@ -140,11 +140,11 @@ class SharedModel:
 
     def encode_documents(self, texts: Sequence[str]) -> Vectors:
         """Return the same as `embed_documents` in one array, ``(len(texts), dim)``; recent ones come from the cache."""
-        found = {text: self._recent_documents.get(text.strip()) for text in texts}
-        if missing := [text for text, vector in found.items() if vector is None]:
+        vectors = {text: self._recent_documents.get(text.strip()) for text in texts}
+        if missing := [text for text, vector in vectors.items() if vector is None]:
             rows = np.asarray(self.embed_documents(missing), dtype=np.float32)
-            found |= dict(zip(missing, rows, strict=True))
-        return self._as_rows([vector for text in texts if (vector := found[text]) is not None])
+            vectors |= dict(zip(missing, rows, strict=True))
+        return self._as_rows([vector for text in texts if (vector := vectors[text]) is not None])
 
 
 _INGEST_INSTEAD = (
