@@ -432,13 +432,13 @@ def test_a_server_that_is_gone_is_said_to_be_gone(served: CareModel, server: Emb
 
 @given(st.integers(1, 5).flatmap(lambda count: st.lists(st.integers(0, count), min_size=count, max_size=count)))
 def test_vectors_belong_to_the_texts_of_their_index_or_are_refused(places: list[int]) -> None:
-    """A permutation is undone; servers that give each row the same index answer in order; of others nobody can say."""
-    rows = [{"index": place, "embedding": [float(row)]} for row, place in enumerate(places)]
+    """A permutation is undone; servers that give each row the same index answer in order; others are refused."""
+    rows = [{"index": place, "embedding": [1.0, float(row)]} for row, place in enumerate(places)]
     answer = httpx.Response(200, json={"data": rows}, request=httpx.Request("POST", "http://x/v1/embeddings"))
     if sorted(places) == list(range(len(places))):
-        assert [places[int(row)] for (row,) in wire.read_vectors(answer, len(places))] == sorted(places)
+        assert [places[int(row)] for _, row in wire.read_vectors(answer, len(places))] == sorted(places)
     elif len(set(places)) == 1:
-        assert wire.read_vectors(answer, len(places)).tolist() == [[float(row)] for row in range(len(places))]
+        assert wire.read_vectors(answer, len(places)).tolist() == [[1.0, float(row)] for row in range(len(places))]
     else:
         with pytest.raises(EncodingError, match="gave vectors of index"):
             wire.read_vectors(answer, len(places))
