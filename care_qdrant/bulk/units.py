@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path, PurePath, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -48,6 +48,8 @@ AVERAGED = 4_096
 """Documents of which the mean length of BM25 is taken, as in direct ingestion."""
 
 Row = Document | Reject
+PlannedUnit = tuple[Unit, list[Row] | None]
+"""A unit and the rows that are written into the job; None where an earlier plan has written them."""
 
 
 def plan(
@@ -69,15 +71,20 @@ def plan(
     draft = replace(draft, fields=_typed(corpus, draft, former))
     if former is not None:
         require_same(former, draft, job.url, sparse=sparse)
-    planner = _Planner(job, draft, counter, former, on_progress)
+    planner = _Planner(draft, counter, former, on_progress)
     with planner.seen:
         # Known files first: what a new one repeats of them is left out of the new one.
         files = sorted(corpus_files(corpus), key=lambda file: file.name not in planner.former)
-        units = [unit for file in files for unit in planner.units(file)]
+        planned: Iterator[PlannedUnit] = chain.from_iterable(map(planner.units, files))
+        if not any_language:
+            planned = planner.require_language(planned)
+        units = []
+        for unit, rows in planned:
+            if rows is not None:
+                write_unit(job, unit, rows)
+            units.append(unit)
     if not units:
         raise InputError(f"{', '.join(corpus)}: no document is in the corpus, so no job was made")
-    if not any_language:
-        require_language(draft.model_name, counter, planner.texts[:SAMPLED_TEXTS])
     new = SparseContract.of_texts(planner.texts) if sparse and former is None else None
     terms = new or (former.sparse if sparse and former is not None else None)
     if terms is not None:
@@ -209,7 +216,6 @@ class _Planner:
 
     def __init__(
         self,
-        job: Job,
         manifest: Manifest,
         counter: TokenCounter,
         former: Manifest | None,
@@ -218,13 +224,21 @@ class _Planner:
         self.seen = Seen()
         self.texts: list[str] = []
         self._rows = self._characters = self._tokens = 0
-        self._job, self._manifest, self._counter, self._on_progress = job, manifest, counter, on_progress
+        self._manifest, self._counter, self._on_progress = manifest, counter, on_progress
         self.former: dict[str, list[Unit]] = {}
         for unit in former.units if former is not None else ():
             self.former.setdefault(unit.label, []).append(unit)
 
-    def units(self, file: CorpusFile) -> Iterator[Unit]:
-        """Return the units of a file: those that were planned before, with the rows that they had, then new ones."""
+    def require_language(self, planned: Iterator[PlannedUnit]) -> Iterator[PlannedUnit]:
+        """Return the units again, after refusing a model that does not read the language of the first texts."""
+        first: list[PlannedUnit] = []
+        while len(self.texts) < SAMPLED_TEXTS and (unit := next(planned, None)) is not None:
+            first.append(unit)
+        require_language(self._manifest.model_name, self._counter, self.texts[:SAMPLED_TEXTS])
+        return chain(first, planned)
+
+    def units(self, file: CorpusFile) -> Iterator[PlannedUnit]:
+        """Return the units of a file: those that were planned before, then new ones with the rows to write."""
         rows, first = rows_of(file, self._manifest), 1
         for was in self.former.get(file.name, []):
             unit, _ = self._unit(file, was.first, list(_until(rows, was.last)), was.last)
@@ -233,12 +247,11 @@ class _Planner:
                     f"{file.path}: rows {was.first:,} to {was.last:,} were changed since they were planned: plan into "
                     "another folder"
                 )
-            yield was
+            yield was, None
             first = was.last + 1
         while taken := list(islice(rows, self._manifest.unit_rows)):
             unit, own = self._unit(file, first, taken, taken[-1].line)
-            write_unit(self._job, unit, own)
-            yield unit
+            yield unit, own
             first = unit.last + 1
 
     def _unit(self, file: CorpusFile, first: int, rows: Sequence[Row], last: int) -> tuple[Unit, list[Row]]:

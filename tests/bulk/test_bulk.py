@@ -656,7 +656,8 @@ def test_a_damaged_receipt_declares_nothing_done(encoded: Job, tmp_path: Path) -
         assert encoded.receipts().keys() == {*whole} - {next(iter(whole))}
 
 
-def test_a_model_that_does_not_read_a_corpus_is_refused_before_the_job_is_made(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [5, 500])
+def test_a_model_that_does_not_read_a_corpus_is_refused_before_a_unit_is_written(tmp_path: Path, count: int) -> None:
     class Blind(HashModel):
         def unread(self, text: str) -> list[str]:
             return text.split()
@@ -666,8 +667,10 @@ def test_a_model_that_does_not_read_a_corpus_is_refused_before_the_job_is_made(t
 
         max_tokens = 40
 
-    corpus, job = write_lines(tmp_path / "a.jsonl", rows(5)), Job(str(tmp_path / "job"))
-    with pytest.raises(InputError, match="does not read 100% of 5 sampled texts"):
-        plan([str(corpus)], job, draft(), Blind(), sparse=True)
-    assert job.read("manifest.json") is None
+    corpus, job = write_lines(tmp_path / "a.jsonl", rows(count)), Job(str(tmp_path / "job"))
+    read: list[int] = []
+    with pytest.raises(InputError, match=f"does not read 100% of {min(count, 32)} sampled texts"):
+        plan([str(corpus)], job, draft(), Blind(), sparse=True, on_progress=read.append)
+    assert not (tmp_path / "job").exists(), "no unit is written"
+    assert read[-1] <= 40, "no more of the corpus is read than the units of the sample"
     assert plan([str(corpus)], job, draft(), Blind(), sparse=True, any_language=True).units
