@@ -25,7 +25,7 @@ class Fields:
     """Field of the id; ``_id`` where a row has no ``id``. `HASH_ID` makes the id of the row's content."""
     text: str = "text"
     """Field of the text; or several, separated by commas, of which each row has its text in the first that is not
-    empty."""
+    empty. The others join the metadata, except ``text``, which is the key of the chosen one in the payload."""
     title: str = "title"
     metadata: str = "metadata"
     types: Mapping[str, ColumnType] = field(default_factory=dict)
@@ -109,9 +109,9 @@ def parse_json(values: Any, line: int, fields: Fields) -> Document | Reject:
         return Reject(line, f"has the key {values.key!r} twice")
     if not isinstance(values, dict):
         return Reject(line, f"is a {_kind(values)}; expected an object with {fields.id!r} and {fields.text!r}")
-    fields = fields.of_row(values)
-    values = _with_named(values, fields)
-    if fields.text not in values and (inner := _rows_inside(values)) is not None:
+    chosen = fields.of_row(values)
+    values = _with_named(values, chosen)
+    if chosen.text not in values and (inner := _rows_inside(values)) is not None:
         return Reject(line, f"is an object around the rows, which are in its {inner!r}: give that array alone")
     return parse_values(values, line, fields)
 
@@ -126,7 +126,7 @@ def _rows_inside(values: Mapping[str, Any]) -> str | None:
 
 def parse_values(values: Mapping[str, Any], line: int, fields: Fields) -> Document | Reject:
     """Read one row that is decoded already. Fields that have no role join the metadata, but for those that are NaN."""
-    fields = fields.of_row(values)
+    alternatives, fields = fields.texts, fields.of_row(values)
     values = {name: value for name, value in _with_named(values, fields).items() if not _is_nan(value)}
     if fields.id == HASH_ID:
         if problem := _field_problem({**values, HASH_ID: HASH_ID}, fields, values):
@@ -139,7 +139,10 @@ def parse_values(values: Mapping[str, Any], line: int, fields: Fields) -> Docume
         document_id = str(document_id)
     named = document_id if isinstance(document_id, str) else ""
     roles = (fields.id, fields.text, fields.title, fields.metadata)
-    extra = {key: value for key, value in values.items() if key not in roles}
+    # The payload has the text and the title under these keys: an alternative that was not chosen, or one without a
+    # value, is left out, and any other is refused.
+    left_out = {key for key in ("text", "title") if key in alternatives or values.get(key) in (None, "")}
+    extra = {key: value for key, value in values.items() if key not in roles and key not in left_out}
     if problem := _field_problem(values, fields, values) or _metadata_problem(values, fields, extra):
         return Reject(line, problem, named)
     text = values[fields.text]
@@ -234,6 +237,10 @@ def _metadata_problem(values: Mapping[str, Any], fields: Fields, extra: Mapping[
         return f"{fields.metadata!r} has the key {metadata.key!r} twice"
     if not isinstance(metadata, dict | None):
         return f"{fields.metadata!r} is a {_kind(metadata)}; expected an object"
+    for role, name in (("text", fields.text), ("title", fields.title)):
+        if role in extra:
+            advice = f"rename it, or leave it out by --text-field {name},text" if role == "text" else "rename it"
+            return f"has {role!r} besides {name!r}, which is stored as its {role}: {advice}"
     twice = sorted((metadata or {}).keys() & extra.keys())
     return f"{twice[0]!r} is both a field of the row and a key of its metadata" if twice else ""
 

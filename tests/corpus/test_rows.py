@@ -1,11 +1,12 @@
 import json
+import re
 from types import MappingProxyType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from care_qdrant.corpus.rows import MAX_DEPTH, Fields, Reject, check_document, parse_line
+from care_qdrant.corpus.rows import MAX_DEPTH, Fields, Reject, check_document, parse_line, parse_values
 from care_qdrant.types import Document
 
 FIELDS = Fields()
@@ -161,3 +162,44 @@ def test_metadata_that_are_no_object_reject_the_document() -> None:
     row = check_document(Document("a", "b", metadata=[1]))  # type: ignore[arg-type]  # of a program without types
     assert isinstance(row, Reject)
     assert "expected an object" in row.reason
+
+
+@given(
+    values=st.dictionaries(
+        st.sampled_from(["text", "title", "body", "abstract", "year"]), st.sampled_from(["", "甲", "乙"]), min_size=1
+    ),
+    names=st.permutations(["body", "abstract", "text"]),
+)
+def test_the_first_text_that_is_not_empty_is_taken_whatever_else_a_row_has(
+    values: dict[str, str], names: list[str]
+) -> None:
+    row = parse_values({"id": "1", **values}, 1, Fields(text=",".join(names)))
+    filled = [values[name] for name in names if values.get(name)]
+    if not filled:
+        assert isinstance(row, Reject)
+        return
+    assert isinstance(row, Document)
+    assert (row.text, row.title) == (filled[0], values.get("title", ""))
+    assert not {"text", "title"} & row.metadata.keys()
+
+
+@pytest.mark.parametrize(
+    ("fields", "leftover", "advice"),
+    [
+        (Fields(text="body"), "text", "'text' besides 'body', .* --text-field body,text"),
+        (Fields(title="head"), "title", "'title' besides 'head', which is stored as its title: rename it"),
+    ],
+)
+def test_a_leftover_text_or_title_is_refused_with_advice_unless_it_is_empty(
+    fields: Fields, leftover: str, advice: str
+) -> None:
+    """Neither may be lost, nor take the place of the other in the payload."""
+
+    def parsed(value: str | None) -> Document | Reject:
+        return parse_values({"id": "1", fields.text: "少盐", fields.title: "饮食", leftover: value}, 1, fields)
+
+    refused = parsed("多喝水")
+    assert isinstance(refused, Reject)
+    assert re.search(advice, refused.reason)
+    for empty in (None, ""):
+        assert isinstance(parsed(empty), Document)
