@@ -271,7 +271,8 @@ def command(
 
     CORPUS is one or more files or folders: .jsonl, .json, .csv, .tsv, .parquet, .txt or .md, also compressed as .gz or
     .zst; a folder that Hugging Face datasets saved; or - for standard input. A row has an id and a text, and optionally
-    a title and metadata. Other fields become metadata.
+    a title and metadata. Other fields become metadata. The id of a text file is its path below the folder that is
+    named, so name the same folder in each run.
 
     Documents that are stored already are not encoded or written again. To continue an interrupted run, run the same
     command again. Rejected rows are listed in COLLECTION.rejects.jsonl with line number and reason; the exit code is 8.
@@ -400,7 +401,7 @@ def _summary(report: "IngestReport", target: Target, is_named: bool, options: di
         read = f"{counted(report.documents, 'document', 'were')} read so far ({said or 'nothing new'})"
         stored = f"{counted(report.points, 'point')} of this corpus {'is' if report.points == 1 else 'are'} stored"
         lines.append(f"{verb}: {stored}; {read}")
-        lines.append(f"{report.collection}{named}: {time}")
+        lines.append(f"{report.collection}{named}: stopped after {time}")
     else:
         as_points = f"{counted(report.documents, 'document')} as {counted(report.chunks, 'point')}"
         vector = f"vector {report.vector_name}" if report.vector_name else "the unnamed vector"

@@ -132,7 +132,8 @@ class Corpus:
             except _damage() as error:
                 hint = f". {_ADVICE}" if isinstance(error, UnicodeError) else ""
                 raise InputError(
-                    f"{file.path}: is damaged after row {line:,} ({error}); rows before it were read{hint}"
+                    f"{file.path}: is damaged after row {line:,} ({error}). Repair it and run the same command "
+                    f"again{hint}"
                 ) from error
             if size is not None and self._file is not None and _state(self._file) != self._opened:
                 self.changed.append(file.path)
@@ -321,7 +322,9 @@ def _files_of(path: str, form: Format | None) -> dict[str, Format]:
     if place.exists() and not place.is_dir():
         known = format_of(path) or form
         if known is None:
-            raise InputError(f"{path}: its name has no ending that says a format; give --format, or a name with one")
+            raise InputError(
+                f"{path}: its name says no format that is read; {_FOREIGN}. For text or rows, give --format"
+            )
         return {path: known}
     if matches := _matches(path):
         return {file: known for match in matches for file, known in _matched(match, form).items()}

@@ -473,8 +473,9 @@ class _Run:
             )
         if self.report.rejected and not self.settings.sync_despite_rejects:
             return InputError(
-                f"rejected rows: {self.report.rejected:,}, and each may be a document that is stored. {done}, and "
-                "nothing was deleted. Fix those rows, or give --sync-despite-rejects"
+                f"rejected rows: {self.report.rejected:,} ({'; '.join(self.report.first_rejects)}), and each may be a "
+                f"document that is stored. {done}, and nothing was deleted. Fix those rows, or give "
+                "--sync-despite-rejects"
             )
         return None
 
