@@ -13,7 +13,6 @@ import numpy as np
 import psutil
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.qdrant import grpc as bulk
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import Vectors
 from tests.reliability.processes import QdrantServer
@@ -117,7 +116,7 @@ def upload(
     for start in range(0, len(rows), PAGE):
         numbered = enumerate(np.asarray(rows[start : start + PAGE]), start)
         points = [_point(first + number, row, payloads[number] if payloads else {}) for number, row in numbered]
-        bulk.upsert(client, COLLECTION, points)
+        client.upsert(COLLECTION, points)
 
 
 def wait_until_green(client: QdrantClient) -> float:
