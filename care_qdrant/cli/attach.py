@@ -1,4 +1,4 @@
-"""``care attach``: add a model's vector beside those that a collection has."""
+"""``care attach``: add a model's vector to the points of a collection in use."""
 
 import sys
 import threading
@@ -207,7 +207,7 @@ def _watch(
     from care_qdrant.qdrant.collection import Collection
     from care_qdrant.vectors.attach import WATCHING
 
-    # The next pass goes on, and a signal must not wait for minutes.
+    # The next pass retries, and a signal must not wait for minutes.
     policy = replace(policy, attempts=WATCHING.attempts)
 
     def run_pass(stop: threading.Event) -> "AttachReport":

@@ -53,10 +53,10 @@ def command(
     from care_qdrant.vectors.verify import verify_collection
 
     with target.open() as client:
-        found = Collection(client, collection, readers=readers())
-        is_bm25 = vector_name is not None and vector_name in found.resolve().schema.sparse
+        place = Collection(client, collection, readers=readers())
+        is_bm25 = vector_name is not None and vector_name in place.resolve().schema.sparse
         model = None if is_bm25 else load_model()
-        report = verify_collection(found, model, vector_name=vector_name, text_field=text_field)
+        report = verify_collection(place, model, vector_name=vector_name, text_field=text_field)
     if as_json:
         show_report(report, as_json=True)
     else:
@@ -84,15 +84,15 @@ def _line(report: "VerifyReport") -> str:
         "by another program": report.written_by_others,
         "whose text is in another field": report.in_other_field,
     }
-    found = [counted(report.covered, "point", "have") + " it"]
-    found += [f"{count:,} {what}" for what, count in counts.items() if count]
+    parts = [counted(report.covered, "point", "have") + " it"]
+    parts += [f"{count:,} {what}" for what, count in counts.items() if count]
     if report.lowest_cosine is not None:
-        found.append(f"{report.sampled} re-encoded: lowest cosine {report.lowest_cosine:.4f}")
+        parts.append(f"{report.sampled} re-encoded: lowest cosine {report.lowest_cosine:.4f}")
     if report.known_items is not None:
-        found.append(f"searching by their opening words found {report.known_items:.0%}")
+        parts.append(f"searching by their opening words found {report.known_items:.0%}")
     if report.rescoring is not None:
-        found.append(
+        parts.append(
             f"quantised: {report.rescoring.overlap_at_10:.1%} of the nearest ten with oversampling "
             f"{report.rescoring.oversampling:g}"
         )
-    return f"{report.vector_name or 'the unnamed vector'}: {', '.join(found)}"
+    return f"{report.vector_name or 'the unnamed vector'}: {', '.join(parts)}"

@@ -35,7 +35,7 @@ class VectorContract:
     text_field: str | None = None
     """Payload field whose text was encoded, where ``care attach`` added the vector; None for any other vector."""
     beside: str | None = None
-    """Vector of the same maker that was there before this one: readers that name no vector go on reading that one."""
+    """Earlier vector of the same maker, which readers that name no vector keep reading; None for the first."""
     tool_version: str = __version__
     distance: str = "Cosine"
     """Distance that the model was trained for, as Qdrant names it: ``Cosine`` or ``Dot``."""
@@ -43,7 +43,7 @@ class VectorContract:
 
     @property
     def constants(self) -> str:
-        """Model that the content hash of a document holds beside the text."""
+        """Model that the content hash of a document holds besides the text."""
         return self.fingerprint
 
     @property
@@ -73,7 +73,7 @@ class SparseContract:
     text_field: str | None = None
     """Payload field of the terms, where ``care attach`` added the vector; None for any other vector."""
     beside: str | None = None
-    """Vector of the same maker that was there before this one: readers that name no vector go on reading that one."""
+    """Earlier vector of the same maker, which readers that name no vector keep reading; None for the first."""
     tool_version: str = __version__
     kind: str = "sparse"
 
@@ -93,14 +93,14 @@ class SparseContract:
         Raises:
             FingerprintMismatch: This version does not have it.
         """
-        found = find_analyser(self.fingerprint)
-        if found is None:
-            raise FingerprintMismatch(f"the terms are those of {self.fingerprint}, which this version cannot make")
-        return found
+        analyser = find_analyser(self.fingerprint)
+        if analyser is None:
+            raise FingerprintMismatch(f"analyser {self.fingerprint} made the terms, and this version does not have it")
+        return analyser
 
     @property
     def constants(self) -> str:
-        """Analyser and constants that the content hash of a document holds beside the text."""
+        """Analyser and constants that the content hash of a document holds besides the text."""
         lead = "" if self.lead is None else f"/{self.lead}"  # without it, the hash that older versions stored
         return f"{self.fingerprint}/{self.k1}/{self.b}/{self.average_length}{lead}"
 

@@ -11,14 +11,14 @@ tool              text                     metadata        id of the source docu
 ``haystack``      ``content``              ``meta.``       ``meta.source_id``, ``id``
 ``open-webui``    ``text``                 ``metadata.``   ``metadata.file_id``
 ``ragflow``       ``content_with_weight``  top level       ``doc_id``
-``mem0``          ``data``                 top level       that of the point: a memory is no part of a document
+``mem0``          ``data``                 top level       that of the point: a memory has no document
 ``spring-ai``     ``doc_content``          top level       ``doc_id``, ``id`` …
 ``langchain4j``   ``text_segment``         top level       ``doc_id``, ``id`` …
 ``plain``         ``text``, ``body``, …    top level       ``doc_id``, ``id`` …
 ================  =======================  ==============  ===============================================
 
 A path is dotted, as Qdrant's own filters write it; where it meets a string that holds JSON (LlamaIndex's
-``_node_content``), it goes on inside.
+``_node_content``), the path continues inside.
 """
 
 import json
@@ -116,7 +116,7 @@ class Layout:
         return text
 
     def title(self, payload: Payload) -> str:
-        """Return the title that is embedded in front of the text; empty where there is none."""
+        """Return the title that is embedded in front of the text; empty without one."""
         title = lookup(payload, self.title_path) if self.title_path else None
         return title if isinstance(title, str) else ""
 
@@ -170,13 +170,13 @@ def guess_layout(payloads: Sequence[Payload], *, text_field: str | None = None) 
     """Find out who wrote these payloads."""
     votes = Counter(layout for payload in payloads if (layout := _layout_of(payload, text_field)) is not None)
     if not votes:
-        wanted = repr(text_field) if text_field else "any of " + ", ".join(TEXT_NAMES)
+        required = repr(text_field) if text_field else "any of " + ", ".join(TEXT_NAMES)
         raise InputError(
-            f"none of {counted(len(payloads), 'sampled payload')} has a text under {wanted} "
+            f"none of {counted(len(payloads), 'sampled payload')} has a text under {required} "
             f"(their keys: {_key_names(payloads)}); name the field that holds it, as body or document.body"
         )
     # A sample is drawn at random: where two layouts hold equally many texts, its order must not decide.
-    layout = min(votes, key=lambda each: (-votes[each], _TOOLS.index(each.tool), each.text_field))
+    layout = min(votes, key=lambda option: (-votes[option], _TOOLS.index(option.tool), option.text_field))
     evidence = (
         f"{counted(votes[layout], 'sampled payload', 'have', of=len(payloads))} a text under {layout.text_field!r}"
     )
@@ -256,7 +256,7 @@ def _layout_of(payload: Payload, text_field: str | None) -> Layout | None:
     """Return the layout of one payload, or None where it has no text."""
     candidates = _candidates(payload)
     if text_field:
-        candidates = chain((one for one in candidates if one.text_field == text_field), [_plain(text_field)])
+        candidates = chain((layout for layout in candidates if layout.text_field == text_field), [_plain(text_field)])
     return next((layout for layout in candidates if layout.find_text(payload) is not None), None)
 
 
@@ -290,7 +290,7 @@ def _is_of_dify(payload: Payload) -> bool:
 
 
 def _has_only(payload: Payload, *keys: str) -> bool:
-    """Return whether a payload has no other keys than these, and those of an attach."""
+    """Return whether a payload has no other keys than these and our own."""
     return payload.keys() <= {*keys, CARE_KEY}
 
 

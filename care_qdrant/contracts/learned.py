@@ -91,10 +91,10 @@ def agreement(queries: Vectors, vectors: Vectors) -> npt.NDArray[np.float64]:
 
 def stored_vector(vectors: Any, vector_name: str) -> Vectors | None:
     """Return the dense vector of a record as float32; None where it has none that is finite and of some length."""
-    found = vectors.get(vector_name) if isinstance(vectors, Mapping) else vectors
-    if not isinstance(found, list) or not found:
+    numbers = vectors.get(vector_name) if isinstance(vectors, Mapping) else vectors
+    if not isinstance(numbers, list) or not numbers:
         return None
-    vector = np.array(found, dtype=np.float32)
+    vector = np.array(numbers, dtype=np.float32)
     norm = float(np.linalg.norm(vector)) if vector.ndim == 1 else 0.0
     return vector if np.isfinite(norm) and norm > 1e-9 else None
 

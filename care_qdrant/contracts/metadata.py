@@ -12,7 +12,7 @@ Lifetime = Literal["vector", "measured", "points", "collection", "work"]
 """How long an entry stays.
 
 - ``vector``: until its vector is removed.
-- ``measured``: until its vector is removed, too; it is made again as `care_qdrant.qdrant.measurements` says.
+- ``measured``: until its vector is removed; it is measured again as `care_qdrant.qdrant.measurements` says.
 - ``points``: as long as the points.
 - ``collection``: as long as this very collection; a copy does not get it.
 - ``work``: until the work that wrote it has ended, also by another run of it; a copy does not get it.
@@ -36,7 +36,7 @@ class Key:
         return self.name if subject is None else f"{self.name}:{subject}"
 
     def find(self, metadata: Mapping[str, Any], subject: str | None = None) -> Any:
-        """Return an entry; None where there is none."""
+        """Return an entry; None without one."""
         return metadata.get(self.of(subject))
 
     def all(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def known(metadata: Mapping[str, Any]) -> Iterator[tuple[str, Any, Key, str]]:
 
 
 def portable(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata that a copy of the collection gets, those of other programs included."""
+    """Return the metadata that a copy of the collection gets, including entries of other programs."""
     own = {key for key, _, kind, _ in known(metadata) if kind.lifetime in ("collection", "work")}
     return {key: entry for key, entry in metadata.items() if key not in own}
 

@@ -46,11 +46,11 @@ def parse_stand_ins(metadata: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 def stand_ins(payload: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the fingerprints of the learned encoders that made vectors of a point."""
     care = payload.get(CARE_KEY)
-    found = care.get(STAND_INS) if isinstance(care, Mapping) else None
-    return tuple(map(str, found)) if isinstance(found, list) else ()
+    fingerprints = care.get(STAND_INS) if isinstance(care, Mapping) else None
+    return tuple(map(str, fingerprints)) if isinstance(fingerprints, list) else ()
 
 
 def made_by(encoders: Iterable[str]) -> models.Filter:
-    """Return the filter of the points of which one of these encoders made a vector."""
+    """Return a filter for points with a vector by one of these encoders."""
     match = models.MatchAny(any=list(encoders))
     return models.Filter(must=[models.FieldCondition(key=f"{CARE_KEY}.{STAND_INS}", match=match)])

@@ -15,7 +15,7 @@ class Versions:
 
     alias: str
     live: str | None
-    """The collection behind the alias, which another tool may have made; None where there is no such alias."""
+    """The collection behind the alias, which another tool may have made; None without such an alias."""
     schemas: Mapping[str, CollectionSchema]
     """The schema of each version that publishing made."""
     highest: int

@@ -60,7 +60,7 @@ def check_contract(schema: CollectionSchema, vector_name: str, expected: VectorC
     if found is None:
         raise FingerprintMismatch(
             f"vector {vector_name!r} of collection {collection!r} carries no fingerprint: another tool wrote it, and "
-            f"its space is unknown. Add model {expected.model!r} beside it under another name, "
+            f"its space is unknown. Add model {expected.model!r} as a second vector under another name, "
             + next_command(f"care attach {collection} --vector-name {_free_name(schema, expected)}")
         )
     if found.fingerprint != expected.fingerprint:
@@ -89,7 +89,7 @@ def check_sparse_contract(schema: CollectionSchema, vector_name: str, language: 
     if not isinstance(found, SparseContract) or analyser is None:
         made_by = found.fingerprint if found is not None else "an unknown tool"
         raise FingerprintMismatch(
-            f"{where} was cut into terms by {made_by}, which this version cannot do: its terms would not meet ours. "
+            f"{where} was cut into terms by {made_by}, which this version cannot do: its terms would not match ours. "
             "Ingest the corpus again into a new collection."
         )
     if language not in (None, analyser.language):
@@ -102,7 +102,7 @@ def check_sparse_contract(schema: CollectionSchema, vector_name: str, language: 
 
 
 def check_learned(schema: CollectionSchema, vector_name: str, learned: LearnedContract) -> None:
-    """Refuse a learned query encoder where the schema says that the vectors are no longer those it was learned from."""
+    """Refuse a learned query encoder where the schema says that the vectors it was learned from were replaced."""
     params = schema.dense[vector_name]
     where = f"vector {vector_name!r} of collection {schema.name!r}"
     if (params.size, params.distance.value) != (learned.dim, learned.distance):
@@ -114,7 +114,7 @@ def check_learned(schema: CollectionSchema, vector_name: str, learned: LearnedCo
     documents = None if found is None else found.fingerprint
     if documents != learned.documents:
         raise FingerprintMismatch(
-            f"{where} has got another model since query encoder {learned.model!r} was learned from it "
+            f"{where} holds vectors of another model since query encoder {learned.model!r} was learned from it "
             f"({(documents or 'unknown')[:12]}, then {(learned.documents or 'unknown')[:12]}). {_again(schema)}"
         )
 
@@ -139,15 +139,15 @@ def require_learned_from(
         foreign -= _agreeing(probe_texts(records.values(), learned), stored, encode)
     limit = _MAX_UNKNOWN if encode is None else _MAX_FOREIGN
     what = "are other vectors than before" if encode is None else "do not belong to their texts"
-    found = (
+    finding = (
         f"vector {vector_name!r} of collection {collection.schema.name!r}: of {len(learned.probes)} sampled vectors "
         f"{len(stored)} are left and {len(foreign)} {what}, so another model has made them since query encoder "
         f"{learned.model!r} was learned. "
     )
     if not stored or len(foreign) > limit * len(stored):
-        raise FingerprintMismatch(found + _again(collection.schema))
+        raise FingerprintMismatch(finding + _again(collection.schema))
     if foreign and encode is not None:
-        _log.warning("%sQueries do not find those documents; encode them again with the first model", found)
+        _log.warning("%sQueries do not find those documents; encode them again with the first model", finding)
 
 
 def _agreeing(
@@ -157,8 +157,8 @@ def _agreeing(
     known = [point_id for point_id in stored if texts.get(point_id, "").strip()]
     if len(known) < 3:  # nothing to stand out among
         return set()
-    found = agreement(encode([texts[one] for one in known]), np.stack([stored[one] for one in known]))
-    return {point_id for point_id, value in zip(known, found, strict=True) if value >= _MIN_AGREEMENT}
+    values = agreement(encode([texts[point_id] for point_id in known]), np.stack([stored[key] for key in known]))
+    return {point_id for point_id, value in zip(known, values, strict=True) if value >= _MIN_AGREEMENT}
 
 
 def _free_name(schema: CollectionSchema, expected: VectorContract) -> str:
@@ -200,4 +200,4 @@ def _is_changed(before: str, vector: Vectors) -> bool:
 
 
 def _again(schema: CollectionSchema) -> str:
-    return "Learn it anew, " + next_command(f"care learn {schema.name}", model=False)
+    return "Learn it again, " + next_command(f"care learn {schema.name}", model=False)

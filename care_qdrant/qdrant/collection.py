@@ -98,7 +98,7 @@ def having_ids(ids: Sequence[PointId]) -> models.Filter:
 
 
 def only_name(names: Sequence[str], where: str) -> str:
-    """Return the name of the collection when there is one, so that nobody has to type it."""
+    """Return the only name; refuse none and several, for commands that default to the only collection."""
     if not names:
         raise InputError(f"{where}: no collections yet; make one, " + next_command("care ingest corpus.jsonl"))
     if len(names) > 1:

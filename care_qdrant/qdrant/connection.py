@@ -32,9 +32,9 @@ DEFAULT_HTTP_PORT = 6333
 PLAIN_ANSWERS = {"accept-encoding": "identity"}
 """Headers of REST requests by which a server does not compress its answers.
 
-A compressed answer comes in pieces, of which the last waits for an acknowledgement that the system of the client holds
-back for 40 ms. That is so on connections that are kept alive, as all to other hosts than localhost are: a search took
-44 ms there in place of 0.8 (docs/evidence/experiments.md).
+A compressed answer comes in pieces, and the last one waits for an acknowledgement that the client's system delays by
+40 ms. This happens on connections that are kept alive, as all but those to localhost are: a search took 44 ms there
+instead of 0.8 (docs/evidence/experiments.md).
 """
 REQUEST_TIMEOUT_SECONDS = 60
 _START_PAUSE_SECONDS = 0.2
@@ -336,7 +336,7 @@ def _embedded(path: Path) -> QdrantClient:
 
 
 def _remove_empty_index(path: Path) -> None:
-    """Remove the empty ``meta.json`` that a full disk left in a new folder; with collections it is no new folder."""
+    """Remove the empty ``meta.json`` that a full disk left in a new folder, which has no collections yet."""
     index = path / "meta.json"
     if index.is_file() and not index.stat().st_size and not any((path / "collection").glob("*")):
         index.unlink()
@@ -359,7 +359,7 @@ def tune_embedded(client: QdrantClient, collection: str) -> bool:
     """Switch the embedded database to write-ahead logging; it commits once per point, and is 10 times as fast then.
 
     What was acknowledged survives ``kill -9`` of the process; only a power cut can lose the last commits. The
-    connection is a private attribute of qdrant-client: where it is not found, nothing changes and False comes back.
+    connection is a private attribute of qdrant-client: without it, nothing changes and the function returns False.
     """
     if not is_embedded(client):
         return False

@@ -38,7 +38,7 @@ _INDEX = re.compile(r"""(?P<key>(?>"[^"]*"|[^=])++)(?:=(?P<kind>.*))?""", re.DOT
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Storage of the vectors of a new collection. The embedded database keeps float32 in memory, whatever this says."""
+    """Storage of the vectors of a new collection. The embedded database ignores it and keeps float32 in memory."""
 
     quantization: Quantization | None = None
     """Kind of the compressed copy that a search reads first; the original vectors stay."""
@@ -93,7 +93,7 @@ def make_collection(
         collection: Its place and name.
         dense: Its dense vectors by name, or the unnamed one.
         sparse: Its sparse vectors by name.
-        metadata: Its contracts and notes. Where there are any, it gets an identity of its own beside them.
+        metadata: Its contracts and notes. A collection with any also gets an identity of its own.
         **settings: Of the server, as `QdrantClient.create_collection` takes them.
 
     Raises:
@@ -230,10 +230,12 @@ def join_shard_key(collection: Collection, storage: Storage, *, is_new: bool, dr
 def parse_indexes(given: Sequence[str]) -> dict[str, Index]:
     """Return payload indexes from ``KEY`` or ``KEY=TYPE`` each; without a type they are for keywords."""
     indexes: dict[str, Index] = {}
-    for each in given:
-        match = _INDEX.fullmatch(each)
+    for option in given:
+        match = _INDEX.fullmatch(option)
         if match is None or (match["kind"] or "keyword") not in get_args(Index):
-            raise InputError(f"--index {each!r}: expected KEY or KEY=TYPE, where TYPE is {', '.join(get_args(Index))}")
+            raise InputError(
+                f"--index {option!r}: expected KEY or KEY=TYPE, where TYPE is {', '.join(get_args(Index))}"
+            )
         try:
             readings(match["key"])
         except InputError as error:
@@ -327,7 +329,7 @@ def _require_own_chunks(schema: CollectionSchema, vector_name: str) -> None:
 
 
 def _settings(config: models.CollectionConfig) -> dict[str, Any]:
-    """Return what a server was told of a collection; what the embedded database reports here nobody chose."""
+    """Return the settings that a server was given; the embedded database reports defaults, which are not copied."""
     return {
         "shard_number": config.params.shard_number,
         "replication_factor": config.params.replication_factor,

@@ -1,7 +1,7 @@
 """Measurements of a collection that its metadata keep, so that every program takes what the first one has measured.
 
-There is one rule for all: a measurement is made again when a quarter of the points have come or gone since, and when
-what it was made with has changed.
+A measurement is repeated when the number of points has changed by a quarter since, or when what it was made with has
+changed.
 """
 
 import logging

@@ -73,12 +73,12 @@ class ReadableCollection(DescribedCollection):
         if total == 1 or self.is_embedded or not self.is_since(SLICES_SINCE):
             return [None]
         slices = (models.Slice(total=total, index=index) for index in range(total))
-        return [models.Filter(must=[models.SliceCondition(slice=each)]) for each in slices]
+        return [models.Filter(must=[models.SliceCondition(slice=part)]) for part in slices]
 
     def ids(self, where: models.Filter | None = None) -> Iterator[list[PointId]]:
         """Return the ids of the points that pass a filter, many at a time.
 
-        The embedded database returns all at once: it holds them in memory anyway, and sorts them anew for every page.
+        The embedded database returns all at once: it holds them in memory, and would sort them again for every page.
         """
         if not self.is_embedded:
             yield from (
@@ -161,7 +161,7 @@ class ReadableCollection(DescribedCollection):
             raise Rejected(f"{what}: the server finds even one query too large ({error})") from error
 
     def _query(self, requests: Sequence[models.QueryRequest]) -> list[list[models.ScoredPoint]]:
-        """Ask Qdrant, or the arrays beside an embedded database for what they answer."""
+        """Ask Qdrant, or the arrays kept with an embedded database for the requests that they answer."""
         if self.is_embedded:
             return [self._query_embedded(request) for request in requests]
         return [answer.points for answer in self.client.query_batch_points(self.name, requests)]

@@ -40,9 +40,9 @@ class Limits:
     hnsw_ef: int | None = None
     """Widest graph search that a request may ask for; None for no limit."""
 
-    def top_k(self, wanted: int) -> int:
-        """Return how many points a search may ask for, where fewer than wanted are enough."""
-        return wanted if self.query is None else min(wanted, self.query)
+    def top_k(self, limit: int) -> int:
+        """Return the number of points that a search may ask for: the limit, or less where the server allows less."""
+        return limit if self.query is None else min(limit, self.query)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class CollectionSchema:
         return list(dict.fromkeys(made))
 
     def is_beside(self, vector_name: str) -> bool:
-        """Return whether a vector was attached beside one of the same maker, which is there still."""
+        """Return whether a vector was attached beside one of the same maker, which still exists."""
         contract = self.contracts.get(vector_name)
         return isinstance(contract, VectorContract | SparseContract) and contract.beside in {*self.dense, *self.sparse}
 
@@ -205,7 +205,7 @@ class CollectionSchema:
 
     @property
     def unfinished(self) -> str | None:
-        """Warning that work writes here, or did when it was interrupted; None where there is none."""
+        """Warning of work that writes here, or was interrupted while it did; None for none."""
         return self.unfinished_of(*ATTACH.all(self.metadata))
 
     def unfinished_of(self, *vector_names: str | None) -> str | None:

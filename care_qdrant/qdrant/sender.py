@@ -2,8 +2,8 @@
 
 Others may write the same points at the same time. Where the server compares before it writes, a point is claimed first:
 the hashes of its vectors make room for a token of this very write, unless the point is another one by now. Vectors and
-payload follow where the token still stands. So the last claim writes both, and no point says that its vector is of a
-text of which it is not, however the operations of two writers mix.
+payload follow where the token still stands. So the last claim writes both, and no point has a
+hash of another text than its vector, in whatever order the operations of two writers arrive.
 """
 
 import threading
@@ -142,7 +142,7 @@ class Write:
 def _operations(points: Sequence[models.PointStruct], kind: Kind) -> list[models.UpdateOperation]:
     """Remove the hashes of the vectors, write the vectors, and then the payloads with the new hashes.
 
-    A run may end between any two of them: a point never says that its vector is of a text of which it is not.
+    A run may end between any two of them: a point never has the hash of another text than its vector.
     """
     operations: list[models.UpdateOperation] = [hash_removal(points)] if _names(points) else []
     if vectors := _vectors(points):

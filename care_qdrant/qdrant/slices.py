@@ -1,7 +1,7 @@
 """Reads a collection slice by slice, in one process or several.
 
 A slice is a part of the points that follows from their ids alone: slices are disjoint, and the same at any time. So
-several processes read one each, and a command that notes which ones it has read goes on with those that are left.
+several processes read one each, and a command that notes which ones it has read can resume with the others.
 """
 
 import multiprocessing
@@ -108,7 +108,7 @@ def _in_this_process(
         on_progress(read)
 
     with open_reader() as read_slice:
-        return [read_slice(place, each, note) for each in slices]
+        return [read_slice(place, slice_, note) for slice_ in slices]
 
 
 def _in_processes(
@@ -124,7 +124,7 @@ def _in_processes(
     given = (opener, place.name, place.policy, place.shard_key, open_reader, read)
     pool = ProcessPoolExecutor(min(place.readers, len(slices)), context, _start, given)
     try:
-        futures: list[Future[T]] = [pool.submit(_read_slice, each) for each in slices]
+        futures: list[Future[T]] = [pool.submit(_read_slice, slice_) for slice_ in slices]
         running = set(futures)
         while running:
             done, running = wait(running, PROGRESS_SECONDS, FIRST_COMPLETED)
@@ -169,7 +169,7 @@ def _start(
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent was killed: nobody would take what it reads."""
+    """End this process when its parent was killed: its result would be lost."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

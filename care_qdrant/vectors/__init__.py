@@ -1,1 +1,1 @@
-"""Work on one vector of a live collection: it is examined, added beside the others, verified, removed."""
+"""One vector of a live collection: examine it, add it to the points, verify it, remove it."""

@@ -1,4 +1,4 @@
-"""Adds a model's vector to the points of a collection that is in use, beside the vectors that it has.
+"""Adds a model's vector to the points of a collection that is in use; its other vectors stay.
 
 It writes one named vector, its contract, and a hash under ``_care`` in each payload. Everything else stays as it is,
 and `care_qdrant.vectors.detach` removes all of it again. The hashes are the only checkpoint: run it again after a
@@ -75,7 +75,7 @@ class AttachReport:
     vector_name: str
     fingerprint: str
     tool: str
-    """Tool that wrote the payloads, as guessed; empty where there are no points."""
+    """Tool that wrote the payloads, as guessed; empty without points."""
     text_field: str
     encoded: int = 0
     unchanged: int = 0
@@ -214,14 +214,14 @@ def _layout(target: Collection, vector_name: str, preflight: Preflight, settings
 def _with_average_length(
     collection: Collection, vector_name: str, layout: Layout, language: str | None
 ) -> SparseContract:
-    """Return the constants that the collection has already, else those of all its texts."""
+    """Return the BM25 constants that the collection has already, else those of all its texts."""
     if (begun := begun_bm25(collection.schema, vector_name, language)) is not None:
         return begun
     return SparseContract.of_texts(texts_of(collection, layout), language)
 
 
 def _require_same_field(collection: Collection, vector_name: str, layout: Layout, settings: AttachSettings) -> None:
-    """Refuse to make a vector of another field than before: all of it would be made anew."""
+    """Refuse another text field than before, which would encode every point again."""
     made_of = collection.schema.text_field(vector_name)
     if settings.text_field is not None and made_of != layout.text_field:
         before = "by care-ingest or LlamaIndex, of their own text" if made_of is None else f"of field {made_of!r}"
@@ -268,7 +268,7 @@ def _prepare(
 
 
 def _first_of(schema: CollectionSchema, vector_name: str, contract: VectorContract | SparseContract) -> str | None:
-    """Return the vector of the same maker that readers who name none read already; None where there is none."""
+    """Return the vector of the same maker that readers use by default; None if it is the first."""
     known = schema.contracts.get(vector_name)
     if isinstance(known, VectorContract | SparseContract):
         return known.beside
@@ -281,7 +281,7 @@ def _note(vector_name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def end_attach(collection: Collection, vector_name: str) -> None:
-    """Remove the note that an attach has begun; where there is none, nothing is written."""
+    """Remove the note that an attach has begun; without one, nothing is written."""
     if ATTACH.find(collection.refresh().metadata, vector_name) is not None:
         collection.update("noting the end of the attach", metadata=ATTACH.change(None, vector_name))
 
@@ -295,11 +295,17 @@ def _vector_config(contract: VectorContract | SparseContract) -> models.VectorNa
 
 def _configure(collection: Collection, vector_name: str, settings: AttachSettings) -> None:
     """Let a server store the vector as asked; a run that was killed may have created it and no more."""
-    wanted = storage_settings(collection, settings.quantization, on_disk=settings.on_disk)
+    settings_of_vector = storage_settings(collection, settings.quantization, on_disk=settings.on_disk)
     params = collection.schema.dense.get(vector_name)
-    if collection.is_embedded or params is None or all(getattr(params, key) == wanted[key] for key in wanted):
+    if (
+        collection.is_embedded
+        or params is None
+        or all(getattr(params, key) == value for key, value in settings_of_vector.items())
+    ):
         return
-    collection.update("configuring the vector", vectors_config={vector_name: models.VectorParamsDiff(**wanted)})
+    collection.update(
+        "configuring the vector", vectors_config={vector_name: models.VectorParamsDiff(**settings_of_vector)}
+    )
 
 
 @dataclass(slots=True)

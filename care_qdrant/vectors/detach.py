@@ -151,7 +151,7 @@ def _clean_payloads(collection: Collection, vector_name: str) -> int:
     cleaned = 0
     for records in collection.scroll(payload=[CARE_KEY]):
         whole: list[PointId] = []
-        one: list[PointId] = []
+        partial: list[PointId] = []
         for record in records:
             payload = record.payload or {}
             if CARE_KEY not in payload or is_key_of_others(payload):
@@ -160,8 +160,8 @@ def _clean_payloads(collection: Collection, vector_name: str) -> int:
             if care.keys() == {"vectors"} and care["vectors"].keys() <= {vector_name}:
                 whole.append(record.id)
             elif stored_hash(payload, vector_name) is not None:
-                one.append(record.id)
+                partial.append(record.id)
         collection.delete_payload_key(whole, CARE_KEY)
-        collection.delete_payload_key(one, f'{CARE_KEY}.vectors."{vector_name}"')
-        cleaned += len(whole) + len(one)
+        collection.delete_payload_key(partial, f'{CARE_KEY}.vectors."{vector_name}"')
+        cleaned += len(whole) + len(partial)
     return cleaned

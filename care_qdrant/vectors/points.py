@@ -66,7 +66,7 @@ class PointReader:
     layout: Layout
     vector_name: str
     constants: str
-    """Model, or analyser and constants, that a content hash holds beside the text."""
+    """Model, or analyser and constants, that a content hash holds besides the text."""
     counter: TokenCounter
     sparse: SparseContract | None = None
     """Contract of BM25, where it is the vector: a text without terms gets none."""
@@ -94,9 +94,9 @@ class PointReader:
         """Return the tasks whose point still has the text that their vector was made of, and no vector of it."""
         window = PointWindow(place)
         self.sort(window, list(place.retrieve([task.id for task in tasks]).values()))
-        wanted = {(task.id, task.hash): task.unchanged for task in window.encode}
+        lacking = {(task.id, task.hash): task.unchanged for task in window.encode}
         window.encode = [
-            replace(task, unchanged=wanted[task.id, task.hash]) for task in tasks if (task.id, task.hash) in wanted
+            replace(task, unchanged=lacking[task.id, task.hash]) for task in tasks if (task.id, task.hash) in lacking
         ]
         return window
 
@@ -149,14 +149,14 @@ def possible_texts(layout: Layout, payload: Mapping[str, Any]) -> list[str]:
 def _texts_of_node(layout: Layout, payload: Mapping[str, Any]) -> list[str]:
     """Return what LlamaIndex may have embedded of a point; empty where its node holds another text than the point.
 
-    The points of ingestion hold a text and a node: whoever edits the text leaves the former one in the node.
+    The points of ingestion hold a text and a node: an edit of the text leaves the former one in the node.
     """
     texts = (lookup(payload, path) for path in NODE_TEXTS)
     return node_embedded_texts(payload) if layout.of_point(payload).find_text(payload) in texts else []
 
 
 def expected_hash(layout: Layout, payload: Mapping[str, Any], vector_name: str, fingerprint: str) -> str | None:
-    """Return the hash of the present text, None where there is none that an encoder can read.
+    """Return the hash of the present text; None without one that an encoder can read.
 
     Of a node that LlamaIndex wrote, this is the stored hash where that is of a text that LlamaIndex embeds of it.
     """

@@ -54,11 +54,11 @@ class Preflight:
     lost_contract: bool = False
     """Whether the vector has lost its contract, while the hashes in the payloads say that this model made it."""
     has_hashes: bool = False
-    """Whether payloads of the sample say of which text the vector was made; without a vector, somebody deleted it."""
+    """Whether payloads of the sample say of which text the vector was made; without a vector, it was deleted."""
 
     @property
     def is_emptied(self) -> bool:
-        """Return whether an attach has nothing to do: the vector is there, and points are not, at the moment."""
+        """Return whether an attach has nothing to do: the collection has the vector and no points at the moment."""
         return self.has_vector and not self.sampled and not self.problems
 
     def require_layout(self) -> Layout:
@@ -225,7 +225,7 @@ def _require_free_or_ours(
 
 
 def begun_bm25(schema: CollectionSchema, vector_name: str, language: str | None) -> SparseContract | None:
-    """Return the contract of a BM25 vector of a language, None for any; None where there is none."""
+    """Return the contract of an existing BM25 vector of a language (None for any); None without one."""
     found = schema.contracts.get(vector_name)
     analyser = find_analyser(found.fingerprint) if isinstance(found, SparseContract) else None
     return found if isinstance(found, SparseContract) and analyser and language in (None, analyser.language) else None

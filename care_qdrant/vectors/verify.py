@@ -44,8 +44,7 @@ def verify_collection(
     settings, target = settings or VerifySettings(), collection.whole()
     schema = target.schema
     if model is None:
-        found = find_bm25(schema) or bm25.VECTOR_NAME
-        name = found if vector_name is None else vector_name
+        name = find_bm25(schema) or bm25.VECTOR_NAME if vector_name is None else vector_name
         report = _verify(target, name, check_sparse_contract(schema, name), None, text_field, settings)
     else:
         contract = model.contract()
@@ -72,7 +71,7 @@ def _others(schema: CollectionSchema, name: str) -> list[str]:
 
 
 def _verify_other(collection: Collection, name: str, model: TwoSidedModel, settings: VerifySettings) -> VerifyReport:
-    """Verify a vector beside that of the model as far as that goes: nothing of it stops the report."""
+    """Verify another vector than that of the model, as far as possible; a refusal is a problem of the report."""
     contract = collection.schema.contracts[name]
     report = VerifyReport(collection.name, name, contract.fingerprint, name in collection.schema.attached)
     try:
@@ -125,7 +124,7 @@ def _rounding(model: TwoSidedModel | None) -> float:
 
 
 def _makers(schema: CollectionSchema, name: str, contract: VectorContract | SparseContract) -> list[str]:
-    """Return what the hashes of a vector hold beside the text: its model, or also the one that it was learned from."""
+    """Return what the hashes of a vector hold besides the text: its model, or also the one that it was learned from."""
     made = schema.contracts.get(name) if name in schema.learned_by(contract.fingerprint) else None
     return [contract.constants, *([made.constants] if isinstance(made, VectorContract) else [])]
 

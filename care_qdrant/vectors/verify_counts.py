@@ -59,7 +59,7 @@ class _Counting:
     layout: Layout
     vector_name: str
     makers: Sequence[str]
-    """Strings that the hashes of the vector hold beside the text."""
+    """Strings that the hashes of the vector hold besides the text."""
     learned: frozenset[str]
     """Fingerprints of the learned encoders that stood in for the vector's model."""
     is_attached: bool
@@ -122,7 +122,7 @@ def count_points(
         collection: All its points are read.
         report: Names the vector.
         layout: Where the texts are.
-        makers: Strings that the hashes of the vector hold beside the text.
+        makers: Strings that the hashes of the vector hold besides the text.
         size: Largest number of points to draw.
     """
     made = collection.schema.contracts.get(report.vector_name)

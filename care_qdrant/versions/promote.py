@@ -37,7 +37,7 @@ def promote_collection(
     """Copy a collection, and verify the copy. A run that was stopped at any moment is finished by running it again.
 
     Args:
-        source: The collection to copy; nobody else may write to it in the meantime.
+        source: The collection to copy; other programs must not write to it in the meantime.
         target: The collection to create, or to continue with.
         settings: Settings of the copy.
         on_progress: Called after each request.

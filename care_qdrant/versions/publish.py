@@ -63,7 +63,7 @@ class RollbackReport:
     version: str
     """The collection behind the alias now."""
     left: str
-    """The collection before; it stays, and can be deleted when nobody needs it any more."""
+    """The collection before; it stays until you delete it."""
     points: int
     left_points: int
     """Number of points in `left`; what was written to the alias while it pointed there is among these only."""
@@ -126,7 +126,7 @@ def roll_back(searched: Collection, *, dry_run: bool = False) -> RollbackReport:
         dry_run: Switch nothing; say what would be switched.
 
     Raises:
-        InputError: There is no such alias, nothing was before, or it was deleted.
+        InputError: There is no such alias, or no earlier version, or it was deleted.
     """
     alias = searched.name
     versions = read_versions(searched, alias)
