@@ -142,7 +142,7 @@ def test_a_document_of_one_token_is_read_behind_any_prompt(text: str) -> None:
     with TemporaryDirectory() as folder:
         file = Path(folder) / "tokenizer.json"
         tokenizer.save(str(file))
-        counter = TokenizerFile(file, Side("static", 24, "passage: "))
+        counter = TokenizerFile(file.parent, Side("static", 24, "passage: "))
     assert counter.count_tokens([text]) == counter.count_tokens([""])
     [chunks] = cut_documents([Document("1", text)], counter, "split")
     assert isinstance(chunks, list)

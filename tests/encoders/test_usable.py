@@ -55,7 +55,7 @@ def test_what_is_no_list_of_texts_is_refused_by_every_encoder(pair_folder: Path,
 
 
 def test_half_a_character_is_named_where_only_the_tokenizer_is_there(pair_folder: Path) -> None:
-    counter = TokenizerFile(pair_folder / "document" / "tokenizer.json", Side("lasttoken", 64))
+    counter = TokenizerFile(pair_folder / "document", Side("lasttoken", 64))
     with pytest.raises(UnusableText, match=r"text 0 .*an unpaired surrogate"):
         counter.count_tokens(["\ud835"])
 
