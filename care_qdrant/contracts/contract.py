@@ -1,6 +1,6 @@
 """The collection contract: which model made the vectors under which name.
 
-Qdrant checks the dimension of a vector and nothing else; two models of one dimension give confident nonsense. So
+Qdrant checks the dimension of a vector and nothing else; two models of equal dimension give confident nonsense. So
 every collection that we write keeps, in its metadata under ``care:<vector name>``, the fingerprint of the model that
 made the vectors, and every writer and every reader checks it first. There is one top-level key per vector, because
 Qdrant merges metadata at the top level: two writers of different vectors cannot lose each other's entries.
@@ -43,7 +43,7 @@ class VectorContract:
 
     @property
     def constants(self) -> str:
-        """Model that the content hash of a document holds besides the text."""
+        """Model's part of a document's content hash, which the text completes."""
         return self.fingerprint
 
     @property
@@ -53,7 +53,7 @@ class VectorContract:
 
     @property
     def params(self) -> models.VectorParams:
-        """The named vector as a collection is created with it; all else is left to the server."""
+        """Parameters with which a collection creates the named vector; the server chooses all others."""
         return models.VectorParams(size=self.dim, distance=self.qdrant_distance)
 
 
@@ -68,8 +68,8 @@ class SparseContract:
     average_length: float
     """Mean document length in terms, fixed when the vector is created."""
     lead: float | None = None
-    """Position at which a term counts half as much as at the beginning; None where all count alike, as in collections
-    of versions before this constant."""
+    """Position at which a term counts half as much as at the beginning; None where all terms count alike, as in
+    collections older than this constant."""
     text_field: str | None = None
     """Payload field of the terms, where ``care attach`` added the vector; None for any other vector."""
     beside: str | None = None
@@ -79,7 +79,7 @@ class SparseContract:
 
     @classmethod
     def of_texts(cls, texts: Iterable[str], language: str | None = None) -> "SparseContract":
-        """Return the contract of a new vector of texts like these, by the analyser of a language, or of their own."""
+        """Return the contract of a new vector for texts like these; without a language, it is detected in them."""
         texts = iter(texts)
         first = list(islice(texts, SAMPLED_TEXTS))
         analyser = analyser_for(language or language_of(first))
@@ -100,7 +100,7 @@ class SparseContract:
 
     @property
     def constants(self) -> str:
-        """Analyser and constants that the content hash of a document holds besides the text."""
+        """Analyser and constants as part of a document's content hash, which the text completes."""
         lead = "" if self.lead is None else f"/{self.lead}"  # without it, the hash that older versions stored
         return f"{self.fingerprint}/{self.k1}/{self.b}/{self.average_length}{lead}"
 
@@ -132,7 +132,7 @@ _FLOATS = ("k1", "b", "average_length", "lead")
 
 
 def sparse_vector(terms: TermVector) -> models.SparseVector:
-    """Return a vector of terms as Qdrant stores it, and as a search takes it."""
+    """Convert weighted terms to the sparse vector that Qdrant stores and searches with."""
     return models.SparseVector(indices=terms.indices, values=terms.values)
 
 

@@ -7,11 +7,11 @@ tool              text                     metadata        id of the source docu
 ``llama-index``   ``_node_content.text``   top level       ``doc_id``
 ``dify``          ``page_content``         ``metadata.``   ``metadata.document_id``; ``doc_id`` is a segment's
 ``langchain``     ``page_content``         ``metadata.``   ``metadata.doc_id``, ``metadata.source`` …
-``langchain-js``  ``content``              ``metadata.``   the same; also of Flowise and n8n
+``langchain-js``  ``content``              ``metadata.``   the same; also Flowise and n8n
 ``haystack``      ``content``              ``meta.``       ``meta.source_id``, ``id``
 ``open-webui``    ``text``                 ``metadata.``   ``metadata.file_id``
 ``ragflow``       ``content_with_weight``  top level       ``doc_id``
-``mem0``          ``data``                 top level       that of the point: a memory has no document
+``mem0``          ``data``                 top level       the point's own: a memory has no document
 ``spring-ai``     ``doc_content``          top level       ``doc_id``, ``id`` …
 ``langchain4j``   ``text_segment``         top level       ``doc_id``, ``id`` …
 ``plain``         ``text``, ``body``, …    top level       ``doc_id``, ``id`` …
@@ -52,7 +52,7 @@ Tool = Literal[
 ]
 
 TEXT_NAMES = ("text", "content", "page_content", "body", "chunk", "chunk_text", "document", "passage")
-"""Names under which a text is looked for: the first that is there wins, at the top level before nested."""
+"""Names of fields that may hold the text, in order of precedence; the top level comes before nested fields."""
 
 _TOOLS: tuple[Tool, ...] = get_args(Tool)
 _DOCUMENT_NAMES = ("doc_id", "document_id", "ref_doc_id", "id", "_id")
@@ -72,21 +72,21 @@ class Layout:
     metadata_prefix: str = ""
     """Payload key that holds the user's metadata: ``"metadata"`` or ``"meta"``; empty for the top level."""
     document_paths: tuple[str, ...] = ()
-    """Payload paths of the id of the source document; the first that is there wins."""
+    """Payload paths of the id of the source document; the first one present wins."""
     evidence: str = ""
     """Reason for the choice of this layout, for a person to check."""
 
     def of_point(self, payload: Payload) -> "Layout":
-        """Return the layout of one point: those of ingestion keep theirs among points that another tool wrote.
+        """Return the layout of one point: a point that ingestion wrote keeps its own among points of another tool.
 
-        A field that the user named is read of all points alike.
+        A field that the user named is read from every point.
         """
         is_of_tool = self.text_field in _OUR_TEXTS or self.tool not in ("care", "llama-index", "plain")
         return CARE_LAYOUT if is_of_tool and _is_ours(payload) else self
 
     @property
     def certain_paths(self) -> tuple[str, ...]:
-        """The document paths that hold an id wherever they are there; a ``source`` may be a kind of text, as `news`."""
+        """The document paths that always hold an id; a ``source`` may be a kind of text, such as `news`."""
         return tuple(path for path in self.document_paths if path != _SOURCE)
 
     def find_text(self, payload: Payload) -> str | None:
@@ -102,10 +102,10 @@ class Layout:
         return None
 
     def conditions(self, payload: Payload) -> tuple[models.Condition, ...]:
-        """Return the conditions that a point meets as long as its text and title are those of its payload."""
+        """Return conditions that a point meets until its text or title differs from this payload's."""
         paths = [self._text_path(payload), self.title_path]
-        found = [_condition(payload, path) for path in paths if path]
-        return tuple(condition for condition in found if condition is not None)
+        conditions = [_condition(payload, path) for path in paths if path]
+        return tuple(condition for condition in conditions if condition is not None)
 
     def text(self, payload: Payload) -> str:
         """Return the text of a point."""
@@ -144,7 +144,7 @@ class Layout:
         return f"{self.metadata_prefix}.{key}" if is_nested else key
 
     def written(self, text: str, metadata: Mapping[str, Any], document_id: str | None) -> dict[str, Any]:
-        """Return what a point that LlamaIndex writes must carry besides, so that this layout reads it as its own."""
+        """Return the fields that a point written by LlamaIndex also needs so that this layout can read it."""
         if self.tool == "llama-index":
             return {}
         payload: Any = text
@@ -167,13 +167,13 @@ _OTHER_TEXT_PATHS: dict[Tool, tuple[str, ...]] = {"llama-index": (*NODE_TEXTS, "
 
 
 def guess_layout(payloads: Sequence[Payload], *, text_field: str | None = None) -> Layout:
-    """Find out who wrote these payloads."""
+    """Return the layout that most of these payloads have."""
     votes = Counter(layout for payload in payloads if (layout := _layout_of(payload, text_field)) is not None)
     if not votes:
         required = repr(text_field) if text_field else "any of " + ", ".join(TEXT_NAMES)
         raise InputError(
             f"none of {counted(len(payloads), 'sampled payload')} has a text under {required} "
-            f"(their keys: {_key_names(payloads)}); name the field that holds it, as body or document.body"
+            f"(their keys: {_key_names(payloads)}); name the field that holds it, such as body or document.body"
         )
     # A sample is drawn at random: where two layouts hold equally many texts, its order must not decide.
     layout = min(votes, key=lambda option: (-votes[option], _TOOLS.index(option.tool), option.text_field))
@@ -186,11 +186,11 @@ def guess_layout(payloads: Sequence[Payload], *, text_field: str | None = None) 
 def read_hit(
     point: Point, layout: Layout | None = None, text_field: str | None = None, vector_name: str | None = None
 ) -> Hit:
-    """Return the hit that a point is; one without a text is a hit with an empty text, not the end of the search.
+    """Convert a point to a hit; without a text, the hit's text is empty and the search goes on.
 
     Args:
         point: A point as Qdrant returns it.
-        layout: Layout of its payload; None finds out, but for the points of ingestion, which say it themselves.
+        layout: Layout of its payload; None guesses it. Points that ingestion wrote name their own.
         text_field: Payload field of the text, when the layout is not known.
         vector_name: Name of the dense vector to read.
     """
@@ -215,7 +215,7 @@ def read_hit(
 
 
 def names_its_document(payload: Payload) -> bool:
-    """Return whether the tool that wrote a point always names its document; elsewhere a key of that name may be any."""
+    """Return whether the tool that wrote a point always names its document; others use such keys as they like."""
     return _is_ours(payload) or "_node_content" in payload or _is_of_dify(payload)
 
 
@@ -227,7 +227,7 @@ def vector_of(point: Point, vector_name: str) -> list[float] | None:
 
 
 def lookup(payload: Payload, path: str) -> Any:
-    """Return the value at a dotted path, or None where nothing is."""
+    """Return the value at a dotted path, or None if it does not exist."""
     if path in payload:
         return payload[path]
     head, _, rest = path.partition(".")
@@ -238,7 +238,7 @@ def lookup(payload: Payload, path: str) -> Any:
 
 
 def _condition(payload: Payload, path: str, above: str = "") -> models.Condition | None:
-    """Match points with the same value at a path; None where no condition of Qdrant can tell."""
+    """Return a condition on the value at a path; None where Qdrant has no such condition."""
     name, _, rest = (path, "", "") if path in payload else path.partition(".")
     value = payload.get(name)
     try:
@@ -311,7 +311,7 @@ _WRITERS: tuple[tuple[Callable[[Payload], bool], Layout], ...] = (
         lambda payload: _is_nested(payload, "content", "meta"),
         _nested("haystack", "content", "meta", [*(f"meta.{name}" for name in ("source_id", *_DOCUMENT_NAMES)), "id"]),
     ),
-    # The next two keep all that is known of a text in ``metadata``. Beside other keys it is one of the user's own.
+    # The next two keep all metadata under ``metadata``. Next to other keys, that key is one of the user's own.
     (
         lambda payload: _is_nested(payload, "content", "metadata") and _has_only(payload, "content", "metadata"),
         _nested("langchain-js", "content", "metadata", _IN_METADATA),

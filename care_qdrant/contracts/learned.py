@@ -1,9 +1,9 @@
 """The contract of a query encoder that was learned from stored vectors: which vectors it may search.
 
-The tool that wrote those vectors knows nothing of us, so nothing but the vectors themselves tells when another model
-replaces them. The contract therefore keeps the signs of a few stored vectors' coordinates, by point id: a vector that
-was not written again has the same signs. One that was is compared with its text by the learned encoder: the same
-model's new vector still agrees with it, another model's does not.
+The tool that wrote those vectors knows nothing of us, so only the vectors themselves show that another model has
+replaced them. The contract therefore keeps the signs of a few stored vectors' coordinates, by point id: a vector that
+was not rewritten has the same signs. A rewritten vector is compared with its text by the learned encoder: the same
+model's new vector still agrees with the text, another model's does not.
 """
 
 from collections.abc import Iterable, Mapping
@@ -66,12 +66,12 @@ def learned_metadata(vector_name: str, contract: LearnedContract | None) -> dict
 
 
 def parse_learned(metadata: Mapping[str, Any]) -> dict[str, LearnedContract]:
-    """Return the learned contract of each vector that carries one which this version can read."""
-    found = {}
+    """Return the learned contract of each vector that carries one this version can read."""
+    contracts = {}
     for name, entry in LEARNED.all(metadata).items():
         with suppress(ValidationError):  # a field is missing or of another kind: not written by this version
-            found[name] = _LEARNED.validate_python(entry)
-    return found
+            contracts[name] = _LEARNED.validate_python(entry)
+    return contracts
 
 
 def signs(vector: Vectors) -> str:
@@ -83,14 +83,14 @@ def agreement(queries: Vectors, vectors: Vectors) -> npt.NDArray[np.float64]:
     """Return how far the product of each stored vector with its own text stands out among those with other texts."""
     scores = queries.astype(np.float64) @ (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).T
     scores -= scores.mean(axis=0)
-    scores -= scores.mean(axis=1, keepdims=True)  # what a text or a vector has in common with all others tells nothing
+    scores -= scores.mean(axis=1, keepdims=True)  # what a text or a vector shares with all others is no evidence
     own = scores.diagonal().copy()
     np.fill_diagonal(scores, np.nan)
     return np.asarray((own - np.nanmean(scores, axis=0)) / np.maximum(np.nanstd(scores, axis=0), 1e-12))
 
 
 def stored_vector(vectors: Any, vector_name: str) -> Vectors | None:
-    """Return the dense vector of a record as float32; None where it has none that is finite and of some length."""
+    """Return the dense vector of a record as float32; None unless it has one that is finite and not zero."""
     numbers = vectors.get(vector_name) if isinstance(vectors, Mapping) else vectors
     if not isinstance(numbers, list) or not numbers:
         return None
@@ -105,7 +105,7 @@ def probe_ids(learned: LearnedContract) -> list[int | str | UUID]:
 
 
 def probe_texts(records: Iterable[models.Record], learned: LearnedContract) -> dict[str, str]:
-    """Return the texts of sampled points by id; those without one are left out."""
+    """Return the texts of sampled points by id; points without a text are left out."""
     payloads = {str(record.id): record.payload or {} for record in records}
     try:
         layout = guess_layout(list(payloads.values()), text_field=learned.text_field)

@@ -93,7 +93,7 @@ def portable(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_vector(metadata: Mapping[str, Any], vector_name: str) -> list[str]:
-    """Return the keys of what goes with a vector: its records, and what was measured by it."""
+    """Return the keys of the entries to remove with a vector: its records and the measurements made with it."""
     keys = []
     for key, entry, kind, subject in known(metadata):
         made_with = (entry.get("vector"), entry.get("sparse")) if isinstance(entry, Mapping) else ()

@@ -1,7 +1,7 @@
 """Payload keys as the filters and the payload indexes of Qdrant write them.
 
 Qdrant reads a key as a path: ``patient.age`` is ``age`` inside ``patient``, and ``visits[].year`` looks into an array.
-A name that holds anything but letters, digits, ``_`` and ``-`` stands in double quotes: ``"source.system"``. People
+A name with characters other than letters, digits, ``_`` and ``-`` is in double quotes: ``"source.system"``. People
 write a key as the payload has it, and the same characters may be a name or a path: `readings` returns both.
 """
 
@@ -16,14 +16,14 @@ _NAME = rf'(?:"[^"\\]*"|[\w-]+){_BRACKETS}*'
 _PATH = re.compile(rf"{_NAME}(?:\.{_NAME})*")
 _STEP = re.compile(_BRACKETS)
 _MAX_DOTS = 3
-"""Dots of a key up to which each of them is read both ways; the readings double with each dot."""
+"""Most dots of a key for which all readings are tried; their number doubles with each dot."""
 _MAX_CHARACTERS = 1_000
 _MAX_STEPS = 16
 """Steps into arrays and objects that a key may have; databases read a path by recursion."""
 
 
 def quoted(name: str) -> str:
-    """Return one name of a payload as a path has it, in quotes where it needs them.
+    """Return a name of a payload as a step of a path, in quotes if it needs them.
 
     Raises:
         InputError: The name holds a double quote or a backslash, which no path of Qdrant can express.
@@ -39,7 +39,7 @@ def quoted(name: str) -> str:
 
 
 def readings(key: str) -> tuple[str, ...]:
-    """Return the paths that a key may mean, the one literal name first.
+    """Return the paths that a key may mean, the literal name first.
 
     ``source.system`` is the name ``"source.system"``, or ``system`` inside ``source``. A key with double quotes is a
     path already and has one reading.
@@ -60,7 +60,7 @@ def readings(key: str) -> tuple[str, ...]:
         splits = [(False,) * (len(parts) - 1), (True,) * (len(parts) - 1)]
     else:
         splits = list(product((False, True), repeat=len(parts) - 1))
-    found = [whole]
+    paths = [whole]
     for split in splits:
         names = [parts[0]]
         for part, is_inside in zip(parts[1:], split, strict=True):
@@ -68,12 +68,12 @@ def readings(key: str) -> tuple[str, ...]:
                 names.append(part)
             else:
                 names[-1] += f".{part}"
-        found += [".".join(map(quoted, names)), ".".join(map(_as_array, names))]
-    return tuple(dict.fromkeys(found))
+        paths += [".".join(map(quoted, names)), ".".join(map(_as_array, names))]
+    return tuple(dict.fromkeys(paths))
 
 
 def as_stored(path: str) -> str:
-    """Return a path as a server lists it among its payload indexes: in quotes is only what needs them."""
+    """Return a path as a server lists it among its payload indexes, with quotes only around names that need them."""
     return re.sub(r'"([^"\\]*)"', lambda match: quoted(match[1]), path)
 
 

@@ -7,8 +7,8 @@ Layout::
     doc_id, document_id, ref_doc_id, _node_type, _node_content     what LlamaIndex reads
     _care: {chunk, chunks, payload, vectors: {vector name: content hash}, stand_ins}
 
-The server parses, logs and stores each part of each point. So what readers fill in by themselves is not written: the
-defaults of LlamaIndex's nodes, and ``chunks`` of a document that is one chunk. Points of former versions have them.
+The server parses, logs and stores each part of each point. So values that readers fill in themselves are not written:
+the defaults of LlamaIndex's nodes, and ``chunks`` of a document that is one chunk. Points of older versions have them.
 """
 
 import hashlib
@@ -36,16 +36,16 @@ def _canonical_encoder() -> Callable[[Any], str]:
 
 
 canonical_json = _canonical_encoder()
-"""Function that returns a value as JSON, the same text for equal objects, whatever the order of their keys."""
+"""Function that returns a value as JSON: the same text for equal objects, regardless of the order of their keys."""
 
 
 def content_hash(fingerprint: str, title: str, text: str) -> str:
-    """Return the hash of everything that decides a chunk's vector: the model and the text it reads."""
+    """Return the hash of everything that determines a chunk's vector: the model and the text it reads."""
     return _digest([fingerprint, embedded_text(title, text)])
 
 
 def payload_hash(chunk: Chunk) -> str:
-    """Return the hash of everything else that a point holds, so that an edited label is noticed, too."""
+    """Return the hash of everything else that a point holds, so that an edited label is also noticed."""
     document = chunk.document
     return _digest([document.id, document.title, chunk.text, dict(document.metadata), chunk.number, chunk.total])
 
@@ -74,9 +74,9 @@ def chunk_payload(chunk: Chunk, vector_hashes: Mapping[str, str], stand_ins: Seq
 
 
 def node_embedded_texts(payload: Mapping[str, Any]) -> list[str]:
-    """Return what LlamaIndex may have embedded of a node that it stored, apart from the bare text.
+    """Return the texts that LlamaIndex may have embedded for a stored node, apart from the bare text.
 
-    Those are the text in the templates of the node, with the metadata that they show, and title and text as ingestion
+    These are the text in the templates of the node, with the metadata that they show, and title and text as ingestion
     and ``CareNodeText`` join them; empty where the payload holds no node.
     """
     try:
@@ -120,7 +120,7 @@ def _digest(value: Any) -> str:
 
 
 def stored_hash(payload: Mapping[str, Any], vector_name: str) -> str | None:
-    """Return the hash of the text that a vector was made of, None where the point has none."""
+    """Return the hash of the text that a vector was made from, None where the point has none."""
     care = payload.get(CARE_KEY)
     hashes = care.get("vectors") if isinstance(care, Mapping) else None
     digest = hashes.get(vector_name) if isinstance(hashes, Mapping) else None

@@ -1,6 +1,6 @@
 """The record of documents whose vectors a learned query encoder made, in place of a model that no longer exists.
 
-Such vectors lie in the space of the other ones and are worse. So the collection remembers under
+Such vectors lie in the same space as the others and are worse. So the collection records under
 ``care_stand_in:<vector name>`` which encoders have made some, and each point that has one lists its encoder's
 fingerprint under ``_care.stand_ins``: these points can be counted, are never learned from, and are encoded again as
 soon as a document encoder of that space is back.

@@ -43,7 +43,7 @@ SAMPLE = 1_000
 
 @dataclass(frozen=True, slots=True)
 class KnownItems:
-    """Number of points that were searched for by their own vectors, and of those that were found."""
+    """Number of points that were searched for by their own vectors, and how many of them were found."""
 
     asked: int
     found: int
@@ -66,12 +66,12 @@ def wait_until_indexed(
 def check_known_items(
     source: Collection, target: Collection, vectors: Mapping[str, models.VectorParams], ids: Sequence[PointId]
 ) -> KnownItems:
-    """Search the target with vectors of the source, each of which has to find its own point.
+    """Check that vectors of the source find their own points when they search the target.
 
     Dot products, multivectors and sparse vectors are left out: there, another point may rightly come first.
     """
     points = source.retrieve(ids, payload=False, vectors=True)
-    asked, found, limit = 0, 0, target.limits.top_k(TOP_K)
+    asked, recalled, limit = 0, 0, target.limits.top_k(TOP_K)
     for name, params in vectors.items():
         if params.distance is models.Distance.DOT or params.multivector_config is not None:
             continue
@@ -89,8 +89,8 @@ def check_known_items(
                 f"only {counted(sum(answers), 'point', of=len(answers))} of collection {target.name!r} could be found "
                 f"by their own vector {name!r} among the first {limit} hits"
             )
-        asked, found = asked + len(answers), found + sum(answers)
-    return KnownItems(asked, found)
+        asked, recalled = asked + len(answers), recalled + sum(answers)
+    return KnownItems(asked, recalled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,16 +176,16 @@ def copy_points(
 
 
 def verify_copy(source: Collection, target: Collection, vectors: Dense, sample: Sequence[PointId]) -> None:
-    """Count both sides exactly, and compare the points of a sample.
+    """Verify that a copy has exactly as many points as its source, and the same ones in a sample.
 
     A count does not show that documents were edited meanwhile, but an ingestion that has begun leaves its entry.
     """
     source.refresh().require_whole()
-    expected, found = source.count(), target.count()
-    if expected != found:
+    source_points, target_points = source.count(), target.count()
+    if source_points != target_points:
         raise NotVerified(
-            f"collection {target.name!r} holds {counted(found, 'point')}, {source.name!r} {expected:,}: points were "
-            "written or deleted during the copy; stop their writers and run the same command again"
+            f"collection {target.name!r} holds {counted(target_points, 'point')}, {source.name!r} {source_points:,}: "
+            "points were written or deleted during the copy; stop their writers and run the same command again"
         )
     dense = measures(vectors)
     for page in in_pages(sample, _page_size(target, vectors)):
@@ -200,7 +200,7 @@ def verify_copy(source: Collection, target: Collection, vectors: Dense, sample: 
 
 
 def ids_beyond(source: Collection, target: Collection) -> Iterator[list[PointId]]:
-    """Return the ids that the target has and the source has not, in lists that are not empty."""
+    """Yield the ids that only the target has, in nonempty lists."""
     for page in (part for ids in target.ids() for part in in_pages(ids, source.limits.page)):
         known = source.retrieve(page, "looking ids up", payload=False)
         if beyond := [point_id for point_id in page if point_id not in known]:
@@ -224,25 +224,28 @@ class _Copy:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def writes(self, ids: Sequence[PointId]) -> Iterable[Write]:
-        """Yield what has to be written of a page."""
+        """Yield the writes that make the target's points of a page equal to the source's."""
         expected = self.source.retrieve(ids, vectors=True)
-        found = {} if self.is_new else self.target.retrieve([*expected], vectors=True)
-        added = [record for point_id, record in expected.items() if point_id not in found]
-        changed = [expected[point_id] for point_id in found if self._differs(expected[point_id], found[point_id])]
+        stored = {} if self.is_new else self.target.retrieve([*expected], vectors=True)
+        added = [record for point_id, record in expected.items() if point_id not in stored]
+        changed = [expected[point_id] for point_id in stored if self._differs(expected[point_id], stored[point_id])]
         if changed and not (self.settings.overwrite or self.settings.dry_run):
             raise InputError(
                 f"point {changed[0].id!r} is in collection {self.target.name!r} with other content than in the "
-                "source; nothing that was there has been changed. Give --overwrite to replace such points"
+                "source; existing points were not changed. Give --overwrite to replace such points"
             )
         if (records := added + changed) and not self.settings.dry_run:
-            # The unnamed vector by its name: a plain list is refused where there are others.
+            # Pass the unnamed vector by its (empty) name: a plain list is refused where there are other vectors.
             yield Write(
-                [models.PointStruct(id=each.id, vector=vectors_of(each), payload=each.payload) for each in records]
+                [
+                    models.PointStruct(id=record.id, vector=vectors_of(record), payload=record.payload)
+                    for record in records
+                ]
             )
         self._note(len(added), len(changed), len(expected))
 
-    def _differs(self, expected: models.Record, found: models.Record) -> bool:
-        return not same_point(expected, found, self.measures)
+    def _differs(self, expected: models.Record, stored: models.Record) -> bool:
+        return not same_point(expected, stored, self.measures)
 
     def _note(self, added: int, changed: int, read: int) -> None:
         with self.lock:

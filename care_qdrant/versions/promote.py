@@ -43,9 +43,9 @@ def promote_collection(
         on_progress: Called after each request.
 
     Raises:
-        InputError: There is no such source; or the target is an alias, or holds points that the source has not.
+        InputError: There is no such source; or the target is an alias, or holds points that the source does not have.
         ContractError: The target exists with other vectors or of another model.
-        NotVerified: The copy is not what the source is.
+        NotVerified: The copy differs from the source.
         QdrantError: A side refused or could not be reached.
     """
     settings, start = settings or CopySettings(), time.perf_counter()
@@ -84,35 +84,37 @@ def _prepare(source: Collection, target: Collection, schema: CollectionSchema, s
         if settings.dry_run:
             return
         create_like(target, schema, {**metadata, **copy_note(source)} if metadata else {})
-    found, points = target.refresh(), target.count()
-    if COPY.find(found.metadata) is None:  # else a promotion that was interrupted, which this one finishes
-        found.require_whole()
-    found.require_same(schema, points)
+    existing, points = target.refresh(), target.count()
+    if COPY.find(existing.metadata) is None:  # else a promotion that was interrupted, which this one finishes
+        existing.require_whole()
+    existing.require_same(schema, points)
     others = next(ids_beyond(source, target), None) if points else None
     if others:
         raise InputError(
-            f"collection {target.name!r} holds points that the source has not (such as {others[0]!r}), so it "
+            f"collection {target.name!r} holds points that the source does not have (such as {others[0]!r}), so it "
             "is not an unfinished copy. Nothing was written; choose another name (--to)"
         )
     if not settings.dry_run:
         target.create_indexes(indexes_of(schema))
         contracts = {CONTRACT.of(name) for name in CONTRACT.all(metadata)}
-        if lacking := {key: metadata[key] for key in contracts - found.metadata.keys()}:
+        if lacking := {key: metadata[key] for key in contracts - existing.metadata.keys()}:
             target.update("writing the model records", metadata=lacking)
-        if COPY.find(found.metadata) is None:
+        if COPY.find(existing.metadata) is None:
             _note(source, target)
 
 
 def _is_same_place(source: Collection, target: Collection) -> bool:
     """Return whether two collections are reached by one client, or by two of one server or folder."""
-    one, other = (getattr(each.client, "init_options", {}) for each in (source, target))
+    from_options, to_options = (getattr(side.client, "init_options", {}) for side in (source, target))
     keys = ("location", "url", "host", "port", "path", "prefix")
-    is_alike = one.get("location") != ":memory:" and [one.get(key) for key in keys] == [other.get(key) for key in keys]
+    is_alike = from_options.get("location") != ":memory:" and all(
+        from_options.get(key) == to_options.get(key) for key in keys
+    )
     return source.client is target.client or is_alike
 
 
 def _note(source: Collection, target: Collection) -> None:
-    """Let the target say that it is being written; a key for its points alone may not."""
+    """Record in the target that a copy is in progress; a key that may only write points cannot."""
     try:
         target.update("noting the copy", metadata=copy_note(source))
     except Rejected as error:
@@ -120,6 +122,6 @@ def _note(source: Collection, target: Collection) -> None:
             raise
         logger.warning(
             "collection %r: this key may write points and not metadata, so the copy is not noted: if it is "
-            "interrupted, nothing says so",
+            "interrupted, nothing will show it",
             target.name,
         )

@@ -1,7 +1,7 @@
 """Publishes a collection: a verified copy under a new name, then one switch of the alias that readers search.
 
 Readers search the alias all the time; they see the former version until the switch and the new one after it. The
-former version stays, so that going back is a switch, too.
+former version stays, so that a rollback is just another switch.
 """
 
 import time
@@ -47,7 +47,7 @@ class PublicationReport:
     version: str
     """The collection behind the alias now."""
     replaces: str | None
-    """The one before; ``--rollback`` goes back to it."""
+    """The collection behind the alias before; ``--rollback`` goes back to it."""
     copied: Copied = field(metadata={"printed": ("points", "added", "changed", "unchanged", "deleted", "compared")})
     known_items: KnownItems | None
     deleted_versions: list[str]
@@ -63,7 +63,7 @@ class RollbackReport:
     version: str
     """The collection behind the alias now."""
     left: str
-    """The collection before; it stays until you delete it."""
+    """The collection behind the alias before; it stays until you delete it."""
     points: int
     left_points: int
     """Number of points in `left`; what was written to the alias while it pointed there is among these only."""
@@ -90,7 +90,7 @@ def publish_collection(
 
     Raises:
         InputError: There is no such collection, or the alias has the name of one.
-        NotVerified: The copy is not what the source is; the alias was not switched.
+        NotVerified: The copy differs from the source; the alias was not switched.
         QdrantError: Qdrant refused or could not be reached.
     """
     settings, start = settings or PublishSettings(), time.perf_counter()

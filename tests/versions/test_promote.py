@@ -104,7 +104,7 @@ def test_points_that_the_source_has_not_are_refused(folder: QdrantClient, client
     fill(folder, "docs", PAIR, 20)
     fill(client, "docs", PAIR, 21)
     before = contents(client, "docs")
-    with pytest.raises(InputError, match="holds points that the source has not"):
+    with pytest.raises(InputError, match="holds points that the source does not have"):
         promote_collection(*links(folder, client))
     assert contents(client, "docs") == before
 
