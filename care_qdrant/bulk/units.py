@@ -22,6 +22,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from care_qdrant.bulk.job import MANIFEST, ROWS, Job, Manifest, Unit
 from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.contracts.payload import payload_hash
+from care_qdrant.corpus.endings import READABLE, Format
 from care_qdrant.corpus.files import (
     Corpus,
     CorpusFile,
@@ -33,7 +34,6 @@ from care_qdrant.corpus.files import (
     tell_unread,
     typed_fields,
 )
-from care_qdrant.corpus.formats import READABLE, Format
 from care_qdrant.corpus.rows import Fields, Reject
 from care_qdrant.encoders import TokenCounter
 from care_qdrant.encoders.languages import SAMPLED_TEXTS, require_language

@@ -33,6 +33,7 @@ from care_qdrant.console.options import (
 )
 from care_qdrant.console.reports import search_command, show_json
 from care_qdrant.console.text import echo
+from care_qdrant.corpus.endings import FORMATS
 from care_qdrant.destinations import require_writable
 from care_qdrant.errors import REJECTED_ROWS_EXIT_CODE, counted, next_command
 from care_qdrant.version import __version__
@@ -57,10 +58,6 @@ class ShardType(click.ParamType[tuple[int, int]]):
         if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
             self.fail(f"{value!r} is not a shard; the shards of four machines are 1/4, 2/4, 3/4 and 4/4", param, ctx)
         return int(number), int(of)
-
-
-FORMATS = ["jsonl", "json", "csv", "tsv", "parquet", "arrow", "md", "txt"]
-"""`Format`, whose module reads tables and takes long to import."""
 
 
 class ColumnTypes(click.ParamType[dict[str, "ColumnType"]]):
@@ -269,10 +266,10 @@ def command(
 ) -> None:
     """Put documents into a Qdrant collection.
 
-    CORPUS is one or more files or folders: .jsonl, .json, .csv, .tsv, .parquet, .txt or .md, also compressed as .gz or
-    .zst; a folder that Hugging Face datasets saved; or - for standard input. A row has an id and a text, and optionally
-    a title and metadata. Other fields become metadata. The id of a text file is its path below the folder that is
-    named, so name the same folder in each run.
+    CORPUS is one or more files or folders: .jsonl, .json, .csv, .tsv, .parquet, .arrow, .txt or .md, also compressed as
+    .gz or .zst; a folder that Hugging Face datasets saved; or - for standard input. A row has an id and a text, and
+    optionally a title and metadata. Other fields become metadata. The id of a text file is its path below the folder
+    that is named, so name the same folder in each run.
 
     Documents that are stored already are not encoded or written again. To continue an interrupted run, run the same
     command again. Rejected rows are listed in COLLECTION.rejects.jsonl with line number and reason; the exit code is 8.

@@ -19,7 +19,16 @@ from typing import Self
 
 from care_qdrant.corpus.column_types import ColumnGuess, IdGuess, require_columns
 from care_qdrant.corpus.columnar import arrow_files, is_arrow_folder
-from care_qdrant.corpus.formats import COLUMNAR, COMPRESSIONS, ENDINGS, READABLE, Format, format_of, read_rows
+from care_qdrant.corpus.endings import (
+    COLUMNAR,
+    COMPRESSIONS,
+    ENDINGS,
+    READABLE,
+    Format,
+    compression_of,
+    format_of,
+)
+from care_qdrant.corpus.formats import read_rows
 from care_qdrant.corpus.rejects import is_rejects_name
 from care_qdrant.corpus.rows import Fields, Reject
 from care_qdrant.corpus.streams import (
@@ -148,7 +157,6 @@ class Corpus:
     def _rows(self, file: CorpusFile) -> Iterator[Document | Reject]:
         content = self._open(file)
         if file.form in COLUMNAR:
-            _require_package(file.path, ".parquet")
             self.found.append(file.form)
         else:
             self._look_at_text(file, content.peek(HEAD_BYTES))
@@ -271,9 +279,10 @@ def check_corpus(path: CorpusPath, form: Format | None = None) -> list[CorpusFil
     found = {place: file for each in paths for place, file in _files_of(str(each), form).items()}
     files = name_files(found, [root_of(each) for each in paths if str(each) != STDIN])
     for file in files:
-        for ending in (".zst", ".parquet", ".arrow"):
-            if file.path.endswith(ending):
-                _require_package(file.path, ending)
+        if compression_of(file.path) == ".zst":
+            _require_package(file.path, ".zst", "zstd", "zstandard")
+        if file.form in COLUMNAR:
+            _require_package(file.path, f".{file.form}", "parquet", "pyarrow.parquet")
     return files
 
 
@@ -507,8 +516,7 @@ def _state(file: io.BufferedReader) -> tuple[int, int] | None:
     return found.st_size, found.st_mtime_ns
 
 
-def _require_package(path: str, ending: str) -> None:
-    extra, module = ("zstd", "zstandard") if ending == ".zst" else ("parquet", "pyarrow.parquet")
+def _require_package(path: str, ending: str, extra: str, module: str) -> None:
     with needs_extra(extra, f"{path}: a {ending} file"):
         import_module(module)
 

@@ -1,4 +1,4 @@
-"""The formats of a corpus file: which one each name says, and which reader it has.
+"""The reader of each format of a corpus file.
 
 Lines of JSON and whole texts are read here, all others by a module of their own.
 """
@@ -7,10 +7,10 @@ import io
 import json
 import re
 from collections.abc import Iterator
-from pathlib import PurePath
 from typing import Any, Literal
 
 from care_qdrant.corpus.columnar import read_columns
+from care_qdrant.corpus.endings import Format
 from care_qdrant.corpus.front_matter import split_front_matter
 from care_qdrant.corpus.json_values import read_values
 from care_qdrant.corpus.rows import JSON, Fields, Reject, parse_line, parse_values
@@ -18,26 +18,6 @@ from care_qdrant.corpus.streams import BYTE_ORDER_MARK, HEAD_BYTES, MAX_LINE_BYT
 from care_qdrant.corpus.tables import read_table
 from care_qdrant.types import Document
 
-Format = Literal["jsonl", "json", "csv", "tsv", "parquet", "arrow", "md", "txt"]
-ENDINGS: dict[str, Format] = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "json",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".tab": "tsv",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".md": "md",
-    ".markdown": "md",
-    ".txt": "txt",
-}
-"""Formats by the endings of names, in lower case."""
-COMPRESSIONS = (".gz", ".zst")
-COLUMNAR: tuple[Format, ...] = ("parquet", "arrow")
-"""Formats of bytes that are no text."""
-READABLE = "JSON lines (.jsonl), JSON (.json), CSV or TSV, Parquet, text (.txt, .md), each also as .gz or .zst"
-"""The formats in the words of a message."""
 # One way to read each line end, and so one way to read many of them. A possessive group would say so, too, but takes
 # blanks of the next line along in Python before 3.11.5.
 _BLANK_LINES = r"(?:[ \t]*(?:\r\n|\r(?!\n)|\n))*"
@@ -45,14 +25,6 @@ _HEADING = re.compile(
     rf"{_BLANK_LINES} {{0,3}}#[ \t]+(?P<title>[^\r\n]*?)(?:(?<![^ \t])#+)?[ \t]*(?:(?=[\r\n]){_BLANK_LINES}|\Z)"
 )
 """A first-level heading at the start of a text, as CommonMark has it: ``# C#`` is headed C#, and ``# C #`` C."""
-
-
-def format_of(name: str) -> Format | None:
-    """Return the format that the ending of a name says, in any case and below one of a compression; None for none."""
-    name = name.lower()
-    for ending in COMPRESSIONS:
-        name = name.removesuffix(ending)
-    return ENDINGS.get(PurePath(name).suffix)
 
 
 def read_rows(form: Format, file: io.BufferedReader, fields: Fields, *, name: str) -> Iterator[Document | Reject]:

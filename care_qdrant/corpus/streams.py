@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 from typing_extensions import override
 
+from care_qdrant.corpus.endings import compression_of
 from care_qdrant.errors import InputError, needs_extra
 
 if TYPE_CHECKING:
@@ -58,11 +59,12 @@ def decompressed(file: io.BufferedReader, path: str, stack: ExitStack) -> io.Buf
     """
     for layer in range(_LAYERS):
         magic = file.peek(4)[:4]
-        if magic.startswith(_GZIP) or (path.endswith(".gz") and not layer):
+        named = None if layer else compression_of(path)
+        if magic.startswith(_GZIP) or named == ".gz":
             file = io.BufferedReader(
                 cast(io.RawIOBase, stack.enter_context(gzip.GzipFile(fileobj=file, mode="rb"))), HEAD_BYTES
             )
-        elif magic == _ZSTD or (path.endswith(".zst") and not layer):
+        elif magic == _ZSTD or named == ".zst":
             file = io.BufferedReader(_Chunks(_zstandard(file, path)), HEAD_BYTES)
     return file
 

@@ -14,8 +14,8 @@ from typing import TypeGuard
 
 from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.corpus.beginnings import Beginnings
+from care_qdrant.corpus.endings import Format
 from care_qdrant.corpus.files import FIRST_ROWS, Corpus, CorpusPath, all_rejected, typed_fields
-from care_qdrant.corpus.formats import Format
 from care_qdrant.corpus.rejects import RejectsFile, rejects_path
 from care_qdrant.corpus.rows import Fields, Reject, check_document
 from care_qdrant.corpus.streams import STDIN, UTF_8

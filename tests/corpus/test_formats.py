@@ -14,8 +14,9 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
+from care_qdrant.cli.ingest import command
+from care_qdrant.corpus.endings import COMPRESSIONS, ENDINGS, FORMATS, Format, format_of
 from care_qdrant.corpus.files import Corpus, corpus_name
-from care_qdrant.corpus.formats import ENDINGS, Format, format_of
 from care_qdrant.corpus.rows import HASH_ID, Fields, Reject, hash_id
 from care_qdrant.errors import InputError
 from care_qdrant.types import Document
@@ -177,7 +178,7 @@ def test_the_yaml_in_front_of_markdown_is_metadata(tmp_path: Path) -> None:
 
 def test_a_folder_without_anything_to_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"x")
-    with pytest.raises(InputError, match="without files that can be read; expected JSON lines"):
+    with pytest.raises(InputError, match=r"without files that can be read; expected \.jsonl, "):
         Corpus(tmp_path)
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["train"]}')
     (tmp_path / "train").mkdir()
@@ -319,6 +320,11 @@ def test_a_pipe_is_read(tmp_path: Path) -> None:
 )
 def test_the_ending_decides(name: str, form: Format | None) -> None:
     assert format_of(name) == form
+
+
+def test_the_help_names_every_format_and_compression() -> None:
+    words = str(command.help).replace(",", " ").split()
+    assert {f".{form}" for form in FORMATS} | {*COMPRESSIONS} <= {word.rstrip(";.") for word in words}
 
 
 def test_a_file_without_a_known_ending_needs_its_format(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
