@@ -19,7 +19,7 @@ class Versions:
     schemas: Mapping[str, CollectionSchema]
     """The schema of each version that publishing made."""
     highest: int
-    """Highest number of all collections that are named like a version, whichever program made them."""
+    """Highest number of all collections named like a version, including collections of other programs."""
 
     def record(self, name: str) -> VersionRecord | None:
         """Return the record of a version; None for a collection that publishing did not make."""
@@ -50,13 +50,13 @@ def read_versions(collection: Collection, alias: str) -> Versions:
     names = collection.names()
     if alias in names:
         raise InputError(
-            f"{alias!r} is a collection, and Qdrant lets no alias have the name of one. Publish it under another name, "
+            f"{alias!r} is a collection, and an alias cannot have the same name. Publish it under another name, "
             "which its readers then search, " + next_command(f"care publish {alias} --as {alias}-live", model=False)
         )
     numbers = {name: number for name in names if (number := _number(alias, name))}
     schemas = {name: collection.sibling(name).schema for name in numbers}
-    made = {name: schema for name, schema in schemas.items() if schema.version_record is not None}
-    return Versions(alias, collection.aliases().get(alias), made, highest=max(numbers.values(), default=0))
+    published = {name: schema for name, schema in schemas.items() if schema.version_record is not None}
+    return Versions(alias, collection.aliases().get(alias), published, highest=max(numbers.values(), default=0))
 
 
 def delete_old(live: Collection, versions: Versions, keep: int) -> list[str]:

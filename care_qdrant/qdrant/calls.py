@@ -34,7 +34,7 @@ def in_pages(items: Sequence[I], size: int) -> Iterator[Sequence[I]]:
 
 
 def in_requests(items: Sequence[I], size: int, call: Callable[[Sequence[I]], T]) -> Iterator[T]:
-    """Call something on pages of items, and on halves of a page that the server finds too large."""
+    """Yield the result of ``call`` for each page of items; pages that the server finds too large are halved."""
     for page in in_pages(items, size):
         try:
             done = call(page)
@@ -49,8 +49,8 @@ def in_requests(items: Sequence[I], size: int, call: Callable[[Sequence[I]], T])
 class Calls:
     """Calls to one Qdrant, one retry policy for all; may be used from several threads.
 
-    Calls to the embedded database, which is not made for threads, wait for each other, also those of other objects on
-    the same client.
+    The embedded database is not made for threads: its calls wait for each other, including calls of other objects
+    on the same client.
     """
 
     def __init__(self, client: QdrantClient, name: str, policy: RetryPolicy | None) -> None:
@@ -62,7 +62,7 @@ class Calls:
         self._outage = Outage()
 
     def call(self, what: str, operation: Callable[[], T]) -> T:
-        """Return the result of ``operation``, called as long as the policy allows.
+        """Return the result of ``operation``, retried for as long as the policy allows.
 
         Waiting that the server itself has asked for (``Retry-After``) counts against the patience like any other.
         """
@@ -95,11 +95,11 @@ class Calls:
                 return result
 
     def alone(self) -> AbstractContextManager[Any]:
-        """Let other calls to the embedded database wait until the end of the block; those to a server never do."""
+        """Make other calls to the embedded database wait until the end of the block; calls to a server never wait."""
         return self._lock
 
     def write(self, what: str, operation: Callable[[], Written]) -> None:
-        """Call a write that has ``wait=True``, and accept nothing less than ``completed``."""
+        """Call a write that has ``wait=True`` until its status is ``completed``."""
 
         def completed() -> None:
             results = operation()

@@ -20,13 +20,13 @@ from care_qdrant.types import Vectors
 _log = logging.getLogger(__name__)
 
 _MAX_CHANGED_SIGNS = 0.1
-"""Fraction of a vector's signs that may have changed; a vector with more changes counts as written again."""
+"""Fraction of a vector's signs that may have changed; a vector with more changes counts as rewritten."""
 _MIN_AGREEMENT = 2.0
 """Least agreement of a rewritten vector with its text, in standard deviations; below, another model made it."""
 _MAX_FOREIGN = 0.2
 """Largest fraction of the sampled vectors that another model may have made; above, the encoder is refused."""
 _MAX_UNKNOWN = 0.5
-"""Largest fraction of the sampled vectors that may be written again where no encoder compares them with their texts."""
+"""Largest fraction of the sampled vectors that may be rewritten where no encoder compares them with their texts."""
 
 
 def require_vector(schema: CollectionSchema, vector_name: str) -> None:
@@ -56,24 +56,24 @@ def check_contract(schema: CollectionSchema, vector_name: str, expected: VectorC
             f"{expected.distance}. Add it as a second vector under another name, "
             + next_command(f"care attach {collection} --vector-name {_free_name(schema, expected)}")
         )
-    found = schema.contracts.get(vector_name)
-    if found is None:
+    contract = schema.contracts.get(vector_name)
+    if contract is None:
         raise FingerprintMismatch(
             f"vector {vector_name!r} of collection {collection!r} carries no fingerprint: another tool wrote it, and "
             f"its space is unknown. Add model {expected.model!r} as a second vector under another name, "
             + next_command(f"care attach {collection} --vector-name {_free_name(schema, expected)}")
         )
-    if found.fingerprint != expected.fingerprint:
+    if contract.fingerprint != expected.fingerprint:
         raise FingerprintMismatch(
-            f"vector {vector_name!r} of collection {collection!r} was made by {_maker(found)} "
-            f"({found.fingerprint[:12]}), not by {expected.model} ({expected.fingerprint[:12]}). "
+            f"vector {vector_name!r} of collection {collection!r} was made by {_maker(contract)} "
+            f"({contract.fingerprint[:12]}), not by {expected.model} ({expected.fingerprint[:12]}). "
             "Give the model that made it with --model, or add this one as a second vector, "
             + next_command(f"care attach {collection} --vector-name {expected.model}-{expected.fingerprint[:8]}")
         )
 
 
 def check_sparse_contract(schema: CollectionSchema, vector_name: str, language: str | None = None) -> SparseContract:
-    """Return the constants of a BM25 vector; refuse an analyser that is not there, or not that of a given language."""
+    """Return the constants of a BM25 vector; refuse an analyser that is unknown or of another language."""
     where = f"sparse vector {vector_name!r} of collection {schema.name!r}"
     if vector_name in schema.dense:
         raise SchemaMismatch(f"{vector_name!r} is a dense vector of collection {schema.name!r}; name a sparse one")
@@ -84,10 +84,10 @@ def check_sparse_contract(schema: CollectionSchema, vector_name: str, language: 
         )
     if schema.sparse[vector_name].modifier != models.Modifier.IDF:
         raise SchemaMismatch(f"{where} was created without the IDF modifier that BM25 needs; ingest into a new one")
-    found = schema.contracts.get(vector_name)
-    analyser = None if not isinstance(found, SparseContract) else find_analyser(found.fingerprint)
-    if not isinstance(found, SparseContract) or analyser is None:
-        made_by = found.fingerprint if found is not None else "an unknown tool"
+    contract = schema.contracts.get(vector_name)
+    analyser = None if not isinstance(contract, SparseContract) else find_analyser(contract.fingerprint)
+    if not isinstance(contract, SparseContract) or analyser is None:
+        made_by = contract.fingerprint if contract is not None else "an unknown tool"
         raise FingerprintMismatch(
             f"{where} was cut into terms by {made_by}, which this version cannot do: its terms would not match ours. "
             "Ingest the corpus again into a new collection."
@@ -95,14 +95,14 @@ def check_sparse_contract(schema: CollectionSchema, vector_name: str, language: 
     if language not in (None, analyser.language):
         raise FingerprintMismatch(
             f"{where} was cut into terms by {analyser.name}, for --bm25-language {analyser.language}, and not for "
-            f"{language}. Leave the option out, or make BM25 again: care detach {schema.name} --vector-name "
+            f"{language}. Leave the option out, or recompute BM25: care detach {schema.name} --vector-name "
             f"{vector_name}, and then care attach {schema.name} --bm25 --bm25-language {language}"
         )
-    return found
+    return contract
 
 
 def check_learned(schema: CollectionSchema, vector_name: str, learned: LearnedContract) -> None:
-    """Refuse a learned query encoder where the schema says that the vectors it was learned from were replaced."""
+    """Refuse a learned query encoder if the schema shows that the vectors it was learned from were replaced."""
     params = schema.dense[vector_name]
     where = f"vector {vector_name!r} of collection {schema.name!r}"
     if (params.size, params.distance.value) != (learned.dim, learned.distance):
@@ -110,8 +110,8 @@ def check_learned(schema: CollectionSchema, vector_name: str, learned: LearnedCo
             f"{where} is {params.size}-dimensional with {params.distance.value} distance; query encoder "
             f"{learned.model!r} was learned from {learned.dim} dimensions and {learned.distance}. {_again(schema)}"
         )
-    found = schema.contracts.get(vector_name)
-    documents = None if found is None else found.fingerprint
+    contract = schema.contracts.get(vector_name)
+    documents = None if contract is None else contract.fingerprint
     if documents != learned.documents:
         raise FingerprintMismatch(
             f"{where} holds vectors of another model since query encoder {learned.model!r} was learned from it "
@@ -122,10 +122,10 @@ def check_learned(schema: CollectionSchema, vector_name: str, learned: LearnedCo
 def require_learned_from(
     collection: Collection, vector_name: str, encode: Callable[[Sequence[str]], Vectors] | None = None
 ) -> None:
-    """Refuse a learned query encoder where another model made too many of the stored vectors, and warn of the first.
+    """Refuse a learned query encoder if another model made too many of the stored vectors, and warn if it made any.
 
-    Sampled vectors that were not written again cost one request. Else a second one reads the texts, and ``encode``, the
-    query encoder that was learned, compares each with its vector; without it most of the vectors must be the old ones.
+    Sampled vectors that were not rewritten cost one request. Otherwise a second one reads the texts, and ``encode``,
+    the query encoder that was learned, compares each text with its vector; without it, most vectors must be unchanged.
     """
     learned = collection.schema.learned.get(vector_name)
     if learned is None:
@@ -173,7 +173,7 @@ def _maker(contract: Contract) -> str:
 
 
 def _makers(schema: CollectionSchema) -> str:
-    """Return the advice to take a model whose vectors the collection has; empty where no record names one."""
+    """Return the advice to use a model whose vectors the collection has; empty where no record names such a model."""
     made = [
         f"{name!r} was made by {contract.model} ({contract.fingerprint[:12]})"
         for name, contract in schema.contracts.items()

@@ -1,4 +1,4 @@
-"""`Collection`: one collection of one Qdrant; with its base classes the only one that calls the client on points."""
+"""`Collection`: one collection of one Qdrant. Only this class and its bases call the client on points."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,11 +23,11 @@ class Collection(ReadableCollection):
         Rejected: Qdrant says that the request is wrong.
     """
 
-    # Changing points. What is not there is left alone: others may delete points at any time, and a request that names
-    # the id of a point that is gone would fail as a whole, while a condition on the id does not.
+    # Changing points. Missing points are skipped: other clients may delete points at any time, and a request that
+    # names the id of a deleted point would fail as a whole, while a condition on the id does not.
 
     def upsert(self, points: Sequence[models.PointStruct]) -> None:
-        """Write whole points in one request; those that are there lose all that they held.
+        """Write whole points in one request; existing ones are replaced completely.
 
         A named vector may be a row of `Vectors` instead of a list of numbers.
 
@@ -68,12 +68,12 @@ class Collection(ReadableCollection):
         self.write("deleting points", delete)
 
     def delete_vector_of(self, ids: Sequence[PointId], vector_name: str) -> None:
-        """Take a vector away from points; the vector stays in the schema."""
+        """Remove a vector from points; it stays in the schema."""
         delete = partial(self.client.delete_vectors, self.name, [vector_name], shard_key_selector=self.shard_key)
         self._write_pages("removing vectors", ids, self.limits.write, lambda page: delete(having_ids(page), wait=True))
 
     def delete_payload_key(self, ids: Sequence[PointId], key: str) -> None:
-        """Remove a payload key, as Qdrant writes its path, from points."""
+        """Remove a payload key, given as a Qdrant path, from points."""
         delete = partial(self.client.delete_payload, self.name, [key], shard_key_selector=self.shard_key)
         self._write_pages("removing hashes", ids, self.limits.write, lambda page: delete(having_ids(page), wait=True))
 
@@ -84,7 +84,7 @@ class Collection(ReadableCollection):
         list(in_requests(ids, size, lambda page: self.write(what, lambda: operation(page))))
 
     def _with_shard_key(self, operation: models.UpdateOperation) -> models.UpdateOperation:
-        """Return an operation on the shards of this collection's key."""
+        """Return the operation limited to the shards of this collection's key."""
         if self.shard_key is None:
             return operation
         [field] = type(operation).model_fields
@@ -93,7 +93,7 @@ class Collection(ReadableCollection):
 
 
 def having_ids(ids: Sequence[PointId]) -> models.Filter:
-    """Return the filter that passes points of these ids."""
+    """Return the filter that passes points with these ids."""
     return models.Filter(must=[models.HasIdCondition(has_id=list(ids))])
 
 

@@ -30,10 +30,10 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_HTTP_PORT = 6333
 PLAIN_ANSWERS = {"accept-encoding": "identity"}
-"""Headers of REST requests by which a server does not compress its answers.
+"""Headers of REST requests that ask a server not to compress its answers.
 
 A compressed answer comes in pieces, and the last one waits for an acknowledgement that the client's system delays by
-40 ms. This happens on connections that are kept alive, as all but those to localhost are: a search took 44 ms there
+40 ms. This happens on connections that are kept alive, as all except localhost are: a search took 44 ms there
 instead of 0.8 (docs/evidence/experiments.md).
 """
 REQUEST_TIMEOUT_SECONDS = 60
@@ -61,7 +61,7 @@ def open_client(
     A new folder of the embedded database in which an error left no collection is removed.
 
     Args:
-        path: Folder of the embedded database; created when it is not there. Exactly one of path and url.
+        path: Folder of the embedded database; created if it does not exist. Exactly one of path and url.
         url: URL of a server, or of the load balancer of a cluster, for example ``http://localhost:6333``.
         api_key: API key of the server.
         grpc: Prefer gRPC to REST for points.
@@ -71,7 +71,7 @@ def open_client(
 
     Raises:
         FolderLocked: Another process holds the folder.
-        InputError: The URL is not one of a server.
+        InputError: The URL is not that of a server.
         ServerTooOld: The server is older than version 1.18.
         Unreachable: No server answers at the URL, or at its gRPC port.
         Rejected: The server does not accept the key.
@@ -110,7 +110,7 @@ def open_client(
 
 
 def _remove_if_unused(new: Sequence[Path]) -> None:
-    """Remove the folder of an embedded database without a collection, and the folders around it; files of others stay.
+    """Remove the new folders of an embedded database without a collection; files of other programs stay.
 
     Args:
         new: The folders that were made for the database, innermost first.
@@ -126,7 +126,7 @@ def _remove_if_unused(new: Sequence[Path]) -> None:
 
 
 def opener_of(client: QdrantClient) -> OpenClient | None:
-    """Return what opens the server of a client in another process; None where only this client reaches it."""
+    """Return a function that opens the client's server in another process; None if only this client reaches it."""
     return _OPENERS.get(client)
 
 
@@ -140,7 +140,7 @@ _LOCKS_LOCK = ForkLock()
 
 
 def client_lock(client: QdrantClient) -> AbstractContextManager[Any]:
-    """Return the lock that calls to an embedded database take; for a server, one that never waits.
+    """Return the lock that calls to an embedded database hold; for a server, one that never waits.
 
     The embedded database is not made for threads. All wrappers of one client share the lock, sync and async.
     """
@@ -153,7 +153,7 @@ def client_lock(client: QdrantClient) -> AbstractContextManager[Any]:
 _FLOOR = (1, 18)
 """Oldest supported version of the server: the first that adds a vector to a collection in use."""
 _NEW_ENOUGH: WeakSet[QdrantClient] = WeakSet()
-"""Clients whose server was asked for its version."""
+"""Clients whose server has passed the check of its version."""
 
 
 def require_floor(client: QdrantClient) -> None:
@@ -176,7 +176,7 @@ def require_floor(client: QdrantClient) -> None:
 
 
 def as_version(text: str) -> tuple[int, ...]:
-    """Return the version of a server as numbers that compare."""
+    """Return the version of a server as a tuple of numbers for comparison."""
     return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
 
 
@@ -193,7 +193,7 @@ def open_server(
     """Return a client of a server, which may still be starting; raises as `open_client`.
 
     Args:
-        url: As in `open_client`, and so are the next five.
+        url: As in `open_client`; so are the next five arguments.
         api_key: API key of the server.
         grpc: Prefer gRPC to REST for points.
         grpc_port: gRPC port of the server.
@@ -217,7 +217,7 @@ def open_server(
 
 
 def _wait_until_it_answers(client: QdrantClient, url: str, patience_seconds: float) -> None:
-    """Return when the server answers, which may still be starting."""
+    """Wait for a server that may still be starting."""
     gives_up_at = time.monotonic() + patience_seconds
     while True:
         try:
@@ -241,7 +241,7 @@ def _client(
 ) -> QdrantClient:
     """Return a client of one server; nothing is sent."""
     try:
-        # As qdrant-client has it: a key goes over https, unless the URL says otherwise.
+        # As in qdrant-client: a key goes over https, unless the URL says otherwise.
         address = url if "://" in url else f"{'https' if api_key else 'http'}://{url}"
         parts = _parse(address)
         port = grpc_port or (parts.port or DEFAULT_HTTP_PORT) + 1
@@ -253,7 +253,7 @@ def _client(
             warnings.filterwarnings("ignore", "Api key is used with an insecure connection", UserWarning)
             defaults: dict[str, Any] = {
                 "check_compatibility": False,
-                # Else every number of every vector is looked at, for texts that fastembed would encode.
+                # Otherwise the client inspects every number of every vector for texts that fastembed would encode.
                 "cloud_inference": True,
                 "metadata": PLAIN_ANSWERS,
                 **tls,
@@ -274,7 +274,7 @@ def _client(
 
 def _check_answer(client: QdrantClient, url: str) -> None:
     try:
-        require_floor(client)  # over HTTP, as all that is not about points
+        require_floor(client)  # over HTTP, like every call that is not about points
         client.get_collections()
     except ValueError as error:
         raise Unreachable(
@@ -329,8 +329,8 @@ def _embedded(path: Path) -> QdrantClient:
         ) from error
     except (OSError, EOFError, UnpicklingError, sqlite3.Error) as error:
         raise InputError(
-            f"{path}: cannot be opened as an embedded database ({error}); it needs the right to write there, and files "
-            "that only Qdrant's client has written"
+            f"{path}: cannot be opened as an embedded database ({error}); the folder must be writable, and its files "
+            "written by Qdrant's client alone"
         ) from error
     return client
 
@@ -343,7 +343,7 @@ def _remove_empty_index(path: Path) -> None:
 
 
 def _holder(path: Path) -> str:
-    """Name the process that holds the folder's lock, where the platform tells (Linux)."""
+    """Return the process that holds the folder's lock, for messages; empty on platforms that cannot say."""
     lock, locks = path / ".lock", Path("/proc/locks")
     if not (lock.exists() and locks.exists()):
         return ""
@@ -356,9 +356,9 @@ def _holder(path: Path) -> str:
 
 
 def tune_embedded(client: QdrantClient, collection: str) -> bool:
-    """Switch the embedded database to write-ahead logging; it commits once per point, and is 10 times as fast then.
+    """Switch the embedded database to write-ahead logging; it commits once per point, which is then 10 times as fast.
 
-    What was acknowledged survives ``kill -9`` of the process; only a power cut can lose the last commits. The
+    Acknowledged writes survive ``kill -9`` of the process; only a power cut can lose the last commits. The
     connection is a private attribute of qdrant-client: without it, nothing changes and the function returns False.
     """
     if not is_embedded(client):

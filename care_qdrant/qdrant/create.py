@@ -1,4 +1,4 @@
-"""Creates collections, for ingestion, copies and LlamaIndex alike, and joins those with the same contract."""
+"""Creates collections for ingestion, copies and LlamaIndex, and joins existing ones with the same contract."""
 
 import re
 import uuid
@@ -28,10 +28,10 @@ DOCUMENT_KEY = "doc_id"
 """Indexed in every collection of ours on a server; the embedded database keeps no indexes to copy."""
 
 MEMORY_SINCE = (1, 19)
-"""Version from which on a server takes ``memory`` in place of ``on_disk`` and ``always_ram``, which it will drop."""
+"""First version of a server that takes ``memory`` in place of ``on_disk`` and ``always_ram``, which it will drop."""
 
 Index = Literal["keyword", "integer", "float", "bool", "datetime", "text", "uuid", "tenant"]
-"""Type of the values under a payload key; ``tenant`` is a keyword by which the server lays points together."""
+"""Type of the values under a payload key; ``tenant`` is a keyword by which the server groups points in storage."""
 _TENANT = models.KeywordIndexParams(type=models.KeywordIndexType.KEYWORD, is_tenant=True)
 _INDEX = re.compile(r"""(?P<key>(?>"[^"]*"|[^=])++)(?:=(?P<kind>.*))?""", re.DOTALL)
 
@@ -65,10 +65,10 @@ class PointVectors:
     stand_in: StandIn | None = None
     """Learned encoder that makes the dense vectors of this run in place of their model; None for any other run."""
     former_stand_ins: Mapping[str, str] = field(default_factory=dict)
-    """Names of the learned encoders that made some of the dense vectors that are there, by fingerprint."""
+    """Names of the learned encoders that made some of the existing dense vectors, by fingerprint."""
 
     def stand_in_metadata(self) -> dict[str, Any]:
-        """Return the record of the encoders that stand in, as the collection stores it; empty where none does."""
+        """Return the record of the stand-in encoders as the collection stores it; empty where there are none."""
         if self.stand_in is None:
             return {}
         known = {**self.former_stand_ins, self.stand_in.fingerprint: self.stand_in.model}
@@ -94,10 +94,10 @@ def make_collection(
         dense: Its dense vectors by name, or the unnamed one.
         sparse: Its sparse vectors by name.
         metadata: Its contracts and notes. A collection with any also gets an identity of its own.
-        **settings: Of the server, as `QdrantClient.create_collection` takes them.
+        **settings: Settings of the server, as `QdrantClient.create_collection` takes them.
 
     Raises:
-        Rejected: The server does not create such a collection, and there is none of this name.
+        Rejected: The server does not create such a collection, and none of this name exists.
     """
     try:
         collection.create(
@@ -124,9 +124,9 @@ def join_collection(
     is_named: bool = True,
     stands_in: bool = False,
 ) -> PointVectors | None:
-    """Check an existing collection and return what its points carry; None where there is no such collection.
+    """Check an existing collection and return the vectors that its points carry; None if it does not exist.
 
-    A collection that has our BM25 vector gets it from every run: a point without it would be missing from each
+    A collection that has our BM25 vector gets it from every run: a point without it would be missing from every
     sparse search.
 
     Args:
@@ -134,7 +134,7 @@ def join_collection(
         vector_name: The dense vector.
         contract: The model of the run.
         sparse: Whether to refuse a collection without our BM25 vector.
-        bm25_language: Language that its terms must be of; None for any.
+        bm25_language: Language for which its terms must have been made; None for any.
         is_named: Whether the user chose the vector. Otherwise it is the one that the model was learned from, if any.
         stands_in: Whether the model's query encoder makes the vectors, in place of the model that it was learned from.
     """
@@ -156,7 +156,7 @@ def join_collection(
 
 
 def _stand_in(schema: CollectionSchema, vector_name: str, contract: VectorContract) -> StandIn:
-    """Return how a learned encoder stands in for the model of a vector; refuse one learned from another vector."""
+    """Return the record of a learned encoder that stands in; refuse one learned from another vector."""
     if vector_name not in schema.learned_by(contract.fingerprint):
         raise InputError(
             f"--stand-in: query encoder {contract.model!r} was not learned from vector {vector_name!r} of collection "
@@ -175,7 +175,7 @@ def _stand_in(schema: CollectionSchema, vector_name: str, contract: VectorContra
 def create_collection(
     collection: Collection, vectors: PointVectors, storage: Storage, *, defer_graph: bool
 ) -> PointVectors | None:
-    """Create a collection for ingestion, with its contract; return what its points carry where another run made it."""
+    """Create a collection for ingestion, with its contract; if another run made it, return its points' vectors."""
     waits = defer_graph and not collection.is_embedded
     load = {"vector": vectors.vector_name, "graph": waits, "done": False}
     sparse = models.SparseVectorParams(modifier=models.Modifier.IDF)
@@ -202,7 +202,7 @@ def create_collection(
 
 
 def join_shard_key(collection: Collection, storage: Storage, *, is_new: bool, dry_run: bool) -> bool:
-    """Create the shards of a collection's key where they are missing; return whether they were there."""
+    """Create the shards of a collection's key if they are missing; return whether they existed."""
     key, name = collection.shard_key, collection.name
     has_keys = collection.schema.has_shard_keys
     if key is None and has_keys:
@@ -221,14 +221,14 @@ def join_shard_key(collection: Collection, storage: Storage, *, is_new: bool, dr
         try:
             collection.create_shard_key(storage.shards, storage.replicas)
         except Rejected as error:
-            if is_new and not collection.shard_keys():  # else another run writes under a key of its own
+            if is_new and not collection.shard_keys():  # otherwise another run writes under its own key
                 collection.drop()
             raise InputError(f"shard key {key!r} was not created: {error}; --shard-key needs a cluster") from error
     return False
 
 
 def parse_indexes(given: Sequence[str]) -> dict[str, Index]:
-    """Return payload indexes from ``KEY`` or ``KEY=TYPE`` each; without a type they are for keywords."""
+    """Parse options of the form ``KEY`` or ``KEY=TYPE`` into payload indexes; the default type is keyword."""
     indexes: dict[str, Index] = {}
     for option in given:
         match = _INDEX.fullmatch(option)
@@ -257,7 +257,7 @@ def index_schemas(indexes: Mapping[str, Index]) -> dict[str, Any]:
 
 
 def finish_load(collection: Collection) -> None:
-    """Let the server index a collection that ingestion made and that is loaded now; else do nothing."""
+    """Start the server's indexing of a collection that ingestion made and has now loaded; otherwise do nothing."""
     schema = collection.refresh()
     load = schema.unfinished_load
     if load is None:
@@ -290,9 +290,9 @@ def indexes_of(schema: CollectionSchema) -> dict[str, Any]:
 
 
 def storage_settings(collection: Collection, quantization: Quantization | None, *, on_disk: bool) -> dict[str, Any]:
-    """Return how a vector is held, as fields of `VectorParams` that its server knows; empty for all in memory.
+    """Return where a vector is stored, as fields of `VectorParams` that its server knows; empty for all in memory.
 
-    A quantised copy is always in memory: a search reads all of it, and of the vectors only those that are rescored.
+    A quantised copy is always in memory: a search reads all of it, but only the vectors that it rescores.
     """
     settings: dict[str, Any] = {}
     has_tiers = (
@@ -317,7 +317,9 @@ def _require_own_chunks(schema: CollectionSchema, vector_name: str) -> None:
     """Refuse a vector that was attached to documents which were cut into chunks for another one."""
     attached = schema.attached
     cut_for = [
-        name for name, found in schema.contracts.items() if isinstance(found, VectorContract) and name not in attached
+        name
+        for name, contract in schema.contracts.items()
+        if isinstance(contract, VectorContract) and name not in attached
     ]
     if vector_name in attached and cut_for:
         raise InputError(
@@ -346,7 +348,7 @@ def _settings(config: models.CollectionConfig) -> dict[str, Any]:
 
 
 def _request(kind: type[Model], answer: BaseModel | None) -> Model | None:
-    """Return what a server accepts, made of what it answers."""
+    """Convert settings that a server returns to the request that sets them."""
     if answer is None:
         return None
     known = {key: value for key, value in answer.model_dump(exclude_none=True).items() if key in kind.model_fields}

@@ -1,4 +1,4 @@
-"""`DescribedCollection`: what a collection is, its names, schema, settings and metadata, without its points."""
+"""`DescribedCollection`: a collection without its points: its names, schema, settings and metadata."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -41,7 +41,7 @@ class DescribedCollection(Calls):
                 server chooses the shards (`parts`).
             known_as: Name of the collection in messages of checks: the alias that led here.
             readers: Largest number of processes that read all points at once, on a server that knows slices. More than
-                one wants a main module that can be imported, as `multiprocessing` does.
+                one needs a main module that can be imported, as `multiprocessing` does.
         """
         super().__init__(client, name, policy)
         self.shard_key, self._known_as, self.readers = shard_key, known_as or name, readers
@@ -52,7 +52,7 @@ class DescribedCollection(Calls):
         return f"Collection({self.name!r})"
 
     def of_shard(self, shard_key: Any | None) -> Self:
-        """Return this collection, reached by the shards of a key alone; all of it where the key is None."""
+        """Return this collection limited to the shards of a key; all of it where the key is None."""
         if shard_key is None:
             return self
         part = self._with(self.name, shard_key, self._known_as)
@@ -67,7 +67,7 @@ class DescribedCollection(Calls):
         return type(self)(self.client, name, self.policy, shard_key=shard_key, known_as=known_as, readers=self.readers)
 
     def parts(self) -> list[Self]:
-        """Return what can be written to: this collection, or its shards by key, each key in turn.
+        """Return the parts that accept writes: this collection, or one part for each of its shard keys.
 
         A server takes a write to a collection with shards by key only with the key.
         """
@@ -85,9 +85,9 @@ class DescribedCollection(Calls):
         return sorted((key for key in keys if key is not None), key=str)
 
     def create_shard_key(self, shards: int | None, replicas: int | None) -> None:
-        """Create the shards of the key of this collection, unless they are there.
+        """Create the shards of this collection's key, unless they exist.
 
-        None takes the number of shards, or of copies of each, of the collection.
+        None takes the collection's number of shards, or of copies of each shard.
         """
         if (key := self.shard_key) is None:
             return
@@ -131,7 +131,7 @@ class DescribedCollection(Calls):
         return self.sibling(self.name, known_as=self._known_as)
 
     def whole(self) -> Self:
-        """Return what `resolve` returns, for work that a collection needs done on all its shards.
+        """Return the collection as `resolve` does, for work on all its shards.
 
         Raises:
             InputError: This object reaches the shards of one key alone.
@@ -145,7 +145,7 @@ class DescribedCollection(Calls):
         return self.resolve()
 
     def switch_alias(self, alias: str) -> None:
-        """Let an alias point at this collection, in one step: at no moment is it missing."""
+        """Point an alias at this collection, in one atomic step: it is never missing."""
         create = models.CreateAlias(collection_name=self.name, alias_name=alias)
         steps: list[models.AliasOperations] = [models.CreateAliasOperation(create_alias=create)]
         if alias in self.aliases():
@@ -157,7 +157,7 @@ class DescribedCollection(Calls):
         return "embedded" if self.is_embedded else self.call("asking its version", self.client.info).version
 
     def is_since(self, version: tuple[int, ...]) -> bool:
-        """Return whether the server has this version or a newer one: asked once, and always so where it is embedded."""
+        """Return whether the server has this version or a newer one, asked once; always True for embedded databases."""
         if self.is_embedded:
             return True
         if self._version is None:
@@ -196,7 +196,7 @@ class DescribedCollection(Calls):
             self.call("asking the version of the server", lambda: require_floor(self.client))
 
     def info(self) -> models.CollectionInfo:
-        """Return what Qdrant says now, the state of its index included."""
+        """Return Qdrant's current description of the collection, including the state of its index."""
         return self.call("reading its schema", lambda: self.client.get_collection(self.name))
 
     def create(self, **config: Any) -> None:
@@ -210,7 +210,7 @@ class DescribedCollection(Calls):
         self.call(what, lambda: self.client.update_collection(self.name, **config))
 
     def require_changeable(self) -> None:
-        """Refuse a key that may not change the collection's metadata, by a change of nothing."""
+        """Refuse a key that may not change the collection's metadata, by an empty change."""
         self.update("asking whether it may be changed", metadata={})
 
     def drop(self) -> None:
@@ -229,7 +229,7 @@ class DescribedCollection(Calls):
     def wait_for_optimizer(
         self, longest_seconds: float, poll_seconds: float = 0.1, *, sleep: Callable[[float], None] = time.sleep
     ) -> models.CollectionInfo:
-        """Wait until a server neither builds an index nor moves points, and return what it says of the collection.
+        """Wait until a server neither builds an index nor moves points, and return its description of the collection.
 
         After ``longest_seconds`` that is the last answer, whose status is still yellow.
         """
@@ -240,13 +240,13 @@ class DescribedCollection(Calls):
             optimizer.wait_before_renaming(self.name, self.info)
 
     def _wait_for_hidden_points(self) -> None:
-        # Counts, reads and searches leave those out without a word: an attach would be whole without them.
+        # Counts, reads and searches silently leave hidden points out: an attach would seem complete without them.
         config = None if self.is_embedded else self.schema.config.optimizer_config
         if getattr(config, "prevent_unoptimized", None):
             optimizer.wait_for_hidden_points(self.name, self.info)
 
     def add_vector(self, vector_name: str, config: models.VectorNameConfig) -> None:
-        """Add a vector to the schema, unless it is there; existing points do not have it yet."""
+        """Add a vector to the schema, unless it exists; existing points do not have it yet."""
         self._wait_before_renaming()
         self._schema = None
         try:
@@ -263,7 +263,7 @@ class DescribedCollection(Calls):
         self.call("removing the vector", lambda: self.client.delete_vector_name(self.name, vector_name))
 
     def create_indexes(self, indexes: Mapping[str, Any]) -> None:
-        """Create those payload indexes, by key, that are not there yet; the embedded database notes keys of tenants."""
+        """Create the payload indexes, by key, that do not exist yet; an embedded database records tenant keys only."""
         if self.is_embedded:
             tenants = {key for key, params in indexes.items() if is_tenant_index(params)}
             if not tenants <= (known := self.refresh().tenant_keys):

@@ -1,10 +1,10 @@
-"""Searches of the embedded database on arrays: the answers of qdrant-client, in a fraction of its time.
+"""Array-based searches of the embedded database: the answers of qdrant-client, in a fraction of its time.
 
 qdrant-client merges a sparse query with every stored vector in pure Python, 70 microseconds each, and runs each leaf of
-a fused query once for every list that it is in. Here stored sparse vectors are also kept as flat arrays, beside the
-open client and only as long; a leaf is searched once, and its scores serve all candidates. Products are added up in the
-same order and precision, so scores are equal to the last bit. Nothing of qdrant-client is replaced: its local
-collections are read, and where they are not as expected, qdrant-client answers itself.
+a fused query once for every list that it is in. Here stored sparse vectors are also kept as flat arrays, as long as
+the client is open; a leaf is searched once, and its scores serve all candidates. Products are added up in the same
+order and precision, so scores are equal to the last bit. Nothing of qdrant-client is replaced: its local collections
+are read, and where they are not as expected, qdrant-client answers itself.
 """
 
 import array
@@ -56,7 +56,7 @@ _COLUMNS: "WeakKeyDictionary[Any, dict[str, SparseColumn]]" = WeakKeyDictionary(
 
 
 def search_arrays(client: QdrantClient, collection: str, request: models.QueryRequest) -> Found | None:
-    """Return the answer to a BM25 or a fused request, None for any other, which is left to qdrant-client."""
+    """Return the answer to a BM25 or a fused request; None for others, which qdrant-client answers."""
     collections = getattr(getattr(client, "_client", None), "collections", None)
     local: Any = (collections or {}).get(collection)
     if local is None and collections is not None:  # qdrant-client's to refuse
@@ -98,7 +98,7 @@ def search_arrays(client: QdrantClient, collection: str, request: models.QueryRe
 
 
 def _missing_names(local: Any) -> str:
-    """Return the names of qdrant-client that a search reads and that are not there; empty where all are."""
+    """Return the names that a search reads and that this qdrant-client lacks; empty where it has them all."""
     if _IMPORT_ERROR is not None:
         return str(_IMPORT_ERROR)
     names = ["QdrantLocal.collections"] if local is None else [name for name in _READ if not hasattr(local, name)]
@@ -107,7 +107,7 @@ def _missing_names(local: Any) -> str:
 
 @cache
 def _warn_once(missing: str) -> None:
-    """Say, once in a process, that searches of the embedded database take longer."""
+    """Warn, once in a process, that searches of the embedded database take longer."""
     logger.warning(
         "qdrant-client %s does not have what fast searches of the embedded database read (%s): it searches itself, "
         "with the same answers in more time; a newer care-qdrant may know this version",
@@ -117,7 +117,7 @@ def _warn_once(missing: str) -> None:
 
 
 class _Search:
-    """One request: what its leaves have in common, as the points that pass their filter, is computed once."""
+    """One request: values that its leaves share, such as the points that pass their filter, are computed once."""
 
     def __init__(self, local: Any) -> None:
         self._local = local
@@ -125,9 +125,9 @@ class _Search:
         self._masks: list[tuple[models.Filter | None, Mask]] = []
 
     def leaves(self, leaves: Sequence[models.Prefetch]) -> list[Found] | None:
-        """Return the best points of each leaf, None where one is no plain search."""
-        found = [self.leaf(leaf) for leaf in leaves]
-        return None if None in found else [best for best in found if best is not None]
+        """Return the best points of each leaf; None if a leaf is not a plain search."""
+        lists = [self.leaf(leaf) for leaf in leaves]
+        return None if None in lists else [best for best in lists if best is not None]
 
     def leaf(self, leaf: models.Prefetch) -> Found | None:
         """Return the best points of one search."""
@@ -137,14 +137,14 @@ class _Search:
     def weighted(self, sources: Sequence[models.Prefetch], query: models.FormulaQuery, limit: int) -> Found | None:
         """Return the best candidates of the leaves, each scored by all of them."""
         weights, leaves = _weights(query), sources[0].prefetch
-        if weights is None or not isinstance(leaves, list) or any(each.prefetch != leaves for each in sources):
+        if weights is None or not isinstance(leaves, list) or any(source.prefetch != leaves for source in sources):
             return None
-        scored = [leaf for each in sources for leaf in leaves if _search_of(leaf) == _search_of(each)]
-        found = [rows for leaf in leaves if (rows := self._best(leaf)) is not None]
-        if not len(scored) == len(weights) == len(sources) or len(found) < len(leaves):
+        scored = [leaf for source in sources for leaf in leaves if _search_of(leaf) == _search_of(source)]
+        candidates = [rows for leaf in leaves if (rows := self._best(leaf)) is not None]
+        if not len(scored) == len(weights) == len(sources) or len(candidates) < len(leaves):
             return None
-        rows = np.flatnonzero(np.bincount(np.concatenate(found)))  # np.unique would import numpy.ma for it
-        if not all(_rescores_all(each, len(rows)) for each in sources):
+        rows = np.flatnonzero(np.bincount(np.concatenate(candidates)))  # np.unique would import numpy.ma for it
+        if not all(_rescores_all(source, len(rows)) for source in sources):
             return None
         total, places = np.zeros(len(rows)), []
         for leaf, weight in zip(scored, weights, strict=True):
@@ -152,7 +152,7 @@ class _Search:
             if ranked is None:
                 return None
             scores, order = ranked
-            # A list scores the candidates of the others as well, whatever filter it had to find its own.
+            # A list also scores the candidates of the other lists, regardless of the filter for its own candidates.
             has = self._mask(models.Prefetch(using=leaf.using))[rows] & (scores[rows] > -np.inf)
             total[has] += weight * scores[rows][has].astype(np.float64)
             place = np.empty(len(scores), dtype=np.int64)
@@ -205,15 +205,15 @@ class _Search:
         return scores, order
 
     def _weighted_by_idf(self, query: models.SparseVector, leaf: models.Prefetch) -> models.SparseVector:
-        """Return the query as IDF weighs its terms, counted among all points or those of the corpus that it names."""
+        """Return the query with its terms weighted by IDF, over all points or over the corpus that it names."""
         local, name = self._local, leaf.using or ""
         idf = None if leaf.params is None else leaf.params.idf
         if not isinstance(idf, models.IdfCorpusParams):
             rescored: models.SparseVector = local._rescore_idf(query, name, None)
             return rescored
         corpus = self._mask(models.Prefetch(using=name, filter=idf.corpus))
-        found, points = _column(local, name).frequencies(query.indices, corpus), int(np.count_nonzero(corpus))
-        weights = [local._compute_idf(count, points) for count in found.tolist()]
+        counts, points = _column(local, name).frequencies(query.indices, corpus), int(np.count_nonzero(corpus))
+        weights = [local._compute_idf(count, points) for count in counts.tolist()]
         values = [value * weight for value, weight in zip(query.values, weights, strict=True)]
         return models.SparseVector(indices=query.indices, values=values)
 
@@ -228,7 +228,7 @@ class _Search:
 
 
 def _search_of(leaf: models.Prefetch) -> tuple[Any, ...]:
-    """Return what decides the score of a point in a search."""
+    """Return the parts of a leaf that determine the scores of points, to compare two leaves."""
     return leaf.query, leaf.using, None if leaf.params is None else leaf.params.idf
 
 
@@ -244,17 +244,17 @@ def _weights(query: models.FormulaQuery) -> list[float] | None:
     if any((query.defaults or {}).values()):
         return None
     terms = query.formula.sum if isinstance(query.formula, models.SumExpression) else []
-    found: list[float] = []
+    weights: list[float] = []
     for number, term in enumerate(terms):
         factors = term.mult if isinstance(term, models.MultExpression) else []
         if len(factors) != 2 or not isinstance(factors[0], float | int) or factors[1] != f"$score[{number}]":
             return None
-        found.append(float(factors[0]))
-    return found
+        weights.append(float(factors[0]))
+    return weights
 
 
 def _with_payloads(client: QdrantClient, collection: str, points: Found, request: models.QueryRequest) -> Found:
-    """Read what the caller wants of the points that are in the answer, and of no others."""
+    """Add the payloads and vectors that the request asks for to the points of the answer."""
     payload = bool(request.with_payload) if isinstance(request.with_payload, bool | None) else request.with_payload
     vectors = request.with_vector or False
     records = {
@@ -269,7 +269,7 @@ def _with_payloads(client: QdrantClient, collection: str, points: Found, request
 
 
 def _column(local: Any, name: str) -> "SparseColumn":
-    """Return the sparse vectors of a name as they are now."""
+    """Return the current sparse vectors of a name."""
     vectors, columns = local.sparse_vectors[name][: len(local.payload)], _COLUMNS.setdefault(local, {})
     if name not in columns or not columns[name].holds(vectors):
         columns[name] = SparseColumn(vectors)
@@ -294,19 +294,19 @@ class SparseColumn:
         self._is_copied = np.zeros(len(self._indices), dtype=bool)
 
     def holds(self, vectors: Sequence[models.SparseVector]) -> bool:
-        """Return whether these are the very vectors that were copied; the database replaces them, and changes none."""
+        """Return whether these are the very vectors that were copied; the database replaces vectors, and edits none."""
         return len(vectors) == len(self._vectors) and all(map(is_, vectors, self._vectors))
 
     def scores(self, query: models.SparseVector) -> Scores:
         """Return the dot product of a query with each vector, ``(n,)``; minus infinity where they share no index."""
-        wanted = np.asarray(query.indices, dtype=np.uint32)
-        order = np.argsort(wanted)
-        wanted, weights = wanted[order], np.asarray(query.values, dtype=np.float64)[order]
+        terms = np.asarray(query.indices, dtype=np.uint32)
+        order = np.argsort(terms)
+        terms, weights = terms[order], np.asarray(query.values, dtype=np.float64)[order]
         is_near = np.zeros(1 << 16, dtype=bool)
-        is_near[wanted.astype(np.uint16)] = True
+        is_near[terms.astype(np.uint16)] = True
         near = np.flatnonzero(is_near[self._low_bits])
-        places = np.minimum(np.searchsorted(wanted, self._indices[near]), len(wanted) - 1)
-        is_hit = wanted[places] == self._indices[near]
+        places = np.minimum(np.searchsorted(terms, self._indices[near]), len(terms) - 1)
+        is_hit = terms[places] == self._indices[near]
         hits, places = near[is_hit], places[is_hit]
         rows, count = self._rows[hits], len(self._vectors)
         sums = np.bincount(rows, self._stored_values(hits) * weights[places], minlength=count).astype(np.float64)
@@ -314,14 +314,14 @@ class SparseColumn:
         return sums.astype(np.float32)
 
     def frequencies(self, indices: Sequence[int], rows: Mask) -> npt.NDArray[np.int64]:
-        """Return how many of some vectors have each index."""
-        wanted, places = np.unique(np.asarray(indices, dtype=np.uint32), return_inverse=True)
+        """Return the number of vectors in ``rows`` that have each index, ``(len(indices),)``."""
+        terms, places = np.unique(np.asarray(indices, dtype=np.uint32), return_inverse=True)
         entries = self._indices[rows[self._rows]] if len(self._rows) else self._indices
-        at = np.minimum(np.searchsorted(wanted, entries), len(wanted) - 1)
-        return np.bincount(at[wanted[at] == entries], minlength=len(wanted))[places].astype(np.int64)
+        at = np.minimum(np.searchsorted(terms, entries), len(terms) - 1)
+        return np.bincount(at[terms[at] == entries], minlength=len(terms))[places].astype(np.int64)
 
     def _stored_values(self, hits: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Return the numbers at these places; each is copied when a query first meets it, as most are never met."""
+        """Return the values at these positions; they are copied at their first use, since most are never used."""
         new = hits[~self._is_copied[hits]]
         rows = self._rows[new]
         lists = map([vector.values for vector in self._vectors].__getitem__, rows.tolist())

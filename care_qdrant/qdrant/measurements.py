@@ -1,7 +1,7 @@
-"""Measurements of a collection that its metadata keep, so that every program takes what the first one has measured.
+"""Measurements of a collection in its metadata, so that every program uses what the first one has measured.
 
-A measurement is repeated when the number of points has changed by a quarter since, or when what it was made with has
-changed.
+A measurement is repeated when the number of points has changed by a quarter since, or when the vectors or settings
+that it was made with have changed.
 """
 
 import logging
@@ -22,14 +22,14 @@ GROWTH = 1.25
 
 
 def holds(points_then: int, points_now: int) -> bool:
-    """Return whether a measurement at so many points still says something about a collection of another size."""
+    """Return whether a measurement at one number of points is still valid at another."""
     few, many = sorted((points_then, points_now))
     return many <= max(few, 1) * GROWTH
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A measurement, by what it depends on."""
+    """Identity of a measurement: its entry in the metadata, and the vectors and settings that it depends on."""
 
     key: Key
     subject: str
@@ -38,12 +38,12 @@ class Measurement:
     """Vectors and settings; one that an entry does not name, since an earlier version wrote it, counts as the same."""
 
     def find(self, metadata: Mapping[str, Any], points: int | None, read: Callable[[Any], T]) -> T | None:
-        """Return what the metadata keep; None where nothing is kept, or nothing that holds.
+        """Return the stored measurement; None where there is none or it is outdated.
 
         Args:
-            metadata: Of the collection.
-            points: Number of points now; None takes a measurement at any number.
-            read: Makes the measurement of its entry.
+            metadata: Metadata of the collection.
+            points: Number of points now; None accepts a measurement at any number.
+            read: Converts the entry to the measurement.
         """
         entry = self.key.find(metadata, self.subject)
         made_with = self.made_with.items()
@@ -55,13 +55,13 @@ class Measurement:
         return None
 
     def change(self, values: Mapping[str, Any], points: int) -> dict[str, Any]:
-        """Return the change of the metadata that keeps a measurement."""
+        """Return the metadata update that stores a measurement."""
         return self.key.change({**self.made_with, **values, "points": points}, self.subject)
 
     def keep(self, collection: Collection, change: Mapping[str, Any], *, level: int = logging.INFO) -> None:
-        """Change the metadata, where this program may; a failure is logged with ``level``."""
+        """Store a measurement if this program may change the metadata; a failure is logged with ``level``."""
         try:
-            # By an object of its own: the schema that the given one holds stays.
+            # Through a sibling object, so that the schema which the given one holds stays.
             collection.sibling(collection.name).update(f"keeping the {self.key.holds}", metadata=change)
         except QdrantError as error:
             logger.log(level, "collection %r: the %s was not kept (%s)", collection.name, self.key.holds, error)

@@ -11,7 +11,7 @@ from care_qdrant.errors import QdrantError
 logger = logging.getLogger(__name__)
 
 QUIET_SECONDS = 2
-"""Time to wait before a warning says what is waited for."""
+"""Time to wait before a warning explains the delay."""
 LONGEST_SECONDS = 600
 """Longest time to wait for an optimizer."""
 
@@ -22,7 +22,7 @@ ReadInfo = Callable[[], models.CollectionInfo]
 def wait_for_optimizer(
     info: ReadInfo, longest_seconds: float, poll_seconds: float = 0.1, *, sleep: Callable[[float], None] = time.sleep
 ) -> models.CollectionInfo:
-    """Wait until a server neither builds an index nor moves points, and return what it says of the collection.
+    """Wait until a server neither builds an index nor moves points, and return its description of the collection.
 
     After ``longest_seconds`` that is the last answer, whose status is still yellow.
     """
@@ -36,22 +36,22 @@ def wait_for_optimizer(
 
 def wait_before_renaming(collection: str, info: ReadInfo) -> None:
     """Wait before a change of the vectors' names; after the longest time, warn and go on."""
-    # Qdrant 1.18.3 forgets deletions: a point that was deleted while the optimizer ran, and before such a change, is
-    # there again afterwards.
+    # Qdrant 1.18.3 forgets deletions: a point that was deleted while the optimizer ran, and before such a change,
+    # reappears afterwards.
     if _is_busy(collection, info, "is being optimized: waiting before its vectors are changed"):
         logger.warning(
-            "collection %r is still being optimized after %d minutes, and its vectors are changed all the same: a "
-            "point that was deleted in the meantime may be there again (Qdrant 1.18.3); then delete it again",
+            "collection %r is still being optimized after %d minutes; its vectors are changed anyway. A point that "
+            "was deleted in the meantime may reappear (Qdrant 1.18.3); if so, delete it again",
             collection,
             LONGEST_SECONDS // 60,
         )
 
 
 def wait_for_hidden_points(collection: str, info: ReadInfo) -> None:
-    """Wait where the server shows no point before its optimizer has dealt with it (`prevent_unoptimized`).
+    """Wait while the server hides points that its optimizer has not processed yet (`prevent_unoptimized`).
 
     Raises:
-        QdrantError: The server hides points still after the longest time.
+        QdrantError: The server still hides points after the longest time.
     """
     if _is_busy(collection, info, "hides points until it is optimized: waiting for that"):
         raise QdrantError(

@@ -14,33 +14,33 @@ from care_qdrant.qdrant.schema import datatype_of
 
 ROUNDING = DATATYPES["float32"].rounding
 _PAYLOAD_ROUNDING = 1e-12
-"""Relative difference of numbers in payloads that JSON readers may make, in the last bit."""
+"""Relative difference of numbers in payloads that JSON readers may cause, in the last bit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Tolerance by which two dense vectors of one name count as equal."""
+    """Tolerance within which two dense vectors of one name count as equal."""
 
     rounding: float = ROUNDING
     is_direction: bool = False
     """Whether the length of the vectors is ignored."""
-    # A server stores vectors for cosine with length 1. The embedded database returns them so while it is open, and
-    # with the length that the user sent after it was opened again.
+    # A server stores vectors for cosine with length 1. So does the embedded database while it is open; after it was
+    # opened again, it returns them with the length that the user sent.
 
 
 def measures(params: Mapping[str, models.VectorParams]) -> dict[str, Measure]:
-    """Return when vectors count as equal, by their name: by the distance, and by the datatype that stores them."""
+    """Return the tolerance of each vector by name, from its distance and the datatype that stores it."""
     return {
         name: Measure(datatype_of(vector).rounding, vector.distance is models.Distance.COSINE)
         for name, vector in params.items()
     }
 
 
-def same_point(one: models.Record, other: models.Record, dense: Mapping[str, Measure]) -> bool:
+def same_point(first: models.Record, second: models.Record, dense: Mapping[str, Measure]) -> bool:
     """Return whether two records hold the same payload and vectors."""
-    if not _same_value(one.payload or {}, other.payload or {}):
+    if not _same_value(first.payload or {}, second.payload or {}):
         return False
-    these, those = vectors_of(one), vectors_of(other)
+    these, those = vectors_of(first), vectors_of(second)
     return these.keys() == those.keys() and all(
         _same_vector(these[name], those[name], dense.get(name, Measure())) for name in these
     )
@@ -54,15 +54,15 @@ def vectors_of(record: models.Record) -> dict[str, Any]:
     return {"": vectors} if vectors else {}
 
 
-def _same_vector(one: Any, other: Any, measure: Measure) -> bool:
-    if isinstance(one, models.SparseVector) and isinstance(other, models.SparseVector):
-        numbers = dict(zip(other.indices, other.values, strict=True))
-        if set(one.indices) != numbers.keys():
+def _same_vector(first: Any, second: Any, measure: Measure) -> bool:
+    if isinstance(first, models.SparseVector) and isinstance(second, models.SparseVector):
+        numbers = dict(zip(second.indices, second.values, strict=True))
+        if set(first.indices) != numbers.keys():
             return False
-        return _same_vector(one.values, [numbers[index] for index in one.indices], measure)
-    if isinstance(one, models.SparseVector) or isinstance(other, models.SparseVector):
+        return _same_vector(first.values, [numbers[index] for index in first.indices], measure)
+    if isinstance(first, models.SparseVector) or isinstance(second, models.SparseVector):
         return False
-    these, those = _rows(one, measure), _rows(other, measure)
+    these, those = _rows(first, measure), _rows(second, measure)
     if these.shape != those.shape:
         return False
     largest = float(np.abs(these).max(initial=0.0))
@@ -78,14 +78,14 @@ def _rows(vector: Any, measure: Measure) -> npt.NDArray[np.float64]:
     return rows / np.where(norms > 0, norms, 1.0)
 
 
-def _same_value(one: Any, other: Any) -> bool:
-    """Return whether two JSON values are one; True is not 1, which a filter of Qdrant tells apart."""
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_same_value(one[key], other[key]) for key in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_same_value, one, other))
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=_PAYLOAD_ROUNDING)
-    return bool(one == other)
+def _same_value(first: Any, second: Any) -> bool:
+    """Return whether two JSON values are equal; True differs from 1, as in filters of Qdrant."""
+    if isinstance(first, bool) or isinstance(second, bool):
+        return first is second
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        return first.keys() == second.keys() and all(_same_value(first[key], second[key]) for key in first)
+    if isinstance(first, list) and isinstance(second, list):
+        return len(first) == len(second) and all(map(_same_value, first, second))
+    if isinstance(first, float) and isinstance(second, float):
+        return math.isclose(first, second, rel_tol=_PAYLOAD_ROUNDING)
+    return bool(first == second)

@@ -1,4 +1,4 @@
-"""The public edge: functions take a `Collection`, and also an open client and a name in its place."""
+"""Adapter of public functions: they take a `Collection`, or an open client and a name in its place."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -45,7 +45,7 @@ class IntoCollection(Protocol[First, Second, Others, Result]):
     ) -> Result: ...
 
 
-# A function may fit both: then the collection comes first.
+# Where a function fits both overloads, its first argument is the collection.
 @overload
 def accepts_client(  # type: ignore[overload-overlap]
     function: Callable[Concatenate[Collection, Others], Result],
@@ -59,7 +59,7 @@ def accepts_client(
 
 
 def accepts_client(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a function that takes a `Collection` also take an open client and the name, with the default policy."""
+    """Make a function that takes a `Collection` also accept an open client and a name, with the default policy."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

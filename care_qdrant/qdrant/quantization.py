@@ -1,4 +1,4 @@
-"""How a server stores vectors: the datatypes, and the kinds of quantization.
+"""Datatypes and kinds of quantization with which a server stores vectors.
 
 Options and their help read this table, so it imports no client.
 """
@@ -40,7 +40,7 @@ class Kind:
     size: str
     """Size of the copy, as a part of float32 vectors."""
     settings: Mapping[str, Mapping[str, Any]]
-    """Configuration in the words of Qdrant's API, without the field that says where the copy is held."""
+    """Configuration as Qdrant's API takes it, without the field that says where the copy is stored."""
 
 
 QUANTIZATION: dict[Quantization, Kind] = {
@@ -52,6 +52,6 @@ QUANTIZATION: dict[Quantization, Kind] = {
 
 
 def sizes_in_words() -> str:
-    """Return the kinds with their sizes, for people."""
+    """Return the kinds with their sizes as text for option help."""
     *others, last = (f"{kind.size} ({name})" for name, kind in QUANTIZATION.items())
     return f"{', '.join(others)} or {last}"

@@ -1,4 +1,4 @@
-"""`ReadableCollection`: the points of a collection, read, counted, drawn and searched."""
+"""`ReadableCollection`: reads, counts, samples and searches the points of a collection."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -16,11 +16,11 @@ from care_qdrant.qdrant.retry import RequestTooLarge
 PointId = models.ExtendedPointId
 SLICES_SINCE = (1, 19)
 Payloads = bool | list[str]
-"""Payload keys that are read with a point: all, none, or those named."""
+"""Payload keys that are read with a point: all, none, or the listed ones."""
 
 
 class ReadableCollection(DescribedCollection):
-    """A collection whose points are read."""
+    """A collection whose points can be read, counted, sampled and searched."""
 
     def scroll(
         self,
@@ -67,8 +67,8 @@ class ReadableCollection(DescribedCollection):
     def slices(self, total: int) -> list[models.Filter | None]:
         """Return filters that pass disjoint parts of the points, together all of them, of about the same size.
 
-        A point's part follows from its id alone, so that it is the same at any time. A server before 1.19 and the
-        embedded database know no slices: there is one part, of all points.
+        A point's part depends on its id alone, so it never changes. A server before 1.19 and the embedded database do
+        not support slices: there is one part, of all points.
         """
         if total == 1 or self.is_embedded or not self.is_since(SLICES_SINCE):
             return [None]
@@ -76,7 +76,7 @@ class ReadableCollection(DescribedCollection):
         return [models.Filter(must=[models.SliceCondition(slice=part)]) for part in slices]
 
     def ids(self, where: models.Filter | None = None) -> Iterator[list[PointId]]:
-        """Return the ids of the points that pass a filter, many at a time.
+        """Yield the ids of the points that pass a filter, in lists.
 
         The embedded database returns all at once: it holds them in memory, and would sort them again for every page.
         """
@@ -90,7 +90,7 @@ class ReadableCollection(DescribedCollection):
         yield [record.id for record in records]
 
     def sample(self, points: int) -> list[models.Record]:
-        """Return points with their payloads, drawn with equal probability; fewer where so many are too large."""
+        """Return points with their payloads, drawn with equal probability; fewer if the answer would be too large."""
         limit, key = min(points, self.limits.page), self.shard_key
         at_random = models.SampleQuery(sample=models.Sample.RANDOM)
         try:
@@ -107,7 +107,7 @@ class ReadableCollection(DescribedCollection):
     def retrieve(
         self, ids: Sequence[PointId], what: str = "", *, payload: Payloads = True, vectors: bool | list[str] = False
     ) -> dict[PointId, models.Record]:
-        """Return points by id, in requests of at most ``limits.page``; one that is not there is left out."""
+        """Return points by id, in requests of at most ``limits.page``; missing points are left out."""
 
         def read(page: Sequence[PointId]) -> list[models.Record]:
             retrieve = partial(self.client.retrieve, with_payload=payload, with_vectors=vectors)
@@ -121,7 +121,7 @@ class ReadableCollection(DescribedCollection):
         return {record.id: record for record in records}
 
     def count(self, where: models.Filter | None = None, *, as_seen: bool = False) -> int:
-        """Return the exact number of points that pass a filter; with ``as_seen`` those that the server shows now."""
+        """Return the exact number of points that pass a filter; with ``as_seen``, of points that the server shows."""
         if not self.limits.exact_count:
             pages = self.scroll("counting", where=where, payload=False, as_seen=as_seen)
             return sum(len(page) for page in pages)
@@ -161,7 +161,7 @@ class ReadableCollection(DescribedCollection):
             raise Rejected(f"{what}: the server finds even one query too large ({error})") from error
 
     def _query(self, requests: Sequence[models.QueryRequest]) -> list[list[models.ScoredPoint]]:
-        """Ask Qdrant, or the arrays kept with an embedded database for the requests that they answer."""
+        """Send searches to a server, or answer them from an embedded database."""
         if self.is_embedded:
             return [self._query_embedded(request) for request in requests]
         return [answer.points for answer in self.client.query_batch_points(self.name, requests)]
@@ -175,7 +175,7 @@ class ReadableCollection(DescribedCollection):
         points = search_arrays(self.client, self.name, request)
         if points is not None:
             return points
-        # A batch would copy the vector first, a tenth of a millisecond.
+        # A batch would copy the vector first, which takes a tenth of a millisecond.
         return self.client.query_points(
             self.name,
             query=request.query,

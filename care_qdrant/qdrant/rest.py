@@ -1,7 +1,7 @@
-"""Whole points over HTTP: a vector becomes JSON from the bytes that it is in memory.
+"""Writes whole points over HTTP, with vectors converted to JSON directly from memory.
 
-qdrant-client makes a list of Python floats of every vector, each of which is written with the digits of a double: 1.7
-times the bytes, and four times the CPU time. Other calls stay with the client.
+qdrant-client converts every vector to a list of Python floats and writes each with the digits of a double: 1.7 times
+the bytes, and four times the CPU time. Other calls stay with the client.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _OPTIONS = (
 
 
 class _Written(models.PointsList):
-    """Points that are JSON already; the client asks for no more than that."""
+    """Points that are already JSON; the client needs nothing else of them."""
 
     body: bytes
 
@@ -38,7 +38,9 @@ def upsert(
     """Write whole points in one request over HTTP and wait until they can be read."""
     try:
         body = upsert_body(points, shard_key)
-    except orjson.JSONEncodeError:  # numbers of more than 64 bits, and what else the client may know how to write
+    except (
+        orjson.JSONEncodeError
+    ):  # numbers of more than 64 bits, and other values that the client may be able to write
         return client.upsert(name, with_lists(points), wait=True, shard_key_selector=shard_key)
     written = _Written.model_construct(body=body)
     answer = client.http.points_api.upsert_points(name, wait=True, point_insert_operations=written)
@@ -48,7 +50,7 @@ def upsert(
 
 
 def upsert_body(points: Sequence[models.PointStruct], shard_key: models.ShardKey | None = None) -> bytes:
-    """Return the JSON of `upsert`: what qdrant-client writes of the same points, with the shortest digits of a float32.
+    """Return the request of `upsert` as qdrant-client would write it, with the shortest digits of a float32.
 
     Raises:
         orjson.JSONEncodeError: A payload holds a value that only the client may be able to write.
@@ -62,7 +64,7 @@ def upsert_body(points: Sequence[models.PointStruct], shard_key: models.ShardKey
 
 
 def with_lists(points: Sequence[models.PointStruct]) -> list[models.PointStruct]:
-    """Return points with lists of numbers in place of rows of `Vectors`, as qdrant-client takes them."""
+    """Return points with lists of numbers in place of rows of `Vectors`, as qdrant-client requires."""
     return [
         models.PointStruct.model_construct(id=point.id, vector=_lists(point.vector), payload=point.payload)
         for point in points

@@ -39,11 +39,10 @@ LONGEST_RETRY_AFTER_SECONDS = 120.0
 _TOO_LARGE = ("larger than max", "larger than rate limiter capacity")
 """Wording of the gRPC message limit, and of a strict-mode rate that one request alone exceeds."""
 _NOT_FOUND_ELSEWHERE = "code: 'Some requested entity was not found'"
-"""Part of the answer of a node to which another one said so: that one was away when the collection was made, and is
-about to hear of it. Of a collection that is not there, a node says so by itself."""
+"""Part of a node's answer that passes on the answer of another node, which was away when the collection was made and
+will learn of it soon. For a collection that does not exist, a node answers by itself."""
 _NO_POINT = "No point with id"
-"""Part of the answer to a request with the id of a point that is not there, by another node as well: it stays so,
-however often it is asked."""
+"""Part of the answer to a request with the id of a missing point, also from another node: retries do not help."""
 
 
 class RequestTooLarge(Exception):
@@ -51,7 +50,7 @@ class RequestTooLarge(Exception):
 
 
 class NotCompleted(Exception):
-    """The server accepted a write and did not finish it in time; writing again is harmless, the ids are fixed."""
+    """The server accepted a write and did not finish it in time; a retry is harmless, since the ids are fixed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +69,12 @@ class RetryPolicy:
         return random.uniform(0, min(self.cap_seconds, self.base_seconds * 2 ** min(attempt, 30)))
 
     def is_over(self, attempts: int, seconds: float) -> bool:
-        """Return whether no other attempt follows so many that failed in a row, in so many seconds."""
+        """Return whether to give up after this many failed attempts in a row, in this many seconds."""
         return attempts == self.attempts or seconds >= self.patience_seconds
 
 
 class Outage:
-    """Logs one line when calls begin to wait for Qdrant, and one when they go on; shared by threads."""
+    """Logs one line when calls begin to wait for Qdrant, and one when they resume; shared by threads."""
 
     def __init__(self) -> None:
         self._lock = ForkLock()
@@ -89,7 +88,7 @@ class Outage:
                 logger.warning("%s", message)
 
     def end(self, where: str) -> None:
-        """Log that calls go on, if one had to wait."""
+        """Log that calls resume, if one had to wait."""
         with self._lock:
             if self._since is not None:
                 logger.warning("%s: resumed after %.1f s", where, time.monotonic() - self._since)
@@ -97,7 +96,7 @@ class Outage:
 
 
 def least_delay(error: Exception, where: str) -> float:
-    """Return the least number of seconds to wait before a call that failed may be tried again."""
+    """Return the least number of seconds to wait before a failed call is retried; raise if it must not be retried."""
     message = describe_error(error)
     if _is_too_large(error, message):
         raise RequestTooLarge(message) from error
@@ -107,7 +106,7 @@ def least_delay(error: Exception, where: str) -> float:
         return 0.0
     if isinstance(error, sqlite3.Error | OSError):
         raise QdrantError(
-            f"{where}: the folder of the embedded database cannot be read or written ({message}); see to its disk and "
+            f"{where}: the folder of the embedded database cannot be read or written ({message}); check its disk and "
             "its permissions"
         ) from error
     if not isinstance(error, UnexpectedResponse | grpc.RpcError | MessageError | ValueError | KeyError):
@@ -118,23 +117,23 @@ def least_delay(error: Exception, where: str) -> float:
 
 
 def is_not_found(error: Exception) -> bool:
-    """Return whether Qdrant says that what a request names is not there, as a collection that was deleted."""
+    """Return whether Qdrant says that something a request names does not exist, such as a deleted collection."""
     cause = error.__cause__ if isinstance(error, Rejected) else error
     is_missing = isinstance(cause, ValueError) and "not found" in str(cause)  # by the embedded database
     return is_missing or _says(cause, 404, grpc.StatusCode.NOT_FOUND)
 
 
 def is_collection_gone(error: BaseException | None) -> bool:
-    """Return whether an error, or what it came from, says that the collection of a request is not there."""
+    """Return whether an error, or one of its causes, says that the collection of a request does not exist."""
     while isinstance(error, Exception):
-        if is_not_found(error) and "Collection " in str(error):  # not a point, which others may have deleted
+        if is_not_found(error) and "Collection " in str(error):  # not a point, which another client may have deleted
             return True
         error = error.__cause__
     return False
 
 
 def is_forbidden(error: Rejected) -> bool:
-    """Return whether the server says that the key has not the right to do this."""
+    """Return whether the server says that the key lacks the permission."""
     return _says(error.__cause__, 403, grpc.StatusCode.PERMISSION_DENIED)
 
 
@@ -160,12 +159,12 @@ def _is_transient(error: Exception) -> bool:
 
 
 def _is_behind(answer: str) -> bool:
-    """Return whether a node is about to hear of what the request names."""
+    """Return whether a node has not yet learned of a collection that the request names."""
     return _NOT_FOUND_ELSEWHERE in answer and _NO_POINT not in answer
 
 
 def describe_error(error: Exception) -> str:
-    """Return an error in one line of at most some 300 characters, without secrets."""
+    """Return an error in one line of at most about 300 characters, without secrets."""
     return redact(_describe(error))
 
 

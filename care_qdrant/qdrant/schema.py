@@ -30,7 +30,7 @@ class Limits:
     write: int = MAX_POINTS
     page: int = MAX_PAGE
     query: int | None = None
-    """Highest number of candidates of a search, each prefetch included; None for no limit."""
+    """Highest number of candidates of a search, including each prefetch; None for no limit."""
     searches: int | None = None
     """Largest number of searches of one request; None for no limit."""
     conditions: float = math.inf
@@ -71,13 +71,13 @@ class CollectionSchema:
     embedded: bool
     """Whether the collection is in the in-process database."""
     has_index: bool = False
-    """Whether a server has built an index of vectors; also that of sparse ones alone."""
+    """Whether a server has built an index of vectors, which may be of sparse ones alone."""
     points: int = 0
-    """About how many points there are."""
+    """Approximate number of points."""
 
     @classmethod
     def of(cls, name: str, info: models.CollectionInfo, *, embedded: bool) -> "CollectionSchema":
-        """Return the schema that a server or the embedded database tells."""
+        """Build the schema from the answer of a server or of the embedded database."""
         has_index = not embedded and bool(info.indexed_vectors_count)
         return cls(name, info.config, info.payload_schema or {}, embedded, has_index, info.points_count or 0)
 
@@ -100,7 +100,7 @@ class CollectionSchema:
 
     @cached_property
     def metadata(self) -> dict[str, Any]:
-        """Metadata of the collection; empty where it has none, or where the server does not know any."""
+        """Metadata of the collection; empty where it has none, or where the server does not support any."""
         return dict(getattr(self.config, "metadata", None) or {})
 
     @cached_property
@@ -120,7 +120,7 @@ class CollectionSchema:
 
     @cached_property
     def tenant_keys(self) -> frozenset[str]:
-        """Paths of the payload keys whose values share the points out to tenants."""
+        """Paths of the payload keys whose values assign points to tenants."""
         if self.embedded:
             noted = TENANTS.find(self.metadata)
             return frozenset(map(str, noted)) if isinstance(noted, list) else frozenset()
@@ -144,7 +144,7 @@ class CollectionSchema:
         if strict is None:
             return Limits()
         return Limits(
-            # A request beyond the points of a minute would never pass.
+            # A request with more points than a minute allows would never pass.
             write=min(MAX_POINTS, strict.upsert_max_batchsize or MAX_POINTS, strict.write_rate_limit or MAX_POINTS),
             page=min(MAX_PAGE, strict.max_query_limit or MAX_PAGE, strict.read_rate_limit or MAX_PAGE),
             query=strict.max_query_limit,
@@ -163,7 +163,7 @@ class CollectionSchema:
         return VersionRecord(**{key: entry[key] for key in entry.keys() & VersionRecord.__dataclass_fields__.keys()})
 
     def default_ef(self, vector_name: str) -> int:
-        """Return the width of a graph search that asks for none: the server takes the ``ef_construct`` of the graph."""
+        """Return the server's default width of a graph search: the ``ef_construct`` of the graph."""
         params = self.dense[vector_name].hnsw_config
         return (params and params.ef_construct) or self.config.hnsw_config.ef_construct
 
@@ -179,16 +179,20 @@ class CollectionSchema:
 
     def learned_by(self, fingerprint: str) -> list[str]:
         """Return the names of the dense vectors from which a query encoder was learned."""
-        return [name for name, found in self.learned.items() if found.fingerprint == fingerprint and name in self.dense]
+        return [
+            name
+            for name, contract in self.learned.items()
+            if contract.fingerprint == fingerprint and name in self.dense
+        ]
 
     def all_made_by(self, fingerprint: str) -> list[str]:
         """Return the names of the dense vectors that a model made, and of those that it was learned from."""
-        found = [*self.contracts.items(), *self.learned.items()]
-        made = (name for name, contract in found if contract.fingerprint == fingerprint and name in self.dense)
+        contracts = [*self.contracts.items(), *self.learned.items()]
+        made = (name for name, contract in contracts if contract.fingerprint == fingerprint and name in self.dense)
         return list(dict.fromkeys(made))
 
     def is_beside(self, vector_name: str) -> bool:
-        """Return whether a vector was attached beside one of the same maker, which still exists."""
+        """Return whether a vector was attached next to an earlier one of the same maker, which still exists."""
         contract = self.contracts.get(vector_name)
         return isinstance(contract, VectorContract | SparseContract) and contract.beside in {*self.dense, *self.sparse}
 
@@ -199,17 +203,17 @@ class CollectionSchema:
 
     @property
     def unfinished_load(self) -> Mapping[str, Any] | None:
-        """Note of the ingestion that made the collection, until it has ended; None afterwards."""
+        """Metadata entry of the ingestion that made the collection, until it has ended; None afterwards."""
         load = LOAD.find(self.metadata)
         return load if isinstance(load, Mapping) and load.get("done") is False else None
 
     @property
     def unfinished(self) -> str | None:
-        """Warning of work that writes here, or was interrupted while it did; None for none."""
+        """Warning about work that writes here or was interrupted while writing; None where there is none."""
         return self.unfinished_of(*ATTACH.all(self.metadata))
 
     def unfinished_of(self, *vector_names: str | None) -> str | None:
-        """Return the warning for readers of these vectors, whom an attach of another vector does not concern."""
+        """Return the warning for readers of these vectors; an attach of another vector does not concern them."""
         if (copy := COPY.find(self.metadata)) is not None:
             return (
                 f"the copy of {_noted(copy, 'source', 'another collection')!r} into collection {self.name!r} began at "
@@ -243,7 +247,7 @@ class CollectionSchema:
         return f"care attach {self.name} --vector-name {vector_name}{sparse}"
 
     def require_whole(self) -> None:
-        """Refuse a collection that is being written, or was when that was interrupted."""
+        """Refuse a collection to which a run is writing, or was writing when it was interrupted."""
         if (unfinished := self.unfinished) is not None:
             raise InputError(f"{unfinished}; and then this")
 
@@ -256,10 +260,10 @@ class CollectionSchema:
 
     def require_same(self, expected: "CollectionSchema", points: int) -> None:
         """Refuse this collection as a copy of another one if its vectors or its contracts differ."""
-        found, wanted = self._vectors(), expected._vectors()
-        if found != wanted:
+        vectors, required = self._vectors(), expected._vectors()
+        if vectors != required:
             raise SchemaMismatch(
-                f"collection {self.name!r} already exists with other vectors: {_difference(found, wanted)}. "
+                f"collection {self.name!r} already exists with other vectors: {_difference(vectors, required)}. "
                 "Nothing was written; choose another name for the target"
             )
         these, those = (_comparable(schema.contracts) for schema in (self, expected))
@@ -283,17 +287,17 @@ def datatype_of(params: models.VectorParams) -> Datatype:
 
 
 def is_tenant_index(params: Any) -> bool:
-    """Return whether a payload index, by its parameters, is one of tenants."""
+    """Return whether the parameters of a payload index are those of a tenant index."""
     return bool(getattr(params, "is_tenant", None))
 
 
 def now_noted() -> str:
-    """Return the time as the metadata of a collection keep it."""
+    """Return the current time as the metadata of a collection store it."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def _noted(entry: Any, key: str, otherwise: str = "an unknown time") -> str:
-    """Return what a metadata entry says; another version may have written it."""
+    """Return a value of a metadata entry, which another version may have written."""
     return str(entry.get(key, otherwise)) if isinstance(entry, Mapping) else otherwise
 
 
@@ -306,6 +310,8 @@ def _comparable(contracts: Mapping[str, Contract]) -> dict[str, Any]:
     }
 
 
-def _difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    names = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
-    return "; ".join(f"{name} is {found.get(name, 'missing')}, expected {wanted.get(name, 'none')}" for name in names)
+def _difference(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+    names = sorted(name for name in actual.keys() | expected.keys() if actual.get(name) != expected.get(name))
+    return "; ".join(
+        f"{name} is {actual.get(name, 'missing')}, expected {expected.get(name, 'none')}" for name in names
+    )

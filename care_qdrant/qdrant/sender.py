@@ -1,9 +1,9 @@
 """Writes points from a few threads behind a bounded queue, so that the encoder never waits for the network.
 
-Others may write the same points at the same time. Where the server compares before it writes, a point is claimed first:
-the hashes of its vectors make room for a token of this very write, unless the point is another one by now. Vectors and
-payload follow where the token still stands. So the last claim writes both, and no point has a
-hash of another text than its vector, in whatever order the operations of two writers arrive.
+Other clients may write the same points at the same time. Where the server compares before it writes, a point is claimed
+first: a token of this very write replaces the hashes of its vectors, unless the point has changed meanwhile. Vectors
+and payload are written where the token is still in place. So the last claim writes both, and no point has the hash of
+another text than its vector, regardless of the order in which the operations of two writers arrive.
 """
 
 import threading
@@ -30,7 +30,7 @@ MAX_BYTES = 5_000_000
 """Largest estimated size of a request. Servers refuse 32 MB, and a smaller request is repeated sooner."""
 THREADS = 4
 QUEUE = 8
-"""Largest number of requests that wait or are under way; with `MAX_BYTES` it bounds the memory."""
+"""Largest number of requests that wait or are in progress; with `MAX_BYTES` it bounds the memory."""
 
 _REPLICA_ATTEMPTS = 5
 """Attempts to change points that one of their replicas lacks."""
@@ -40,8 +40,8 @@ JSON_BYTES_PER_NUMBER = 21
 
 
 Kind = Literal["insert", "update", "attach"]
-"""``insert``: whole points that the collection does not have. ``update``: named vectors and the whole payload of points
-that are there; their other vectors stay. ``attach``: named vectors, and as payload the hashes of their texts alone."""
+"""``insert``: whole points that the collection does not have. ``update``: named vectors and the whole payload of
+existing points; their other vectors stay. ``attach``: named vectors, and as payload only the hashes of their texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +51,15 @@ class Write:
     points: Sequence[models.PointStruct]
     kind: Kind = "insert"
     names: tuple[str, ...] = ()
-    """Names of the vectors whose hashes the payloads say, written or compared; empty for those that are written."""
+    """Names of the vectors whose hashes the payloads hold; empty if these are the vectors that are written."""
     unchanged: Mapping[PointId, Sequence[models.Condition]] = field(default_factory=dict)
-    """Conditions that a point still has to meet, by its id: the text that its vector was made of is its text."""
+    """Conditions that a point still has to meet, by its id: it has the text from which its vector was made."""
 
     def __len__(self) -> int:
         return len(self.points)
 
     def send(self, collection: Collection) -> None:
-        """Write them. Points that others delete while a vector is attached to them stay deleted."""
+        """Write the points. A point that another client deletes while a vector is attached to it stays deleted."""
         if self.kind == "insert":
             collection.upsert(self.points)
             return
@@ -81,7 +81,7 @@ class Write:
                 # The request names ids, so it fails where one has been deleted.
                 there = collection.retrieve([point.id for point in points], payload=False)
                 if len(there) == len(points):
-                    # One replica of a point was asked that has it, and another one is about to get it.
+                    # The replica that answered has the point, and another replica will get it soon.
                     refused += 1
                     if not is_not_found(error) or refused > _REPLICA_ATTEMPTS:
                         raise
@@ -89,7 +89,7 @@ class Write:
                 points = [point for point in points if point.id in there]
 
     def _comparable(self, collection: Collection) -> Sequence[models.PointStruct]:
-        """Return the points that still meet their conditions; an embedded database applies the others in one call."""
+        """Return the points that still meet their conditions, which an embedded database cannot check as it writes."""
         if not self.unchanged:
             return self.points
         there = collection.retrieve([point.id for point in self.points])
@@ -103,7 +103,7 @@ class Write:
         ]
 
     def _claiming(self) -> list[models.UpdateOperation]:
-        """Claim the points, write the vectors of those that are claimed, and then their payloads."""
+        """Return the operations that claim the points and write vectors and payloads of the claimed ones."""
         vectors = _vectors(self.points)
         names = self.names or tuple(_names(self.points))
         token = f"writing {uuid.uuid4().hex}"
@@ -126,9 +126,9 @@ class Write:
         return operations
 
     def _as_compared(self, point: models.PointStruct, names: Sequence[str]) -> models.Filter:
-        """Match a point that is as it was when it was compared: its text, and the hashes of vectors that stay."""
+        """Return a filter for a point with the text, and the hashes of vectors that stay, of when it was compared."""
         written = point.vector if isinstance(point.vector, dict) else {}
-        # The payload of an attach is the hashes alone, and the vector of each is written.
+        # The payload of an attach is only the hashes, and the vector of each hash is written.
         care = (point.payload or {}).get(CARE_KEY) if self.kind == "update" else None
         hashes = care["vectors"] if care else {}
         kept = [_has_hash(name, hashes[name]) for name in names if name not in written and name in hashes]
@@ -140,7 +140,7 @@ class Write:
 
 
 def _operations(points: Sequence[models.PointStruct], kind: Kind) -> list[models.UpdateOperation]:
-    """Remove the hashes of the vectors, write the vectors, and then the payloads with the new hashes.
+    """Return the operations that remove the vectors' hashes, write the vectors, and then payloads with new hashes.
 
     A run may end between any two of them: a point never has the hash of another text than its vector.
     """
@@ -166,9 +166,9 @@ def _payload_operation(
 
 
 def _vectors(points: Sequence[models.PointStruct]) -> list[models.PointVectors]:
-    """Return the vectors to write: a server takes no update of a point by empty ones alone."""
+    """Return the vectors to write; points with empty vectors alone are left out, since a server refuses them."""
     named = ((point.id, point.vector) for point in with_lists(points) if isinstance(point.vector, dict))
-    kept = ((id_, {name: each for name, each in vector.items() if not _is_empty(each)}) for id_, vector in named)
+    kept = ((id_, {name: value for name, value in vector.items() if not _is_empty(value)}) for id_, vector in named)
     return [models.PointVectors(id=id_, vector=vector) for id_, vector in kept if vector]
 
 
@@ -205,8 +205,8 @@ def _has_hash(name: str, value: str) -> models.FieldCondition:
 def hash_removal(points: Sequence[models.PointStruct]) -> models.DeletePayloadOperation:
     """Return the operation that removes the hashes of vectors that are about to be replaced.
 
-    Without it, a point whose writer was killed would keep the hash of its former text beside the vector of the new
-    one, and count as unchanged when the former text comes back.
+    Without it, a point whose writer was killed would keep the hash of its former text next to the vector of the new
+    text, and count as unchanged when the former text comes back.
     """
     keys, ids = [_hash_path(name) for name in _names(points)], [point.id for point in points if point.vector]
     return models.DeletePayloadOperation(delete_payload=models.DeletePayload(keys=keys, points=ids))
@@ -216,7 +216,7 @@ class Sender:
     """Sends writes in the background; use it in a ``with`` block.
 
     Leaving the block waits for everything that was submitted. The first failure stops the others and is raised by the
-    next `submit`, or at the end of the block. A `QdrantError` of the block itself leaves it with the same advice.
+    next `submit`, or at the end of the block. A `QdrantError` that the block itself raises gets the same advice.
     """
 
     def __init__(self, collection: Collection) -> None:
@@ -269,7 +269,7 @@ class Sender:
             self.stored += points
 
     def _raise_failure(self) -> None:
-        """Raise the first failure; that of Qdrant with what is stored and how to go on."""
+        """Raise the first failure; a failure of Qdrant says what is stored and how to continue."""
         self._is_told = True
         if isinstance(self._failure, QdrantError):
             kind = type(self._failure)
@@ -287,7 +287,7 @@ def by_size(write: Write, dim: int, max_points: int) -> Iterator[Write]:
     """Cut a write into requests of at most ``max_points`` points and about `MAX_BYTES`."""
     start, size = 0, 0
     for index, point in enumerate(write.points):
-        # LlamaIndex's node holds text and metadata, and both are there a second time.
+        # LlamaIndex's node repeats the text and the metadata of the payload.
         node = str((point.payload or {}).get("_node_content", ""))
         cost = dim * JSON_BYTES_PER_NUMBER + 2 * len(node.encode()) + 1_000
         if index > start and (index - start == max_points or size + cost > MAX_BYTES):

@@ -1,7 +1,7 @@
 """Reads a collection slice by slice, in one process or several.
 
-A slice is a part of the points that follows from their ids alone: slices are disjoint, and the same at any time. So
-several processes read one each, and a command that notes which ones it has read can resume with the others.
+A slice is a part of the points that depends on their ids alone: slices are disjoint and never change. So several
+processes can each read one, and a command that records which ones it has read can resume with the others.
 """
 
 import multiprocessing
@@ -25,8 +25,8 @@ from care_qdrant.qdrant.retry import RetryPolicy
 MOST_SLICES = 16
 """Largest number of slices: each is found by a walk over all ids, which costs the server a little."""
 POINTS_OF_SLICE = 262_144
-"""Points of a slice at least. A process takes two seconds of CPU to start; reading so many ids takes as long, and so
-many payloads five times as long (benchmarks/results/bulk-slices.json)."""
+"""Least number of points in a slice. A process takes two seconds of CPU to start; reading this many ids takes as long,
+and this many payloads five times as long (benchmarks/results/bulk-slices.json)."""
 PROGRESS_SECONDS = 1.0
 
 T = TypeVar("T")
@@ -37,37 +37,37 @@ class Slice:
     """One of the slices of a collection."""
 
     number: int
-    """Its number, from 0."""
+    """Number of the slice, from 0."""
     total: int
     """Number of all slices."""
     where: models.Filter | None
-    """Filter that passes its points; None where it is the whole collection."""
+    """Filter that passes the points of the slice; None where it is the whole collection."""
 
 
 Note = Callable[[int], None]
-"""Function that is told how many more points were read."""
+"""Function that is called with the number of points read since its last call."""
 ReadSlice = Callable[[Collection, Slice, Note], T]
 """Function that reads one slice."""
 
 
 def stateless(read_slice: ReadSlice[T]) -> AbstractContextManager[ReadSlice[T]]:
-    """Return a function that reads slices and needs nothing opened before."""
+    """Wrap a function that reads slices and needs no resources as the context manager that `read_slices` expects."""
     return nullcontext(read_slice)
 
 
 def slices_of(place: Collection, total: int) -> list[Slice]:
-    """Return about as many slices as asked for: one, the whole collection, where the server knows no slices."""
+    """Return about ``total`` slices; where the server does not support them, one: the whole collection."""
     filters = place.slices(max(1, min(MOST_SLICES, total)))
     return [Slice(number, len(filters), where) for number, where in enumerate(filters)]
 
 
 def slices_for_readers(place: Collection) -> list[Slice]:
-    """Return slices that are worth a process each; the whole collection where it is read by one process."""
+    """Return slices that are each worth a process; the whole collection where one process reads it."""
     return slices_of(place, 1 if place.readers < 2 else place.count() // POINTS_OF_SLICE)
 
 
 def place_in_order(point_id: PointId, seed: int) -> bytes:
-    """Return where a point stands in a random order of all points, which follows from its id and a seed alone.
+    """Return a point's sort key in a random order of all points, which depends on its id and a seed alone.
 
     The first points in this order are a sample, and the first ones of several slices are a sample of all of them.
     """
@@ -80,7 +80,7 @@ def read_slices(
     slices: Sequence[Slice],
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> list[T]:
-    """Read slices in as many processes as the collection may have readers, and return what was made of each.
+    """Read slices in as many processes as the collection may have readers, and return the result of each.
 
     Args:
         place: The collection. A client that was not opened by `open_client` is used in this process alone.
@@ -118,7 +118,7 @@ def _in_processes(
     opener: OpenClient,
     on_progress: Callable[[int], None],
 ) -> list[T]:
-    """Let processes read slices: in threads, parsing answers and hashing texts would share one core."""
+    """Read slices in processes: in threads, parsing answers and hashing texts would share one core."""
     context = multiprocessing.get_context("spawn")
     read = context.Value("q", 0)
     given = (opener, place.name, place.policy, place.shard_key, open_reader, read)

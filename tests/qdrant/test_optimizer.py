@@ -41,7 +41,7 @@ def test_an_optimizer_that_does_not_end_is_warned_of(
     server.faults.add("yellow", times=1_000, path="/collections/c$")
     collection.add_vector("new", DENSE)
     assert "is being optimized: waiting" in caplog.text
-    assert "may be there again (Qdrant 1.18.3)" in caplog.text
+    assert "may reappear (Qdrant 1.18.3)" in caplog.text
     server.faults.clear()
     assert "new" in collection.refresh().dense
 
