@@ -34,20 +34,20 @@ class AuditSummary:
 
 @dataclass(frozen=True, slots=True)
 class Relabelled:
-    """The paper's table 13: documents a query, over the relabelled ones, whose new labels are taken as true."""
+    """Relevant documents per query before and after relabelling, the new labels taken as true (paper, table 13)."""
 
     original: float
-    """Relevant before."""
+    """Documents per query that were relevant before."""
     labelled: float
-    """Relevant now."""
+    """Documents per query that are relevant now."""
     false_positives: float
-    """Relevant before, and not now."""
+    """Documents per query that were relevant before and are not now."""
     false_negatives: float
-    """Relevant now, and not before."""
+    """Documents per query that are relevant now and were not before."""
 
 
 def relabelled(qrels: Qrels, judged: Qrels) -> Relabelled:
-    """Compare the judgements of an audit with the labels that were there."""
+    """Compare the judgements of an audit with the original labels."""
     pairs = [
         (qrels[query].get(document, 0) > 0, grade > 0)
         for query, grades in judged.items()
@@ -71,7 +71,7 @@ class AuditCandidate:
     query: str
     document: str
     grade: int | None
-    """Grade by its label, above 0: it is what the audit checks. None if it was not judged."""
+    """Grade in the original labels, above 0; the audit checks it. None if the document was not judged."""
     label: None = None
     """Filled in by the annotator: the paper's scale is S, A, B, C, D (table 21); S and A count as relevant."""
 
@@ -96,23 +96,23 @@ def candidates(
     documents: Mapping[str, str],
     depth: int = DEPTH,
 ) -> Iterator[AuditCandidate]:
-    """Yield the documents of each query to judge, sorted by the number of systems that found them, then by rank."""
+    """Yield the documents to judge for each query, by the number of systems that rank them high, then by rank."""
     for query, grades in qrels.items():
         rankings = {system: ranked(run.get(query, {}))[:depth] for system, run in runs.items()}
-        found: dict[str, list[str]] = {}
+        finders: dict[str, list[str]] = {}
         for system, ranking in rankings.items():
             for document in ranking:
                 if grades.get(document, 1) > 0:
-                    found.setdefault(document, []).append(system)
+                    finders.setdefault(document, []).append(system)
         first = min((_first_positive(ranking, grades) for ranking in rankings.values()), default=0)
-        places = {document: rankings[systems[0]].index(document) for document, systems in found.items()}
-        for document in sorted(found, key=lambda name: (-len(found[name]), places[name])):
+        places = {document: rankings[systems[0]].index(document) for document, systems in finders.items()}
+        for document in sorted(finders, key=lambda name: (-len(finders[name]), places[name])):
             yield AuditCandidate(
                 query_id=query,
                 document_id=document,
                 rank=places[document] + 1,
                 above_first_positive=places[document] < first,
-                found_by=found[document],
+                found_by=finders[document],
                 query=queries[query],
                 document=documents[document],
                 grade=grades.get(document),
@@ -128,23 +128,23 @@ def write_candidates(rows: Iterator[AuditCandidate], path: Path) -> int:
 
 def read_judgements(path: Path) -> Qrels:
     """Read the candidates whose ``label`` was filled in; S and A are relevant."""
-    found: Qrels = {}
+    judged: Qrels = {}
     for row in read_jsonl(path):
         label = row.fields.get("label")
         if label is None:
             continue
         if label not in _LABELS:
             raise InputError(f"{row.where}: label is {label!r}; expected one of {', '.join(_LABELS)}, or null")
-        grades = found.setdefault(row.identity("query_id"), {})
+        grades = judged.setdefault(row.identity("query_id"), {})
         if grades.setdefault(row.identity("document_id"), _LABELS[label]) != _LABELS[label]:
             raise InputError(f"{row.where}: the pair was labelled differently in an earlier line")
-    if not found:
+    if not judged:
         raise InputError(f"{path}: no line has a label")
-    return found
+    return judged
 
 
 def add_judgements(qrels: Qrels, judged: Qrels) -> Qrels:
-    """Return the judgements with those of an audit; a pair that was judged before keeps its grade."""
+    """Add the judgements of an audit to the qrels; a pair that was judged before keeps its grade."""
     if strangers := judged.keys() - qrels.keys():
         raise InputError(f"query {min(strangers)!r} was audited on another task; it is not in the qrels")
     return {query: {**judged.get(query, {}), **grades} for query, grades in qrels.items()}

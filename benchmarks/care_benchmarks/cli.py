@@ -70,16 +70,18 @@ def care_bench() -> None:
     "controls",
     multiple=True,
     type=click.Choice(["bm25", "hybrid", "document", "query"]),
-    help="Control of the first model; document and query use one of its encoders on both sides; repeatable.",
+    help="Control system to add: bm25, its hybrid with the first model, or the first model with its document or query "
+    "encoder on both sides; repeatable.",
 )
 @click.option("--output", type=_FOLDER, required=True, help="Folder of the result.")
-@click.option("--without-texts", is_flag=True, help="Keep the texts of the tasks out of the report.")
+@click.option("--without-texts", is_flag=True, help="Leave query and document texts out of the report.")
 @click.option(
     "--speed",
     type=click.Choice(["full", "quick", "none"]),
     default="full",
     show_default=True,
-    help="Measure loads of 1, 4 and 16 clients with 200 queries each and the cold start; or a load of 2 clients alone.",
+    help="Speed measurement: full runs 1, 4 and 16 clients with 200 queries each and the cold start; quick runs 2 "
+    "clients with 3 queries.",
 )
 @click.option(
     "--path",
@@ -130,22 +132,22 @@ def compare(results: tuple[Path, ...], output: Path | None, as_json: bool) -> No
 
     if output is not None:
         require_free(output, _COMPARISON)
-    found = compare_results(results)
+    comparisons = compare_results(results)
     if output is not None:
-        write_comparison(found, output)
+        write_comparison(comparisons, output)
         echo(f"comparison: {output}", err=True)
     if as_json:
-        show_json([asdict(task) for task in found])
+        show_json([asdict(task) for task in comparisons])
         return
     header = ["task", "measure", "system", "score", "difference", "95 % interval", "p", "adjusted p"]
-    rows = [[task.task, task.measure, *row] for task in found for row in comparison_rows(task)]
+    rows = [[task.task, task.measure, *row] for task in comparisons for row in comparison_rows(task)]
     echo(table(header, rows, width=1_000))
 
 
 @care_bench.command()
 @click.argument("result", type=_RESULT)
 def report(result: Path) -> None:
-    """Write report.md and report.html of a saved RESULT again, in the layout of this version.
+    """Regenerate report.md and report.html of a saved RESULT in the layout of this version.
 
     \b
     Example:
@@ -166,12 +168,12 @@ def report(result: Path) -> None:
 )
 @json_option
 def audit(task_directory: Path, result: Path, output: Path, as_json: bool) -> None:
-    """Export documents that a saved RESULT ranks high on the retrieval task of TASK_DIRECTORY, to be judged.
+    """Export documents that a saved RESULT ranks high on the retrieval task of TASK_DIRECTORY, for judging.
 
-    These are the unjudged ones, and those that the labels call relevant.
+    Documents that were not judged and documents that are labelled relevant are exported.
 
-    Labels of this field miss relevant documents (paper, section E and table 13). The fraction of unjudged documents is
-    printed for each system; the file has one line per query and document, most frequently found first.
+    Medical retrieval labels miss relevant documents (paper, section E and table 13). The fraction of unjudged documents
+    is printed for each system; the file has one line per query and document, those that most systems rank high first.
 
     \b
     Example:
@@ -204,8 +206,8 @@ def audit(task_directory: Path, result: Path, output: Path, as_json: bool) -> No
 def rejudge(task_directory: Path, result: Path, judged: Path, as_json: bool) -> None:
     """Score a saved RESULT on TASK_DIRECTORY before and after the labels of JUDGED, an annotated file of the audit.
 
-    Nothing is searched again, and the result is not changed. A label that was there stays; what the new ones say of it
-    is counted.
+    Nothing is searched again, and the result is not changed. An existing label stays; new labels that contradict it are
+    counted.
 
     \b
     Example:
@@ -227,29 +229,29 @@ def rejudge(task_directory: Path, result: Path, judged: Path, as_json: bool) -> 
         ]
         rows.append([system, *cells])
     names = [f"{name} {when}" for name in ("nDCG@10", "condensed", "judged@10") for when in ("before", "after")]
-    found = relabelled(task.qrels, labels)
+    counts = relabelled(task.qrels, labels)
     if as_json:
         scores = {system: dict(zip(names, map(float, cells), strict=True)) for system, *cells in rows}
-        show_json({"systems": scores, "labels": asdict(found)})
+        show_json({"systems": scores, "labels": asdict(counts)})
         return
     echo(table(["system", *names], rows, width=1_000))
     echo(
-        f"relevant documents a query, of those labelled: {found.original:.2f} before, {found.labelled:.2f} now; "
-        f"{found.false_positives:.2f} false positives, {found.false_negatives:.2f} false negatives (paper, table 13)"
+        f"relevant documents per query, among those labelled: {counts.original:.2f} before, {counts.labelled:.2f} now; "
+        f"{counts.false_positives:.2f} false positives, {counts.false_negatives:.2f} false negatives (paper, table 13)"
     )
 
 
 def _saved_retrieval(task_directory: Path, result: Path) -> "tuple[LoadedTask, dict[str, Run]]":
-    """Return the retrieval task of a directory, and the rankings of it that a result saved."""
+    """Return the retrieval task of a directory, and the rankings that a result saved for it."""
     from care_benchmarks.results import load_result
     from care_benchmarks.tasks import directory_tasks, load_task
 
     saved = load_result(result)
     names = {task.revision: task.name for task in saved.tasks if task.kind == "retrieval"}
-    found = next((task for task in directory_tasks(task_directory) if task.metadata.type == "Retrieval"), None)
-    if found is None or found.metadata.dataset["revision"] not in names:
+    retrieval = next((task for task in directory_tasks(task_directory) if task.metadata.type == "Retrieval"), None)
+    if retrieval is None or retrieval.metadata.dataset["revision"] not in names:
         raise InputError(f"{result}: was not measured on the retrieval task that {task_directory} holds now")
-    task = load_task(found)
+    task = load_task(retrieval)
     return task, _read_runs(result, names[task.revision], [system.name for system in saved.systems])
 
 
@@ -268,12 +270,12 @@ def _create_tasks(tasks: tuple[str, ...]) -> "list[AbsTask]":
     from care_benchmarks.tasks import HUB_TASKS, directory_tasks, hub_task
 
     directories = [task for task in tasks if task not in HUB_TASKS]
-    found = [task for directory in directories for task in directory_tasks(Path(directory))]
-    found += [hub_task(task) for task in tasks if task in HUB_TASKS]
-    (twice, times), *_ = Counter(task.metadata.name for task in found).most_common(1) or [("", 0)]
+    created = [task for directory in directories for task in directory_tasks(Path(directory))]
+    created += [hub_task(task) for task in tasks if task in HUB_TASKS]
+    (twice, times), *_ = Counter(task.metadata.name for task in created).most_common(1) or [("", 0)]
     if times > 1:
-        raise InputError(f"{times} of the tasks are called {twice}, after their folders; rename one, or run them apart")
-    return found
+        raise InputError(f"{times} tasks are named {twice}, after their folders; rename one, or run them separately")
+    return created
 
 
 def _run(tasks: "list[AbsTask]", output: Path, name: str, options: dict[str, Any]) -> "Result":
@@ -306,7 +308,7 @@ def _run(tasks: "list[AbsTask]", output: Path, name: str, options: dict[str, Any
 
 
 def _command_line() -> str:
-    """Return the command as it was typed, since results are published: without secrets, absolute paths cut short."""
+    """Return the command line for a published result: without secrets, absolute paths cut to their last part."""
     typed = sys.argv[1:]
     typed = (
         typed[typed.index("bench") + 1 :] if "bench" in typed[:3] else typed

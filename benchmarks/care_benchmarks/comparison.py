@@ -36,10 +36,10 @@ def compare_results(folders: Sequence[Path]) -> list[TaskComparison]:
 def _compare(task: TaskInfo, saved: Mapping[str, tuple[Result, list[PerQuery]]]) -> TaskComparison:
     scores: dict[str, list[float]] = {}
     for label, (result, entries) in saved.items():
-        found = _find(result, task.name)
-        if found is None or found.revision != task.revision:
+        info = _find(result, task.name)
+        if info is None or info.revision != task.revision:
             raise InputError(
-                f"{label}: task {task.name} has other data ({found and found.revision[:12]}, not "
+                f"{label}: task {task.name} has other data ({info and info.revision[:12]}, not "
                 f"{task.revision[:12]}); scores over different queries cannot be paired"
             )
         for entry in entries:

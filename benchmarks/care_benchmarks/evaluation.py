@@ -35,7 +35,7 @@ class Outcome:
 
 
 def evaluate(search: QdrantSearch, tasks: Sequence[LoadedTask], output: Path) -> Outcome:
-    """Let mteb evaluate one system; BM25 and hybrids have no vectors for STS and skip it."""
+    """Evaluate one system with mteb; BM25 and hybrids have no vectors for STS and skip it."""
     own = [task for task in tasks if search.system.mode == "dense" or task.kind != "sts"]
     folder = output / "runs" / file_name(search.system.name)
     for task in own:
@@ -82,7 +82,7 @@ def write_trec(run: Run, path: Path, system: str) -> None:
 
 def compare(outcomes: Sequence[Outcome], tasks: Sequence[LoadedTask]) -> dict[str, list[Comparison]]:
     """Compare all systems with the first one, task by task."""
-    found = {}
+    comparisons = {}
     for task in tasks:
         scores = {
             outcome.search.system.name: entry.scores[task.measure]
@@ -92,8 +92,8 @@ def compare(outcomes: Sequence[Outcome], tasks: Sequence[LoadedTask]) -> dict[st
         }
         base = outcomes[0].search.system.name
         if base in scores and len(scores) > 1:
-            found[task.name] = compare_with_base(base, scores)
-    return found
+            comparisons[task.name] = compare_with_base(base, scores)
+    return comparisons
 
 
 def _score_ranking(system: str, task: LoadedTask, run: Run) -> tuple[Score, PerQuery]:

@@ -96,13 +96,13 @@ def _cpu_facts() -> dict[str, str]:
 
 def _memory_gib() -> float:
     path = Path("/proc/meminfo")
-    found = re.search(r"MemTotal:\s+(\d+) kB", path.read_text()) if path.exists() else None
-    return round(int(found[1]) / 2**20, 1) if found else 0.0
+    match = re.search(r"MemTotal:\s+(\d+) kB", path.read_text()) if path.exists() else None
+    return round(int(match[1]) / 2**20, 1) if match else 0.0
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for package in _PACKAGES:
         with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            versions[package] = version(package)
+    return versions

@@ -25,8 +25,8 @@ class Places(Mapping[str, int]):
             return done.rowcount == 1
 
     def __getitem__(self, identity: str) -> int:
-        with closing(self._database.execute("SELECT place FROM places WHERE id = ?", (identity,))) as found:
-            row = found.fetchone()
+        with closing(self._database.execute("SELECT place FROM places WHERE id = ?", (identity,))) as rows:
+            row = rows.fetchone()
         if row is None:
             raise KeyError(identity)
         return int(row[0])
@@ -37,5 +37,5 @@ class Places(Mapping[str, int]):
                 yield identity
 
     def __len__(self) -> int:
-        with closing(self._database.execute("SELECT COUNT(*) FROM places")) as found:
-            return int(found.fetchone()[0])
+        with closing(self._database.execute("SELECT COUNT(*) FROM places")) as rows:
+            return int(rows.fetchone()[0])

@@ -48,10 +48,10 @@ def comparison_rows(task: TaskComparison) -> list[list[str]]:
     rows = []
     for system, score in task.scores.items():
         row = [system, f"{100 * score:.2f}", "", "", "", ""]
-        if found := compared.get(system):
-            low, high = 100 * found.interval.low, 100 * found.interval.high
-            row[2:4] = [f"{100 * found.difference:+.2f}", f"{low:+.2f} … {high:+.2f}"]
-            row[4:] = [f"{found.p_value:.4f}", f"{found.adjusted_p_value:.4f}"]
+        if against_first := compared.get(system):
+            low, high = 100 * against_first.interval.low, 100 * against_first.interval.high
+            row[2:4] = [f"{100 * against_first.difference:+.2f}", f"{low:+.2f} … {high:+.2f}"]
+            row[4:] = [f"{against_first.p_value:.4f}", f"{against_first.adjusted_p_value:.4f}"]
         rows.append(row)
     return rows
 
@@ -120,8 +120,8 @@ def _charts(result: Result) -> dict[str, Any]:
     names = [system.name for system in result.systems]
     charts = []
     for task in result.tasks:
-        found = [(system.name, system.score(task.name)) for system in result.systems]
-        entries = [Bar(name, score.value, score.interval) for name, score in found if score]
+        scores = [(system.name, system.score(task.name)) for system in result.systems]
+        entries = [Bar(name, score.value, score.interval) for name, score in scores if score]
         charts.append(
             {"svg": bars(task.name, task.measure, entries, names), "caption": f"{task.name}, {task.measure}."}
         )

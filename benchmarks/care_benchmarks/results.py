@@ -212,7 +212,7 @@ def load_per_query(folder: Path) -> list[PerQuery]:
 
 def _load(adapter: TypeAdapter[T], path: Path) -> T:
     if not path.is_file():
-        raise InputError(f"{path}: is not there; expected a folder that care-bench run wrote")
+        raise InputError(f"{path}: does not exist; expected a result folder of care bench run")
     try:
         return adapter.validate_json(path.read_bytes())
     except ValidationError as error:

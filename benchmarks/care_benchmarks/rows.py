@@ -45,19 +45,19 @@ class Row:
         """Return a finite number; a string of digits is accepted."""
         value = self.fields.get(key)
         try:
-            found = math.nan if isinstance(value, bool) or value is None else float(value)
+            number = math.nan if isinstance(value, bool) or value is None else float(value)
         except (TypeError, ValueError):
-            found = math.nan
-        if not math.isfinite(found):
+            number = math.nan
+        if not math.isfinite(number):
             raise InputError(f"{self.where}: {key!r} is {value!r}; expected a finite number")
-        return found
+        return number
 
     def grade(self, key: str) -> int:
         """Return a relevance grade, an integer from 0."""
-        found = self.number(key)
-        if found < 0 or found != int(found):
+        grade = self.number(key)
+        if grade < 0 or grade != int(grade):
             raise InputError(f"{self.where}: {key!r} is {self.fields[key]!r}; expected a grade 0, 1, 2, …")
-        return int(found)
+        return int(grade)
 
     def _first(self, keys: tuple[str, ...]) -> object:
         value = next((self.fields[key] for key in keys if key in self.fields), None)
@@ -67,7 +67,7 @@ class Row:
 
     def _filled(self, key: str, value: object) -> str:
         if not isinstance(value, str) or not value.strip():
-            raise InputError(f"{self.where}: {key!r} holds {value!r}; expected a string that is not empty")
+            raise InputError(f"{self.where}: {key!r} holds {value!r}; expected a non-empty string")
         return value
 
 

@@ -124,7 +124,7 @@ def worst_queries(
 ) -> list[WorstQuery]:
     """Return the worst queries of one system on one task, worst first; ties keep their order."""
     scores = dict(zip(entry.queries, entry.scores[measure], strict=True))
-    found = []
+    worst = []
     for query in sorted(scores, key=lambda name: scores[name])[:QUERIES_PER_TASK]:
         grades, answers = qrels[query], run.get(query, {})
         shown = [
@@ -132,9 +132,9 @@ def worst_queries(
             for rank, name in enumerate(ranked(answers)[:ANSWERS], start=1)
         ]
         right = sorted((name for name, grade in grades.items() if grade > 0), key=lambda name: -grades[name])
-        wanted = [_shortened(documents[name]) for name in right[:ANSWERS]]
-        found.append(WorstQuery(entry.task, query, _shortened(queries[query]), scores[query], shown, wanted))
-    return found
+        relevant = [_shortened(documents[name]) for name in right[:ANSWERS]]
+        worst.append(WorstQuery(entry.task, query, _shortened(queries[query]), scores[query], shown, relevant))
+    return worst
 
 
 def _shortened(text: str) -> str:

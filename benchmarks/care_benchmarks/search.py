@@ -87,7 +87,7 @@ class LlamaIndexPath:
             query_cache_size=0,
             on_truncation="ignore",
         )
-        # The check of a query's vector would encode each query again, as there is no cache.
+        # Checking the vector of a query would encode it again, since nothing is cached.
         store = CareVectorStore(collection, client, embedding=embedding, enable_hybrid=False, check_vectors=False)
         self._index = VectorStoreIndex.from_vector_store(store, embed_model=embedding)
         self._options = {"search_params": params}
@@ -102,7 +102,7 @@ class LlamaIndexPath:
             node_ids=None if among is None else [point_id(document) for document in among],
             vector_store_kwargs=self._options,
         )
-        return {str(found.node.ref_doc_id): float(found.score or 0.0) for found in retriever.retrieve(query)}
+        return {str(hit.node.ref_doc_id): float(hit.score or 0.0) for hit in retriever.retrieve(query)}
 
 
 class CorePath:
@@ -186,11 +186,11 @@ class QdrantSearch(AbsEncoder):
         revision = str(task_metadata.dataset["revision"])
         self.query_tasks[task_metadata.name] = query_task(self.system.model, task_metadata)
         answer = self.query_path(task_metadata.name, revision)
-        found = {}
+        answers = {}
         for query, text in zip(queries["id"], queries["text"], strict=True):
             among = None if top_ranked is None else top_ranked[query]
-            found[query] = answer(text, top_k if among is None else len(among), among)
-        return found
+            answers[query] = answer(text, top_k if among is None else len(among), among)
+        return answers
 
     def encode(
         self,

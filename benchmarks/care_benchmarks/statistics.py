@@ -99,7 +99,7 @@ def _bootstrap(samples: tuple[Sample, ...], statistic: object, *, paired: bool) 
     if len(samples[0]) < 2:
         value = float(samples[0].mean())
         return Interval(value, value)
-    found = stats.bootstrap(
+    interval = stats.bootstrap(
         samples,
         statistic,
         paired=paired,
@@ -110,11 +110,11 @@ def _bootstrap(samples: tuple[Sample, ...], statistic: object, *, paired: bool) 
         method="percentile",
         rng=np.random.default_rng(SEED),
     ).confidence_interval
-    return Interval(float(found.low), float(found.high))
+    return Interval(float(interval.low), float(interval.high))
 
 
 def _pearson(first: Sample, second: Sample, axis: int) -> Sample:
-    one = first - first.mean(axis=axis, keepdims=True)
-    two = second - second.mean(axis=axis, keepdims=True)
-    scale = np.sqrt((one**2).sum(axis=axis) * (two**2).sum(axis=axis))
-    return np.asarray((one * two).sum(axis=axis) / np.where(scale == 0, 1.0, scale))
+    first_centred = first - first.mean(axis=axis, keepdims=True)
+    second_centred = second - second.mean(axis=axis, keepdims=True)
+    scale = np.sqrt((first_centred**2).sum(axis=axis) * (second_centred**2).sum(axis=axis))
+    return np.asarray((first_centred * second_centred).sum(axis=axis) / np.where(scale == 0, 1.0, scale))

@@ -22,8 +22,8 @@ class EvaluatedSystem:
     name: str
     description: str
     model: CareModel
-    """The evaluated model. BM25 has one as well: its sparse vectors lie beside those of the model, and its search does
-    not use it."""
+    """The evaluated model; for BM25, the model whose collection also holds the sparse vectors (its search does not use
+    the model)."""
     source: str
     """Folder or hub name that the model was loaded from."""
     precision: Precision
@@ -65,11 +65,11 @@ def load_systems(
     models = [_dense(source, precision, device, its) for source, its in zip(sources, engines, strict=True)]
     for model in models:
         model.model.require_documents()  # before anything of the result is written
-    found = models + [_control(control, models[0]) for control in controls]
-    names = [system.name for system in found]
+    systems = models + [_control(control, models[0]) for control in controls]
+    names = [system.name for system in systems]
     if twice := {name for name in names if names.count(name) > 1}:
         raise InputError(f"two systems have the name {min(twice)!r}; give each model's folder a name of its own")
-    return found
+    return systems
 
 
 def _dense(source: str, precision: Precision, device: str | None, engine: Engine) -> EvaluatedSystem:

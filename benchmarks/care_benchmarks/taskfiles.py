@@ -71,19 +71,19 @@ def find_tasks(directory: Path) -> TaskDirectory:
     if not directory.is_dir():
         raise InputError(f"{directory}: is not a directory; expected one with corpus.jsonl, rerank.jsonl or sts.jsonl")
     base = directory / "retrieval" if (directory / "retrieval").is_dir() else directory
-    found = TaskDirectory(
+    tasks = TaskDirectory(
         path=directory,
         retrieval=_retrieval_files(base),
         rerank=_existing(directory, "rerank.jsonl"),
         sts=_existing(directory, "sts.jsonl"),
         sts_synonym=_existing(directory, "sts_synonym.jsonl"),
     )
-    if not any((found.retrieval, found.rerank, found.sts, found.sts_synonym)):
+    if not any((tasks.retrieval, tasks.rerank, tasks.sts, tasks.sts_synonym)):
         raise InputError(
             f"{directory}: has no task; expected retrieval/{{corpus,queries,qrels}}.jsonl, rerank.jsonl, sts.jsonl "
             "or sts_synonym.jsonl, plain or .gz"
         )
-    return found
+    return tasks
 
 
 def read_corpus(path: Path) -> Iterator[Document]:

@@ -94,7 +94,7 @@ def load_task(task: AbsTask) -> LoadedTask:
         reason = next(iter(str(error).strip().splitlines()), "no reason given")
         raise InputError(
             f"{name}: its data cannot be loaded ({type(error).__name__}: {reason}); "
-            "download them where there is a network, and run there once"
+            "download them by running once with network access"
         ) from error
     dataset: Any = task.dataset
     split: Any = dataset.get("default", dataset)[task.eval_splits[0]]
@@ -164,15 +164,15 @@ class DirectorySts(AbsTaskSTS):
 
 def directory_tasks(directory: Path, name: str | None = None) -> list[AbsTask]:
     """Create the tasks of a directory; their data are not read yet."""
-    found, prefix = find_tasks(directory), name or directory.resolve().name
+    paths, prefix = find_tasks(directory), name or directory.resolve().name
     tasks: list[AbsTask] = []
-    if files := found.retrieval:
+    if files := paths.retrieval:
         metadata = _metadata(f"{prefix}-Retrieval", "Retrieval", (files.corpus, files.queries, files.qrels))
         tasks.append(DirectoryRanking(metadata, partial(_retrieval_split, files)))
-    if found.rerank:
-        metadata = _metadata(f"{prefix}-Rerank", "Reranking", (found.rerank,))
-        tasks.append(DirectoryRanking(metadata, partial(_rerank_split, found.rerank)))
-    for label, file in (("STS", found.sts), ("SynonymSTS", found.sts_synonym)):
+    if paths.rerank:
+        metadata = _metadata(f"{prefix}-Rerank", "Reranking", (paths.rerank,))
+        tasks.append(DirectoryRanking(metadata, partial(_rerank_split, paths.rerank)))
+    for label, file in (("STS", paths.sts), ("SynonymSTS", paths.sts_synonym)):
         if file:
             tasks.extend(DirectorySts(f"{prefix}-{label}", file, sides) for sides in STS_SIDES)
     return tasks

@@ -1,4 +1,4 @@
-"""Agreement of judges: all together, in pairs, with experts, by group and by length; and the judge who stands apart."""
+"""Agreement of judges: all together, in pairs, with experts, by group and by length; and the outlier among them."""
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -24,7 +24,7 @@ def agreement_report(
     experts: Mapping[Pair, Mapping[str, int]],
     judges: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the agreement of judges and experts: all together, in pairs, by group and by length; who stands apart."""
+    """Return the agreement of judges and experts: all together, in pairs, by group and by length; and the outlier."""
     questions = [query for query, _ in ballots]
     grades = table(list(ballots.values()), judges)
     votes = binary(grades)
@@ -73,7 +73,7 @@ def _with_experts(
     experts: Mapping[Pair, Mapping[str, int]],
     judges: Sequence[str],
 ) -> dict[str, Any]:
-    """Compare each judge with each expert, and the experts with each other, on what experts rated."""
+    """Compare each judge with each expert, and the experts with each other, on the pairs that experts rated."""
     rated = [pair for pair in experts if pair in ballots]
     names = sorted({name for pair in rated for name in experts[pair]})
     if not names:
@@ -91,17 +91,17 @@ def _with_experts(
 
 def _groups(config: Config, ballots: Mapping[Pair, object], votes: Votes) -> dict[str, Any]:
     """Return alpha by the group of the document or of the question, and by thirds of the document's length."""
-    key, wanted = config.settings.vote.group_by, {document for _, document in ballots}
-    rows = {row["id"]: row for row in read_rows(config.folder / CORPUS) if row["id"] in wanted}
+    key, judged = config.settings.vote.group_by, {document for _, document in ballots}
+    rows = {row["id"]: row for row in read_rows(config.folder / CORPUS) if row["id"] in judged}
     asked = {row["id"]: row for row in read_rows(config.folder / QUERIES)}
     lengths = np.array([len(shown(rows[document])) for _, document in ballots])
     thirds = np.searchsorted(np.quantile(lengths, [1 / 3, 2 / 3]), lengths)
     named = {"length": [("short", "middle", "long")[third] for third in thirds]}
     if key is not None:
         named[key] = [str(rows[doc]["metadata"].get(key) or asked[query].get(key) or "") for query, doc in ballots]
-    found: dict[str, Any] = {}
+    alphas: dict[str, Any] = {}
     for kind, names in named.items():
-        groups = {name: [at for at, each in enumerate(names) if each == name] for name in sorted({*names} - {""})}
+        groups = {name: [at for at, group in enumerate(names) if group == name] for name in sorted({*names} - {""})}
         large = {name: places for name, places in groups.items() if len(places) >= _SMALLEST_GROUP}
-        found[kind] = {name: krippendorff_alpha(votes[places], 2).plain() for name, places in large.items()}
-    return found
+        alphas[kind] = {name: krippendorff_alpha(votes[places], 2).plain() for name, places in large.items()}
+    return alphas

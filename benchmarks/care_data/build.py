@@ -1,7 +1,7 @@
-"""Step 4: labels to a task directory that `care-bench run`, BEIR's loader and mteb's read, with a data card.
+"""Step 4: write the labels as a task directory for `care bench run` and the loaders of BEIR and mteb, with a data card.
 
 ``corpus.jsonl``, ``queries.jsonl`` and ``qrels/test.tsv`` are BEIR's; the card's header makes data set configurations
-of JSON Lines, which is what mteb loads. ``disputed.jsonl`` holds what is neither.
+of JSON Lines, which is what mteb loads. ``disputed.jsonl`` holds the pairs without a clear label.
 """
 
 import logging
@@ -27,7 +27,7 @@ Qrels = dict[str, dict[str, int]]
 
 
 def run_build(config: Config, _: bool = False) -> dict[str, Any]:
-    """Write the benchmark, and return what its card says."""
+    """Write the benchmark, and return the facts of its card."""
     settings, folder = config.settings.build, config.folder
     target = folder / BENCHMARK
     labels = list(read_rows(folder / LABELS, config.command("vote")))
@@ -36,10 +36,10 @@ def run_build(config: Config, _: bool = False) -> dict[str, Any]:
     questions = {row["id"]: row for row in read_rows(folder / QUERIES) if row["id"] in qrels}
     repeated = _repeated(config, questions)
     if repeated and not settings.drop:
-        some = "\n  ".join(f"{one}: {why}" for one, why in list(repeated.items())[:_SHOWN])
+        some = "\n  ".join(f"{question}: {why}" for question, why in list(repeated.items())[:_SHOWN])
         raise InputError(
             f"{counted(len(repeated), 'question', 'repeat')} another one or a training set:\n  {some}\n"
-            "take them out of the questions, or set build.drop = true"
+            "remove them from the questions, or set build.drop = true"
         )
     answered = {query: grades for query, grades in qrels.items() if query not in repeated and any(grades.values())}
     asked = [row["id"] for row in read_rows(folder / QUERIES)]
@@ -60,19 +60,19 @@ def run_build(config: Config, _: bool = False) -> dict[str, Any]:
             len(repeated),
             len(undecided),
         )
-    wanted = {row["document_id"] for row in read_rows(folder / POOL)} | {
+    pooled = {row["document_id"] for row in read_rows(folder / POOL)} | {
         name for of in answered.values() for name in of
     }
     whole = settings.corpus == "whole"
-    documents = {row["id"]: row for row in read_rows(folder / CORPUS) if whole or row["id"] in wanted}
+    documents = {row["id"]: row for row in read_rows(folder / CORPUS) if whole or row["id"] in pooled}
     texts = ({"_id": name, "title": row.get("title") or "", "text": row["text"]} for name, row in documents.items())
     write_rows(target / "corpus.jsonl", texts)
     write_rows(target / "queries.jsonl", ({"_id": name, "text": questions[name]["text"]} for name in answered))
     judged = [(query, document, grade) for query, row in answered.items() for document, grade in row.items()]
     # One data set has one format: what mteb loads cannot be JSON Lines and a table at once.
     keys = ("query-id", "corpus-id", "score")
-    write_text(target / "qrels" / "test.tsv", "".join("\t".join(map(str, each)) + "\n" for each in (keys, *judged)))
-    write_rows(target / "qrels" / "test.jsonl", (dict(zip(keys, each, strict=True)) for each in judged))
+    write_text(target / "qrels" / "test.tsv", "".join("\t".join(map(str, row)) + "\n" for row in (keys, *judged)))
+    write_rows(target / "qrels" / "test.jsonl", (dict(zip(keys, row, strict=True)) for row in judged))
     reranked = write_rows(target / "rerank.jsonl", _rerank(config, questions, answered, documents))
     pairs = drawn(read_rows(folder / PAIRS, config.command("sts")) if config.settings.sts else ())
     sts = write_rows(target / "sts.jsonl", pairs) if config.settings.sts else 0
@@ -103,7 +103,7 @@ def run_build(config: Config, _: bool = False) -> dict[str, Any]:
 
 
 def _qrels(labels: Iterable[Mapping[str, Any]], folder: Path) -> Qrels:
-    """Return the grades of each question; near-duplicates have the label of the one that was judged."""
+    """Return the grades of each question; near-duplicates have the label of the text that was judged."""
     copies = {(row["query_id"], row["document_id"]): row["duplicates"] for row in read_rows(folder / POOL)}
     qrels: Qrels = {}
     for row in labels:
@@ -116,7 +116,7 @@ def _qrels(labels: Iterable[Mapping[str, Any]], folder: Path) -> Qrels:
 def _rerank(
     config: Config, questions: Mapping[str, Any], qrels: Qrels, documents: Mapping[str, dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """Yield questions that have both, with a sample of their judged negatives [3.1]."""
+    """Yield questions that have positives and negatives, with a sample of their judged negatives [3.1]."""
     for query, grades in qrels.items():
         positive, others = (
             list(dict.fromkeys(shown(documents[name]) for name, grade in grades.items() if bool(grade) is side))
@@ -130,26 +130,26 @@ def _rerank(
 
 def _repeated(config: Config, questions: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Return the questions that nearly equal an earlier one, or a text of a training set, with the reason."""
-    near, found = NearTexts(config.settings.build.near_duplicate), dict[str, str]()
+    near, reasons = NearTexts(config.settings.build.near_duplicate), dict[str, str]()
     for name, row in questions.items():
         if (other := near.find(row["text"])) is not None:
-            found[name] = f"nearly equals question {other}"
+            reasons[name] = f"nearly equals question {other}"
         else:
             near.add(name, row["text"])
     for file in config.settings.build.train:
         for number, row in enumerate(read_rows(config.at(file)), start=1):
             for key in ("query", "text", "sentence1", "sentence2"):
                 if isinstance(row.get(key), str) and (known := near.find(row[key])) is not None:
-                    found.setdefault(known, f"is in {file}:{number}")
-    return found
+                    reasons.setdefault(known, f"is in {file}:{number}")
+    return reasons
 
 
 def _refuse_same_judges(config: Config) -> None:
-    """A model trained on a judge's taste wins on a benchmark of that taste."""
+    """Refuse judges that also labelled a training set, since a model trained on their labels would be favoured."""
     rows = (row for file in config.settings.build.train for row in read_rows(config.at(file)))
     both = set(config.families) & {family for row in rows for family in row.get("judge_families") or ()}
     if both and not config.settings.build.allow_same_judges:
         raise InputError(
-            f"judges of the family {', '.join(sorted(both))} labelled a training set, too: a model trained on it is "
-            "favoured; take other judges, or set build.allow_same_judges = true and say so"
+            f"judges of the family {', '.join(sorted(both))} also labelled a training set: a model trained on it is "
+            "favoured; use other judges, or set build.allow_same_judges = true and say so"
         )

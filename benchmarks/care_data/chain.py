@@ -1,4 +1,4 @@
-"""The steps of a configuration in order; a step whose inputs are unchanged since it finished is not done again."""
+"""The steps of a configuration in order; a finished step whose inputs are unchanged is not repeated."""
 
 import logging
 import re
@@ -26,7 +26,7 @@ Report = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step: its work, the tables of the configuration and the files that decide its result, and its own files."""
+    """One step: its work, the configuration tables and the files that determine its result, and the files it writes."""
 
     work: Callable[[Config, bool], Report]
     tables: tuple[str, ...]
@@ -35,7 +35,7 @@ class Step:
     named: Callable[[Config], Iterable[str | None]] = lambda _: ()  # files that the configuration names
 
     def digest(self, config: Config) -> str:
-        """Return the digest of all that decides the result, but for the collection, which is read once."""
+        """Return the digest of everything that determines the result, except the collection, which is read once."""
         settings = asdict(config.settings)
         settings["judging"].pop("max_cost")
         files: list[Path] = [config.folder / name for name in self.inputs]
@@ -44,15 +44,15 @@ class Step:
 
 
 def run_chain(config: Config, *, replay: bool = False) -> dict[str, Report]:
-    """Do the steps that are not done yet, and return what each of them reported."""
-    wanted = {"judge": bool(config.settings.judge), "sts": config.settings.sts is not None}
-    return {name: run_step(config, name, replay=replay) for name in STEPS if wanted.get(name, True)}
+    """Run the steps that are not done yet, and return the report of every step."""
+    enabled = {"judge": bool(config.settings.judge), "sts": config.settings.sts is not None}
+    return {name: run_step(config, name, replay=replay) for name in STEPS if enabled.get(name, True)}
 
 
 def run_step(config: Config, name: str, *, replay: bool = False) -> Report:
-    """Do one step, unless it is done: then return the report that it left."""
+    """Run one step, or return its stored report if it is done already."""
     folder, step = config.folder, STEPS[name]
-    written = {file for each in STEPS.values() for file in each.outputs} | {JUDGEMENTS, OPINIONS, LEDGER}
+    written = {file for other in STEPS.values() for file in other.outputs} | {JUDGEMENTS, OPINIONS, LEDGER}
     require_own(folder, _DONE, _WRITTEN, sorted(written))
     if not (folder / _DONE).is_file():
         write_json(folder / _DONE, {})  # marks the files in the folder as written by this program
@@ -70,11 +70,11 @@ def run_step(config: Config, name: str, *, replay: bool = False) -> Report:
 
 
 def _pool_files(config: Config) -> Iterable[str | None]:
-    return [config.settings.source.queries, *(each.path for each in config.settings.retriever)]
+    return [config.settings.source.queries, *(retriever.path for retriever in config.settings.retriever)]
 
 
 def _vote_files(config: Config) -> Iterable[str | None]:
-    return [*config.settings.vote.sheets, *(each.path for each in config.settings.vote.imported)]
+    return [*config.settings.vote.sheets, *(judge.path for judge in config.settings.vote.imported)]
 
 
 def _sts_files(config: Config) -> Iterable[str | None]:

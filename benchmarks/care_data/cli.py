@@ -1,4 +1,4 @@
-"""``care-data``: a benchmark and training data from a collection. Commands import what they run when they run."""
+"""``care-data``: a benchmark and training data from a collection. Commands import what they run: `--help` is fast."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from care_qdrant import CareModel
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
-output_option = click.option("--output", type=_FILE, required=True, help="File to write.")
+output_option = click.option("--output", type=_FILE, required=True, help="File to write; it must not exist yet.")
 
 
 class _Command(Command):
-    """A command that prints the report which its function returns."""
+    """A command that prints the report that its function returns."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -53,7 +53,7 @@ class _Program(Program):
 @click.group(cls=_Program, context_settings=CONTEXT)
 @log_options
 @click.option(
-    "--replay", is_flag=True, help="Answer every call from the ledger, without a network; a missing answer is an error."
+    "--replay", is_flag=True, help="Take every answer from the ledger, without a network; a missing answer is an error."
 )
 @click.pass_context
 def care_data(context: click.Context, replay: bool) -> None:
@@ -82,9 +82,9 @@ config_argument = click.argument("config", metavar="CONFIG", type=_FILE, callbac
 @config_argument
 @click.pass_obj
 def run_all(replay: bool, config: "Config") -> Any:
-    """Do all steps of CONFIG that are not done yet: pool, judge, vote, sts, build.
+    """Run all steps of CONFIG that are not done yet: pool, judge, vote, sts, build.
 
-    The same command resumes a killed run; no stored answer is asked for again.
+    The same command resumes a killed run; no stored answer is requested again.
 
     \b
     Example:
@@ -108,21 +108,23 @@ def _step(name: str, text: str, *options: click.Option) -> None:
 
 
 def _again(of: str) -> click.Option:
-    text = f"{of} whose answers could not be read: send what is missing again, at its price. Repeatable."
+    text = f"{of} to ask again, at its price, for the answers that could not be read; repeatable."
     return click.Option(["--again"], metavar="NAME", multiple=True, help=text)
 
 
 _step("pool", "Search the collection of CONFIG with every retriever, and fuse what they find for each question.")
 _step(
     "judge",
-    "Let the judges of CONFIG rate the pool. Answers are stored, and no stored answer is asked for again.",
-    click.Option(["--dry-run"], is_flag=True, help="Count the calls and their highest cost; nothing is sent."),
+    "Let the judges of CONFIG rate the pool. Answers are stored, and no stored answer is requested again.",
+    click.Option(
+        ["--dry-run"], is_flag=True, help="Print the number of calls and their highest cost; nothing is sent."
+    ),
     _again("Judge"),
 )
 _step("vote", "Label the pool of CONFIG by the votes of its judges and experts, and report their agreement.")
 _step(
     "sts",
-    "Write sentence pairs from the questions and synonyms of CONFIG, as far as its judges confirm them.",
+    "Write sentence pairs from the questions and synonyms of CONFIG, without those that its judges do not confirm.",
     _again("Writer or judge"),
 )
 _step("build", "Write the benchmark of CONFIG: a task directory with a data card, for care-bench, BEIR and mteb.")
@@ -149,8 +151,8 @@ def export(config: "Config", output: Path) -> Any:
 
 @care_data.command("review")
 @config_argument
-@click.option("--output", type=_FILE, help="Spreadsheet to write, EXPERT.xlsx.  [default: serve the page]")
-@click.option("--pairs", type=click.IntRange(1), default=60, show_default=True, help="Pairs to rate.")
+@click.option("--output", type=_FILE, help="Spreadsheet to write, EXPERT.xlsx.  [default: serve a local page]")
+@click.option("--pairs", type=click.IntRange(1), default=60, show_default=True, help="Number of pairs to rate.")
 def review(config: "Config", output: Path | None, pairs: int) -> Any:
     """Let experts rate a sample of CONFIG's pairs, blind and in random order: on a local page, or in a spreadsheet.
 
@@ -182,7 +184,7 @@ def review(config: "Config", output: Path | None, pairs: int) -> Any:
         listening = socket.create_server(("127.0.0.1", 0))
     with listening:
         echo(
-            f"http://127.0.0.1:{listening.getsockname()[1]} shows {counted(len(tasks), 'pair')}; Ctrl-C ends it",
+            f"http://127.0.0.1:{listening.getsockname()[1]} shows {counted(len(tasks), 'pair')}; stop it with Ctrl-C",
             err=True,
         )
         uvicorn.Server(uvicorn.Config(review_app(config, tasks), log_level="warning")).run([listening])
@@ -193,7 +195,7 @@ def review(config: "Config", output: Path | None, pairs: int) -> Any:
 @config_argument
 @output_option
 def pairs(config: "Config", output: Path) -> Any:
-    """Write the labels of CONFIG as training pairs for care-train: disputed documents are in none.
+    """Write the labels of CONFIG as training pairs for care train, without disputed documents.
 
     \b
     Example:
@@ -208,11 +210,34 @@ def pairs(config: "Config", output: Path) -> Any:
 @care_data.command("diversify")
 @click.argument("source", metavar="INPUT", type=_FILE)
 @output_option
-@click.option("--side", type=click.Choice(["query", "document"]), required=True, help="Text of a row, and encoder.")
-@click.option("-k", type=click.IntRange(1), default=5, show_default=True, help="Neighbours that are looked at.")
-@click.option("--threshold", type=float, help="Cosine of similar texts.  [default: query 0.88, document 0.9]")
-@click.option("--neighbours", type=click.IntRange(0), default=1, show_default=True, help="Similar texts allowed.")
-@click.option("--seed-rows", type=click.IntRange(0), default=0, show_default=True, help="First texts, always kept.")
+@click.option(
+    "--side",
+    type=click.Choice(["query", "document"]),
+    required=True,
+    help="Text of a row that is compared, and its encoder.",
+)
+@click.option(
+    "-k", type=click.IntRange(1), default=5, show_default=True, help="Number of nearest kept texts to compare with."
+)
+@click.option(
+    "--threshold",
+    type=float,
+    help="Cosine above which texts are similar, from -1 to 1.  [default: query 0.88, document 0.9]",
+)
+@click.option(
+    "--neighbours",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    help="Number of similar kept texts a row may have; below k.",
+)
+@click.option(
+    "--seed-rows",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Number of first texts that are always kept.",
+)
 @model_options(documents=True)
 @target_options
 def diversify(

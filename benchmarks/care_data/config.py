@@ -45,7 +45,7 @@ class Retriever:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Judge:
-    """One language model behind an OpenAI-compatible endpoint, and what it costs to ask it."""
+    """One language model behind an OpenAI-compatible endpoint, and its prices."""
 
     name: Name
     """Name in reports and in votes."""
@@ -58,7 +58,7 @@ class Judge:
     key_env: str | None = None
     """Environment variable that holds the API key. None sends no key."""
     tier: Annotated[int, Field(ge=1, le=2)] = 1
-    """1 rates everything, 2 rates what tier 1 disputes."""
+    """1 rates everything, 2 only what tier 1 disputes."""
     input_price: PositiveOrZero | None = None
     """Price of a million input tokens, in any one currency. None counts as free, with a warning."""
     output_price: PositiveOrZero | None = None
@@ -68,13 +68,13 @@ class Judge:
     concurrency: Count = 4
     """Requests at the same time."""
     timeout_seconds: Positive = 60.0
-    """Longest wait for one answer."""
+    """Longest wait for one answer, in seconds."""
     max_tokens: Count = 512
-    """Tokens of one answer, at most."""
+    """Highest number of tokens in one answer."""
     retries: CountOrZero = 5
-    """Tries after the first one, where the endpoint is busy or fails."""
+    """Retries after the first attempt when the endpoint is busy or fails."""
     max_wait_seconds: Positive = 60.0
-    """Longest wait between two tries."""
+    """Longest wait between two attempts, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -102,11 +102,11 @@ class Pool:
     depth: Count = 50
     """Documents of each retriever; the paper takes 500 for a benchmark and 50 for training [B, C.1]."""
     limit: Count | None = None
-    """Documents of a query after fusion, at most. None is no limit."""
+    """Highest number of documents of a query after fusion. None sets no limit."""
     near_duplicate: Share = 0.9
     """Jaccard overlap of character 4-grams from which two texts are judged once."""
     tested_family: str | None = None
-    """Family of the system under test; a pool of that family alone is warned about."""
+    """Family of the system under test; a pool of only that family causes a warning."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -116,7 +116,7 @@ class Judging:
     language: Language = "zh"
     """Language of the instructions."""
     batch: Count = 10
-    """Documents of one call."""
+    """Number of documents in one call."""
     stop_after: Count | None = None
     """Batches in a row without a relevant document after which a question is judged no deeper. None judges all."""
     anchors: CountOrZero = 20
@@ -124,7 +124,7 @@ class Judging:
     attempts: Count = 3
     """Calls for documents that an answer left out or did not rate."""
     max_cost: Positive | None = None
-    """Highest cost in the currency of the prices, unanswered calls included. None is no limit."""
+    """Highest cost in the currency of the prices, unanswered calls included. None sets no limit."""
     allow_missing: bool = False
     """Continue without a judge that cannot be reached."""
     seed: int = 0
@@ -147,7 +147,7 @@ class Imported:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Vote:
-    """Settings of the vote that makes labels of judgements."""
+    """Settings of the vote that turns judgements into labels."""
 
     rule: Rule = "unanimous"
     """Rule of the labels. ``unanimous`` is the paper's [B]; ``weighted`` weighs a judge by its agreement with the
@@ -168,7 +168,7 @@ class Vote:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Sts:
-    """Sentence pairs of synonyms [3.1, table 22]."""
+    """Settings of the sentence pairs made with synonyms [3.1, table 22]."""
 
     dictionary: Name
     """JSON Lines of synonyms: ``origin``, ``replace``, and ``license`` where a row has its own."""
@@ -185,7 +185,7 @@ class Build:
     corpus: Literal["whole", "pooled"] = "whole"
     """``pooled`` leaves out documents that no retriever found."""
     rerank_negatives: Count = 20
-    """Judged negatives of a reranking query, at most."""
+    """Highest number of judged negatives of a reranking query."""
     train: tuple[Name, ...] = ()
     """Training sets with which the benchmark may share no question."""
     near_duplicate: Share = 0.8
@@ -205,7 +205,7 @@ class Settings:
     name: Name
     """Name of the benchmark."""
     folder: Name
-    """Folder of everything that is written, relative to the file."""
+    """Output folder, relative to the file."""
     source: Source
     pool: Pool = Field(default_factory=Pool)
     retriever: tuple[Retriever, ...] = ()
@@ -225,25 +225,27 @@ class Config:
     file: str = "CONFIG"
     """Path of the configuration as it was given, for the commands that messages name."""
     again: tuple[str, ...] = ()
-    """Judges that are asked again for what could not be read of their stored answers."""
+    """Judges that are asked again where their stored answers could not be read."""
 
     @property
     def folder(self) -> Path:
-        """Return the folder that receives everything."""
+        """Return the output folder."""
         return self.root / self.settings.folder
 
     @property
     def families(self) -> list[str]:
-        """Return the families of all that labels; rows of training data carry them."""
-        labels = {each.family for each in self.settings.judge} | {each.family for each in self.settings.vote.imported}
+        """Return the model families of all judges and of the writer; rows of training data carry them."""
+        labels = {judge.family for judge in self.settings.judge} | {
+            judge.family for judge in self.settings.vote.imported
+        }
         return sorted(labels | ({self.settings.sts.writer.family} if self.settings.sts else set()))
 
     def command(self, step: str) -> str:
-        """Return the command that does a step of this configuration."""
+        """Return the command that runs a step of this configuration."""
         return f"care data {step} {shlex.quote(self.file)}"
 
     def at(self, path: str) -> Path:
-        """Return a path of the file as one that can be opened."""
+        """Return a path of the configuration, resolved against its folder."""
         return self.root / path
 
 
@@ -261,7 +263,7 @@ def load_config(path: Path) -> Config:
 
 
 def secret(variable: str | None, what: str) -> str | None:
-    """Return the key that an environment variable holds; it is hidden in all that is printed from now on."""
+    """Return the key that an environment variable holds; from now on it is hidden in all output."""
     if variable is None:
         return None
     if not (value := os.environ.get(variable)):
@@ -271,9 +273,9 @@ def secret(variable: str | None, what: str) -> str | None:
 
 
 def ask_again(config: Config, names: tuple[str, ...]) -> Config:
-    """Return the configuration with judges, or the writer, that are asked again."""
+    """Return the configuration with judges, or the writer, to ask again."""
     known = [
-        *(each.name for each in config.settings.judge),
+        *(judge.name for judge in config.settings.judge),
         *([config.settings.sts.writer.name] if config.settings.sts else []),
     ]
     if unknown := [name for name in names if name not in known]:
@@ -285,14 +287,14 @@ def _contradictions(settings: Settings) -> Iterator[str]:
     if (settings.source.path is None) == (settings.source.url is None):
         yield "source: exactly one of path and url must be set"
     for kind, names in (
-        ("retriever", ["bm25", *(each.name for each in settings.retriever)]),
-        ("judge", [*(each.name for each in settings.judge), *(each.name for each in settings.vote.imported)]),
+        ("retriever", ["bm25", *(retriever.name for retriever in settings.retriever)]),
+        ("judge", [*(judge.name for judge in settings.judge), *(judge.name for judge in settings.vote.imported)]),
     ):
         yield from (f"{kind}: {name!r} is used {n} times" for name, n in Counter(names).items() if n > 1)
     if settings.judge and not any(judge.tier == 1 for judge in settings.judge):
         yield "judge: no judge has tier 1"
     for retriever in settings.retriever:
         if (retriever.kind == "run") != (retriever.path is not None):
-            yield f"retriever {retriever.name}: path is set for kind = 'run', and for no other"
+            yield f"retriever {retriever.name}: only kind = 'run' takes a path, and it needs one"
         if retriever.kind == "vector" and retriever.vector_name is None:
             yield f"retriever {retriever.name}: kind = 'vector' needs a vector_name"

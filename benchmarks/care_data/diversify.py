@@ -26,8 +26,8 @@ from care_qdrant.types import Vectors
 if TYPE_CHECKING:
     from care_qdrant import CareModel
 
-GRAPH_ROWS = 5_000  # of a segment before a server builds a graph over it; fewer are scanned
-SEGMENT_ROWS = 100_000  # of a segment at most: a server rebuilds the graphs of merged segments
+GRAPH_ROWS = 5_000  # rows of a segment from which a server builds a graph; fewer are scanned
+SEGMENT_ROWS = 100_000  # most rows of a segment: a server rebuilds the graphs of merged segments
 WAIT_ROWS = 20_000  # between two waits for the graphs: a server's searches starve their building, which they wait for
 WAIT_SECONDS = 3_600.0
 GRAPH_EF = 64  # of building and of searching: a text that is similar is near
@@ -63,8 +63,8 @@ class QdrantIndex:
             models.QueryRequest(query=row.tolist(), limit=self._k, score_threshold=threshold, params=params)
             for row in vectors
         ]
-        found = self._collection.search("looking for similar texts", requests)
-        return np.array([sum(hit.score > threshold for hit in hits) for hits in found], dtype=np.int64)
+        results = self._collection.search("looking for similar texts", requests)
+        return np.array([sum(hit.score > threshold for hit in hits) for hits in results], dtype=np.int64)
 
     def insert(self, vectors: Vectors) -> None:
         """Keep more vectors."""
@@ -76,7 +76,7 @@ class QdrantIndex:
                 self._collection.wait_for_optimizer(WAIT_SECONDS)
 
     def forget(self, rows: int) -> None:
-        """Delete what a killed run wrote after the last batch that it finished."""
+        """Delete the points that a killed run wrote after its last finished batch."""
         self._collection.delete(range(self.kept, self.kept + rows))
 
 
@@ -84,9 +84,9 @@ class QdrantIndex:
 class Filter:
     """Decides which texts are left out as near-copies."""
 
-    side: Side  # which text of a row is looked at, and by which encoder
+    side: Side  # text of a row that is compared, and its encoder
     threshold: float  # cosine above which two texts are similar
-    k: int = 5  # neighbours that are looked at
+    k: int = 5  # nearest kept texts to compare with
     neighbours: int = 1  # similar texts that may have been kept before a new one is left out; fewer than k
     seed_rows: int = 0  # the first so many distinct texts are kept unseen; the paper's index starts with 5,000
     exact: bool = False  # compare with every vector on a server, instead of by its graph
@@ -95,9 +95,9 @@ class Filter:
 def diversify_file(
     source: Path, output: Path, settings: Filter, model: "CareModel", collection: Collection
 ) -> dict[str, Any]:
-    """Write the rows of a JSON Lines file whose text is new among those before it, whole, and return how many.
+    """Write the rows of a JSON Lines file whose text is not similar to earlier ones, and return their number.
 
-    ``collection`` does not exist yet, or is that of a run that was killed; it is deleted in the end.
+    ``collection`` does not exist yet, or was left by a killed run; it is deleted at the end.
     """
     if settings.k <= settings.neighbours:
         raise InputError(
@@ -108,7 +108,7 @@ def diversify_file(
     made_of = hashlib.sha256(f"{settings} {model.fingerprint} {file_hash(source)}".encode()).hexdigest()
     if state.get("of") != made_of:
         if collection.exists():
-            raise InputError(f"collection {collection.name!r} exists already; delete it, or give --output another name")
+            raise InputError(f"collection {collection.name!r} already exists; delete it, or choose another --output")
         partial.unlink(missing_ok=True)
         state = {"of": made_of, "rows": 0, "distinct": 0, "kept": 0, "bytes": 0, "finished": False}
         write_json(state_file, state)
@@ -130,7 +130,7 @@ def diversify_file(
 def _keep(
     source: Path, partial: Path, settings: Filter, model: "CareModel", collection: Collection, state: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Write the rows that are kept, and yield how far it has come after each batch."""
+    """Write the rows that are kept, and yield the progress after each batch."""
     index = QdrantIndex(collection, settings.k, state["kept"], exact=settings.exact)
     index.forget(BATCH_ROWS)
     encode = model.encode_query if settings.side == "query" else model.encode_document

@@ -15,8 +15,8 @@ from care_qdrant.errors import InputError
 
 def corpus_texts(config: Config, names: Iterable[str]) -> dict[str, str]:
     """Return the texts of documents as judges read them, by id."""
-    wanted = set(names)
-    return {row["id"]: shown(row) for row in read_rows(config.folder / CORPUS) if row["id"] in wanted}
+    ids = set(names)
+    return {row["id"]: shown(row) for row in read_rows(config.folder / CORPUS) if row["id"] in ids}
 
 
 def umbrela_requests(config: Config) -> Iterator[dict[str, Any]]:
@@ -36,7 +36,7 @@ def umbrela_requests(config: Config) -> Iterator[dict[str, Any]]:
 
 
 def write_qrels(config: Config, output: Path) -> int:
-    """Write what is labelled relevant or irrelevant as TREC qrels, and return the number of lines."""
+    """Write the pairs labelled relevant or irrelevant as TREC qrels, and return the number of lines."""
     rows = [
         row
         for row in read_rows(config.folder / LABELS, config.command("vote"))
@@ -54,16 +54,16 @@ def write_qrels(config: Config, output: Path) -> int:
 
 
 def read_judgements(path: Path, relevant_from: int) -> dict[tuple[str, str], int]:
-    """Read TREC qrels, or umbrela's judgments as JSON Lines, as grades of our scale.
+    """Read TREC qrels, or umbrela's judgments as JSON Lines, as grades on our scale.
 
-    Other scales have other steps, so a grade becomes A where it is relevant, and D where it is not.
+    Scales differ, so a relevant grade becomes A and any other D.
     """
     rows: Iterable[tuple[Any, Any, Any]]
     if path.suffix in (".json", ".jsonl", ".gz"):
         rows = ((row.get("qid"), row.get("docid"), row.get("judgment")) for row in read_rows(path))
     else:
         rows = ((query, name, grade) for query, _, name, grade in read_fields(path, "query 0 document grade"))
-    found: dict[tuple[str, str], int] = {}
+    grades: dict[tuple[str, str], int] = {}
     for number, (query, document, grade) in enumerate(rows, start=1):
         if query is None or document is None:
             raise InputError(f"{path}:{number}: has no qid or no docid; expected both")
@@ -71,19 +71,19 @@ def read_judgements(path: Path, relevant_from: int) -> dict[tuple[str, str], int
             own = RELEVANT if int(grade) >= relevant_from else GRADES["D"]
         except (TypeError, ValueError, OverflowError) as error:
             raise InputError(f"{path}:{number}: grade is {grade!r}; expected a number") from error
-        if found.setdefault((str(query), str(document)), own) != own:
+        if grades.setdefault((str(query), str(document)), own) != own:
             raise InputError(
-                f"{path}:{number}: judges question {query!r} and document {document!r} a second time, and "
-                "otherwise; keep one of the two"
+                f"{path}:{number}: judges question {query!r} and document {document!r} twice, with different "
+                "grades; keep one of the two"
             )
-    return found
+    return grades
 
 
 def write_pairs(config: Config, output: Path, negatives: int = 5) -> dict[str, Any]:
-    """Write a row for each question and relevant document, with at most so many negatives drawn for it.
+    """Write a row for each question and relevant document, with at most ``negatives`` negatives.
 
     A document that was not judged, or is disputed, is neither a positive nor a negative: mined negatives that turn
-    out to answer the question become positives, and those that judges do not agree on go.
+    out to answer the question become positives, and those that judges disagree on are left out.
     """
     sides: dict[str, dict[str, list[str]]] = {}
     for row in (rows := list(read_rows(config.folder / LABELS, config.command("vote")))):

@@ -1,4 +1,4 @@
-"""JSON Lines in and out. Files are replaced whole, so that a killed step leaves the old one or none."""
+"""Reading and writing JSON Lines. Files are replaced whole, so that a killed step leaves the old one or none."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ LABELS = "labels.jsonl"
 def read_rows(path: Path, made_by: str = "") -> Iterator[dict[str, Any]]:
     """Yield the objects of a JSON Lines file, plain or gzip; ``made_by`` is the command that writes it."""
     if not path.is_file():
-        raise InputError(f"{path}: is not there{f'; run {made_by} first' if made_by else ''}")
+        raise InputError(f"{path}: does not exist{f'; run {made_by} first' if made_by else ''}")
     for row in read_jsonl(path):
         yield dict(row.fields)
 
@@ -29,7 +29,7 @@ def line(row: Mapping[str, Any]) -> str:
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
-    """Write JSON Lines, and return their number."""
+    """Write rows as JSON Lines, and return their number."""
     count = 0
     with _replaced(path).open("w", encoding="utf-8") as file:
         for count, row in enumerate(rows, start=1):  # noqa: B007
@@ -63,7 +63,7 @@ def digest(*parts: object) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file; empty where there is none."""
+    """Return the SHA-256 of a file, or an empty string if it does not exist."""
     if not path.is_file():
         return ""
     with path.open("rb") as file:

@@ -1,7 +1,7 @@
 """Step 2: judges of tier 1 rate the pool in rounds by depth, then tier 2 rates what they dispute.
 
-What is asked depends only on the configuration and on answers that are in the ledger, so that a run that was killed
-anywhere asks the rest and ends as one that was not.
+The requests depend only on the configuration and on answers in the ledger, so a killed run that is started again asks
+only for the rest and has the same result as an uninterrupted run.
 """
 
 import logging
@@ -45,7 +45,7 @@ Batch = tuple[str, list[Item]]  # A question's id, and documents of one call
 
 
 class Rating(NamedTuple):
-    """One vote: a grade from 0 to 4 (D to S), or None and the reason why there is none."""
+    """One vote: a grade from 0 to 4 (D to S), or None and the reason for its absence."""
 
     judge: str
     query_id: str
@@ -56,28 +56,30 @@ class Rating(NamedTuple):
 
 
 def run_judge(config: Config, replay: bool = False) -> dict[str, Any]:
-    """Ask the judges, and write their votes and what they cost."""
+    """Ask the judges, and write their votes and cost."""
     folder, to_rate = config.folder, read_texts_to_rate(config)
     ratings, depths, report = rate(config, to_rate, replay=replay)
     report |= {
         "pairs": sum(map(len, to_rate.ranked.values())),
-        "judged": len({(each.query_id, each.document_id) for each in ratings if not is_anchor(each.document_id)}),
+        "judged": len(
+            {(rating.query_id, rating.document_id) for rating in ratings if not is_anchor(rating.document_id)}
+        ),
         "mean_depth": sum(depths.values()) / max(1, len(depths)),
         "judges": [describe_judge(judge, ratings) for judge in config.settings.judge],
     }
-    for each in report["judges"]:
-        if each["unread"]:
+    for judge in report["judges"]:
+        if judge["unread"]:
             logger.warning(
                 "judge %s: %s no grade, since its answers could not be read. The first of them: "
-                "%r. When that is mended (model, max_tokens, language): %s --again %s",
-                each["judge"],
-                counted(each["missing"]["invalid"], "document", "have", of=each["asked"]),
-                each["unread"],
+                "%r. When that is fixed (model, max_tokens, language): %s --again %s",
+                judge["judge"],
+                counted(judge["missing"]["invalid"], "document", "have", of=judge["asked"]),
+                judge["unread"],
                 config.command("judge"),
-                shlex.quote(each["judge"]),
+                shlex.quote(judge["judge"]),
             )
-    ordered = sorted(ratings, key=lambda each: (each.query_id, each.document_id, each.judge))
-    write_rows(folder / JUDGEMENTS, (each._asdict() for each in ordered))
+    ordered = sorted(ratings, key=lambda rating: (rating.query_id, rating.document_id, rating.judge))
+    write_rows(folder / JUDGEMENTS, (rating._asdict() for rating in ordered))
     write_json(folder / "judge.json", report)
     return report
 
@@ -85,7 +87,7 @@ def run_judge(config: Config, replay: bool = False) -> dict[str, Any]:
 def rate(
     config: Config, to_rate: "TextsToRate", *, replay: bool
 ) -> tuple[list[Rating], dict[str, int], dict[str, Any]]:
-    """Return all votes, how many documents of each question were judged, and what it cost."""
+    """Return all votes, the number of judged documents per question, and the cost."""
     judging, judges = config.settings.judging, config.settings.judge
     with calling(config.folder / LEDGER, judging.max_cost, judges, replay, config.again) as (ledger, callers):
         first, second = ([caller for caller in callers if caller.judge.tier == tier] for tier in (1, 2))
@@ -102,7 +104,7 @@ def rate(
 
 
 def estimate(config: Config) -> dict[str, Any]:
-    """Return the calls and the highest cost of judging the whole pool, without a call."""
+    """Return the number of calls and the highest cost of judging the whole pool, without a call."""
     to_rate, judges = read_texts_to_rate(config), Rows()
     for judge in config.settings.judge:
         prices = [highest_price(judge, to_rate.prompt(judge, query, items)) for query, items in to_rate.all_batches()]
@@ -110,9 +112,9 @@ def estimate(config: Config) -> dict[str, Any]:
     return {
         "pairs": sum(map(len, to_rate.ranked.values())),
         "judges": judges,
-        "highest_cost": sum(each["highest_cost"] for each in judges),
+        "highest_cost": sum(judge["highest_cost"] for judge in judges),
         "without_price": without_price(config.settings.judge),
-        "note": "tier 2 rates only what tier 1 disputes; stop_after and stored answers make it less",
+        "note": "an upper limit: tier 2 rates only what tier 1 disputes; stop_after and stored answers reduce it",
     }
 
 
@@ -122,22 +124,22 @@ def is_anchor(document_id: str) -> bool:
 
 
 def describe_judge(judge: Judge, ratings: Sequence[Rating]) -> dict[str, Any]:
-    """Return how a judge did: votes, what is missing, and the planted documents that it rated relevant, by kind.
+    """Return the record of a judge: votes, missing votes, and the planted documents that it rated relevant, by kind.
 
-    ``unread`` is the beginning of its first answer that could not be read, by question and document; empty where all
-    could.
+    ``unread`` is the beginning of its first answer that could not be read, by question and document; empty if all
+    could be read.
     """
     given: list[int] = []
     missing, planted = Counter[str](), dict[str, list[bool]]()
-    unread = sorted(each for each in ratings if each.judge == judge.name and each.reason == "invalid")
-    for each in (rating for rating in ratings if rating.judge == judge.name):
-        if is_anchor(each.document_id):
-            hits = planted.setdefault(each.document_id.partition(":")[2], [])
-            hits += [] if each.grade is None else [each.grade >= RELEVANT]
-        elif each.grade is None:
-            missing[each.reason] += 1
+    unread = sorted(rating for rating in ratings if rating.judge == judge.name and rating.reason == "invalid")
+    for own in (rating for rating in ratings if rating.judge == judge.name):
+        if is_anchor(own.document_id):
+            hits = planted.setdefault(own.document_id.partition(":")[2], [])
+            hits += [] if own.grade is None else [own.grade >= RELEVANT]
+        elif own.grade is None:
+            missing[own.reason] += 1
         else:
-            given.append(each.grade)
+            given.append(own.grade)
     return {
         "judge": judge.name,
         "family": judge.family,
@@ -156,12 +158,12 @@ def read_texts_to_rate(config: Config) -> "TextsToRate":
     ranked: dict[str, list[str]] = {}
     for row in read_rows(config.folder / POOL, config.command("pool")):
         ranked.setdefault(row["query_id"], []).append(row["document_id"])
-    wanted = {name for names in ranked.values() for name in names}
+    pooled = {name for names in ranked.values() for name in names}
     texts: dict[str, str] = {}
     # Long corpora: a few of the documents that no retriever found are enough to plant.
     spare: list[str] = []
     for row in read_rows(config.folder / CORPUS, config.command("pool")):
-        if row["id"] in wanted:
+        if row["id"] in pooled:
             texts[row["id"]] = shown(row)
         elif len(spare) < 1_000:
             spare.append(shown(row))
@@ -184,7 +186,7 @@ class TextsToRate:
     template: str = "judge"
 
     def batch(self, query: str, number: int) -> list[Item]:
-        """Return one batch of a question's pool, from 0; empty below its end."""
+        """Return batch ``number``, from 0, of a question's pool; empty past its end."""
         size = self.settings.batch
         return self._items(query, self.ranked[query][number * size : (number + 1) * size], number == 0)
 
@@ -195,11 +197,11 @@ class TextsToRate:
                 yield query, self.batch(query, number)
 
     def disputed(self, ratings: Sequence[Rating], judges: Sequence[str]) -> list[Batch]:
-        """Return what the judges do not all rate alike, in batches; planted documents are rated by tier 2, too."""
+        """Return the documents that the judges rate differently, in batches; tier 2 also rates planted documents."""
         votes: dict[tuple[str, str], dict[str, bool | None]] = {}
-        for each in ratings:
-            grade = None if each.grade is None else each.grade >= RELEVANT
-            votes.setdefault((each.query_id, each.document_id), {})[each.judge] = grade
+        for rating in ratings:
+            grade = None if rating.grade is None else rating.grade >= RELEVANT
+            votes.setdefault((rating.query_id, rating.document_id), {})[rating.judge] = grade
         batches = []
         for query, ranked in self.ranked.items():
             asked = [(name, votes[query, name]) for name in ranked if (query, name) in votes]
@@ -229,23 +231,23 @@ class TextsToRate:
         # A small collection may be pooled whole; then the documents of other questions are planted.
         texts = self.spare or [text for name, text in self.texts.items() if name not in own]
         if texts:
-            one, *others = [draw.choice(texts) for _ in range(1 + _LONG)]
+            unrelated, *others = [draw.choice(texts) for _ in range(1 + _LONG)]
             asked = self.queries[query]
-            yield Item("anchor:irrelevant", one)
+            yield Item("anchor:irrelevant", unrelated)
             yield Item("anchor:long", "\n".join(others))
             yield Item("anchor:stuffed", f"{asked} {others[0]} {' '.join([asked] * (_STUFFED - 1))}")
 
 
 def _by_depth(callers: Sequence[Caller], to_rate: TextsToRate) -> tuple[list[Rating], dict[str, int]]:
-    """Rate until ranks bring nothing any more; return votes, and how deep each question was judged."""
+    """Rate by depth until ``stop_after`` batches are irrelevant; return votes, and the judged depth per question."""
     ratings: list[Rating] = []
     depths, barren = dict.fromkeys(to_rate.ranked, 0), dict.fromkeys(to_rate.ranked, 0)
     active, number, patience = list(to_rate.ranked), 0, to_rate.settings.stop_after
     while batches := [(query, items) for query in active if (items := to_rate.batch(query, number))]:
-        found = _rate(callers, to_rate, batches)
-        ratings += found
-        real = (each for each in found if not is_anchor(each.document_id))
-        fruitful = {each.query_id for each in real if (each.grade or 0) >= RELEVANT}
+        rated = _rate(callers, to_rate, batches)
+        ratings += rated
+        real = (rating for rating in rated if not is_anchor(rating.document_id))
+        fruitful = {rating.query_id for rating in real if (rating.grade or 0) >= RELEVANT}
         for query, items in batches:
             depths[query] += sum(not is_anchor(item.name) for item in items)
             barren[query] = 0 if query in fruitful else barren[query] + 1
@@ -268,7 +270,7 @@ def _rate(callers: Sequence[Caller], to_rate: TextsToRate, batches: Sequence[Bat
 
 
 def _ask(caller: Caller, to_rate: TextsToRate, query: str, items: Sequence[Item]) -> list[Rating]:
-    """Ask until every document has a grade, for the missing ones alone, a bounded number of times."""
+    """Ask a judge until every document has a grade, each time only for the missing ones, within ``attempts``."""
     judge, left, grades, reason, text = caller.judge, list(items), dict[str, int](), "", ""
     asked, ask = Counter[str](), caller.answers(to_rate.settings.attempts)
     while left:

@@ -12,13 +12,13 @@ def grams(text: str) -> frozenset[str]:
     return frozenset(kept[at : at + _GRAM] for at in range(max(1, len(kept) - _GRAM + 1)))
 
 
-def overlap(one: frozenset[str], other: frozenset[str]) -> float:
+def overlap(first: frozenset[str], other: frozenset[str]) -> float:
     """Return the Jaccard similarity of two sets, from 0 to 1."""
-    return len(one & other) / max(1, len(one | other))
+    return len(first & other) / max(1, len(first | other))
 
 
 class NearTexts:
-    """Texts that were added, found again by texts that nearly equal them, through an index of their grams."""
+    """An index of texts by their grams, which finds the added text that nearly equals another."""
 
     def __init__(self, threshold: float) -> None:
         self._threshold, self._sizes, self._having = threshold, dict[str, int](), dict[str, list[str]]()

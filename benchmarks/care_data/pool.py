@@ -1,7 +1,7 @@
-"""Step 1: what several retrievers find for each question, fused, without near-duplicates; and how the pool leans.
+"""Step 1: the fused results of several retrievers for each question, without near-duplicates; and the pool's bias.
 
 The paper pools three dense models and no lexical one, one of them of the family of its query encoder [B]: documents
-that only other systems find are never judged. Here BM25 is always in, and what each system adds is counted.
+that only other systems find are never judged. Here BM25 is always included, and each system's contribution is counted.
 """
 
 import logging
@@ -43,12 +43,12 @@ def run_pool(config: Config, _: bool = False) -> dict[str, Any]:
     retrievers = (Retriever(name="bm25", family="lexical"), *settings.retriever)
     with open_source(config) as client:
         texts = read_texts(client, settings.source.collection)
-        found = {each.name: _rankings(each, config, client, texts, questions) for each in retrievers}
+        rankings = {retriever.name: _rankings(retriever, config, client, texts, questions) for retriever in retrievers}
         now = read_texts(client, settings.source.collection)
     if changes := _changes(settings.source.collection, texts.strings, now.strings):
         raise InputError(f"{changes}; run again when nothing else writes to it")
-    rows = _fuse(config, questions, texts, found)
-    families = {each.name: each.family or each.model for each in retrievers}
+    rows = _fuse(config, questions, texts, rankings)
+    families = {retriever.name: retriever.family or retriever.model for retriever in retrievers}
     report = {
         "collection": settings.source.collection,
         "collection_digest": digest(sorted(texts.strings.items())),
@@ -61,7 +61,7 @@ def run_pool(config: Config, _: bool = False) -> dict[str, Any]:
         "warnings": _warnings(config, families),
     }
     write_rows(folder / QUERIES, questions)
-    documents = sorted(texts.documents.values(), key=lambda each: each.id)
+    documents = sorted(texts.documents.values(), key=lambda document: document.id)
     columns = ({"id": d.id, "title": d.title, "text": d.text, "metadata": dict(d.metadata)} for d in documents)
     write_rows(folder / CORPUS, columns)
     write_rows(folder / POOL, rows)
@@ -74,17 +74,17 @@ def contributions(
 ) -> list[dict[str, Any]]:
     """Return what each retriever adds: pairs that it found, and those that the pool would lack without it.
 
-    After the vote also how many of those are relevant, and by how much the retriever's own nDCG@10 would be
-    under-estimated if it had not been in the pool (leave one out): the bias against a system that is not in it.
+    With ``qrels``, after the vote, also how many of those are relevant, and the retriever's own nDCG@10 with and
+    without them (leave one out): the difference is the bias against a system outside the pool.
     """
     counted: list[dict[str, Any]] = []
     for name, family in families.items():
-        found = [row for row in rows if name in row["found_by"]]
-        alone = {(row["query_id"], row["document_id"]) for row in found if len(row["found_by"]) == 1}
-        counted.append({"retriever": name, "family": family, "found": len(found), "alone": len(alone)})
+        own = [row for row in rows if name in row["found_by"]]
+        alone = {(row["query_id"], row["document_id"]) for row in own if len(row["found_by"]) == 1}
+        counted.append({"retriever": name, "family": family, "found": len(own), "alone": len(alone)})
         if qrels is not None:
             run: dict[str, dict[str, float]] = {}
-            for row in found:
+            for row in own:
                 run.setdefault(row["query_id"], {})[row["document_id"]] = 1 / row["found_by"][name]
             less = {
                 query: {document: grade * ((query, document) not in alone) for document, grade in grades.items()}
@@ -97,12 +97,12 @@ def contributions(
 
 
 def mean_ndcg(qrels: Qrels, run: Run) -> float:
-    """Return the mean nDCG@10 over the questions that have a relevant document in full labels."""
+    """Return the mean nDCG@10 over the questions of the qrels; 0 without questions."""
     return float(np.mean(list(per_query(qrels, run)["nDCG@10"].values()))) if qrels else 0.0
 
 
 def collection_changes(config: Config) -> str | None:
-    """Compare the collection with the pool's texts: one line that says what changed, or None."""
+    """Compare the collection with the pool's texts; return one line that describes the changes, or None."""
     with open_source(config) as client:
         now = read_texts(client, config.settings.source.collection)
     before = {row["id"]: (row["title"], row["text"]) for row in read_rows(config.folder / CORPUS)}
@@ -112,7 +112,7 @@ def collection_changes(config: Config) -> str | None:
 def _changes(name: str, before: Mapping[str, object], after: Mapping[str, object]) -> str | None:
     if before == after:
         return None
-    altered = sum(before[each] != after[each] for each in before.keys() & after.keys())
+    altered = sum(before[name] != after[name] for name in before.keys() & after.keys())
     added, removed = len(after.keys() - before.keys()), len(before.keys() - after.keys())
     changes = f"{counted(added, 'document')} added, {removed} removed, {altered} altered"
     return f"collection {name!r} changed meanwhile: {changes}"
@@ -133,8 +133,8 @@ def _rankings(retriever: Retriever, config: Config, client: QdrantClient, texts:
         retriever.vector_name,
     )
     search = Search(client, collection, model, mode=retriever.kind, vector_name=vector, unique_documents=False)
-    found = search.search(queries, depth)
-    return [[texts.names[hit.point_id] for hit in hits if hit.point_id in texts.names] for hits in found]
+    results = search.search(queries, depth)
+    return [[texts.names[hit.point_id] for hit in hits if hit.point_id in texts.names] for hits in results]
 
 
 def _lexical(texts: Texts, queries: Sequence[str], depth: int) -> Rankings:
@@ -154,15 +154,16 @@ def _lexical(texts: Texts, queries: Sequence[str], depth: int) -> Rankings:
 def _by_vector(
     retriever: Retriever, config: Config, client: QdrantClient, texts: Texts, queries: Sequence[str]
 ) -> Rankings:
-    """Search a vector that no contract of ours describes: that the model fits it is the user's word."""
+    """Search a vector of another program; only the user knows that the model fits it."""
     encode = CareModel.load(retriever.model).encode_query if retriever.url is None else None
     vectors = encode(queries) if encode else _embedded(retriever, queries)
     requests = [
         models.QueryRequest(query=row.tolist(), using=retriever.vector_name or None, limit=config.settings.pool.depth)
         for row in vectors
     ]
-    found = Collection(client, config.settings.source.collection).search(f"searching {retriever.vector_name}", requests)
-    return [[texts.names[str(hit.id)] for hit in hits if str(hit.id) in texts.names] for hits in found]
+    collection = Collection(client, config.settings.source.collection)
+    results = collection.search(f"searching {retriever.vector_name}", requests)
+    return [[texts.names[str(hit.id)] for hit in hits if str(hit.id) in texts.names] for hits in results]
 
 
 def _embedded(retriever: Retriever, queries: Sequence[str]) -> Vectors:
@@ -194,8 +195,8 @@ def _from_run(config: Config, retriever: Retriever, texts: Texts, questions: Row
             ranked.setdefault(fields[0], []).append((score, document))
     if strange and not asked & ranked.keys():
         raise InputError(
-            f"{path}: ranks documents of none of the questions, but of {min(strange)!r} and others; its query "
-            "ids must be those of the questions"
+            f"{path}: ranks documents for none of the questions, but for {min(strange)!r} and others; its query "
+            "ids must match the ids of the questions"
         )
     if strange:
         logger.warning("%s: %s not among the questions and left out", path, counted(len(strange), "query id", "are"))
@@ -206,11 +207,11 @@ def _from_run(config: Config, retriever: Retriever, texts: Texts, questions: Row
     return [[document for _, document in best.get(row["id"], [])] for row in questions]
 
 
-def _fuse(config: Config, questions: Rows, texts: Texts, found: Mapping[str, Rankings]) -> Rows:
+def _fuse(config: Config, questions: Rows, texts: Texts, results: Mapping[str, Rankings]) -> Rows:
     rows: Rows = []
     for place, question in enumerate(questions):
         ranks: dict[str, dict[str, int]] = {}
-        for name, rankings in found.items():
+        for name, rankings in results.items():
             for rank, document in enumerate(dict.fromkeys(rankings[place]), start=1):
                 ranks.setdefault(document, {})[name] = rank
         score = {document: sum(1 / (_RRF + rank) for rank in by.values()) for document, by in ranks.items()}

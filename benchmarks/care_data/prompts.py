@@ -1,6 +1,6 @@
 """The instructions of judges and writers, in Chinese and English, and the reading of their answers.
 
-They ask what tables 21 to 23 of the paper ask, in words of their own.
+They ask for the same as tables 21 to 23 of the paper, in our own words.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _TEMPLATES = jinja2.Environment(  # prompts and Markdown: nothing is escaped
 
 
 def render(name: str, **values: Any) -> str:
-    """Return a template filled in."""
+    """Fill in a template."""
     return _TEMPLATES.get_template(f"{name}.j2").render(**values)
 
 
@@ -28,10 +28,10 @@ def read_object(text: str) -> dict[str, Any]:
     """Return the JSON object of an answer, repaired if it is cut off or wrapped; empty if there is none."""
     start = text.find("{")
     try:
-        found = json_repair.loads(text[start:]) if start >= 0 else None
+        value = json_repair.loads(text[start:]) if start >= 0 else None
     except (ValueError, RecursionError):  # nested too deeply
-        found = None
-    return found if isinstance(found, dict) else {}
+        value = None
+    return value if isinstance(value, dict) else {}
 
 
 def read_grades(text: str, count: int) -> dict[int, int]:

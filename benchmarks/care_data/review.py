@@ -42,7 +42,7 @@ class Opinion:
 
 
 def review_app(config: Config, tasks: Sequence[Task]) -> Starlette:
-    """Return the page over a sample. What is said is on disk before it is acknowledged."""
+    """Return the web app that shows a sample. A grade is on disk before it is acknowledged."""
     known = {(task.query_id, task.document_id) for task in tasks}
 
     async def show(request: Request) -> Response:
@@ -70,7 +70,7 @@ def review_app(config: Config, tasks: Sequence[Task]) -> Starlette:
         with (config.folder / OPINIONS).open("ab+") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
-                # A last line without its end is of a page that was killed: nothing may be glued to it.
+                # A last line without a line break is from a page that was killed: the next row must not continue it.
                 file.write(b"" if file.read(1) == b"\n" else b"\n")
             file.write(line(asdict(opinion)).encode())
             file.flush()
@@ -84,10 +84,10 @@ def review_app(config: Config, tasks: Sequence[Task]) -> Starlette:
 
 
 def _agreement(config: Config, expert: str) -> list[Mapping[str, Any]]:
-    """Return how an expert agrees with each other one, shown when the expert has rated all."""
+    """Return the agreement of an expert with every other one, for the time when the expert has rated all pairs."""
     opinions: dict[tuple[str, str], dict[str, int | None]] = {}
     for (name, query, document), grade in page_opinions(config).items():
         opinions.setdefault((query, document), {})[name] = grade
     names = sorted({name for of in opinions.values() for name in of})
     votes = binary(table(list(opinions.values()), names))
-    return [each for each in pairs(votes, names, [query for query, _ in opinions]) if expert in each["raters"]]
+    return [pair for pair in pairs(votes, names, [query for query, _ in opinions]) if expert in pair["raters"]]

@@ -1,4 +1,4 @@
-"""Grades by experts of a sample, given blind: spreadsheets out and in, and the grades of the page.
+"""Blind grades of a sample by experts: spreadsheets to fill in, and the grades of the page.
 
 Question and document are shown in random order, without votes. One expert fills in one sheet.
 """
@@ -43,7 +43,7 @@ class Task:
 
 
 def sample_tasks(config: Config, count: int) -> list[Task]:
-    """Draw pairs for experts: a third each of relevant, irrelevant and disputed ones where there are as many."""
+    """Draw pairs for experts: a third each of relevant, irrelevant and disputed pairs if there are enough."""
     rows = list(read_rows(config.folder / LABELS, config.command("vote")))
     draw = random.Random("review 0")  # experts share one sample
     draw.shuffle(rows)
@@ -82,34 +82,34 @@ def write_sheet(path: Path, tasks: Sequence[Task], expert: str) -> None:
 
 
 def read_opinions(config: Config) -> dict[tuple[str, str], dict[str, int]]:
-    """Return question and document → expert → grade, of all sheets and of the page."""
-    found: dict[Key, tuple[int, str]] = {}
+    """Return the grades of all sheets and of the page: question and document → expert → grade."""
+    grades: dict[Key, tuple[int, str]] = {}
     for sheet in config.settings.vote.sheets:
-        _read_sheet(config.at(sheet), found)
+        _read_sheet(config.at(sheet), grades)
     for key, grade in page_opinions(config).items():
-        _add(found, key, grade, str(config.folder / OPINIONS))
+        _add(grades, key, grade, str(config.folder / OPINIONS))
     opinions: dict[tuple[str, str], dict[str, int]] = {}
-    for (expert, query, document), (grade, _) in found.items():
+    for (expert, query, document), (grade, _) in grades.items():
         opinions.setdefault((query, document), {})[expert] = grade
     return opinions
 
 
 def page_opinions(config: Config) -> dict[Key, int]:
-    """Return what experts said on the page; a line that a killed page left half written is left out."""
-    path, found = config.folder / OPINIONS, dict[Key, int]()
+    """Return the grades that experts gave on the page; a half-written line of a killed page is skipped."""
+    path, grades = config.folder / OPINIONS, dict[Key, int]()
     for number, text in enumerate(path.read_bytes().split(b"\n") if path.is_file() else (), start=1):
         if text.strip():
             try:
                 row = json.loads(text)
-                found[row["expert"], row["query_id"], row["document_id"]] = GRADES[row["grade"]]
+                grades[row["expert"], row["query_id"], row["document_id"]] = GRADES[row["grade"]]
             except (ValueError, KeyError, TypeError):
-                logger.warning("%s:%d: is not an opinion; left out", path, number)
-    return found
+                logger.warning("%s:%d: is not an opinion; skipped", path, number)
+    return grades
 
 
-def _read_sheet(path: Path, found: dict[Key, tuple[int, str]]) -> None:
+def _read_sheet(path: Path, read: dict[Key, tuple[int, str]]) -> None:
     if not path.is_file():
-        raise InputError(f"{path}: is not there (vote.sheets)")
+        raise InputError(f"{path}: does not exist (vote.sheets)")
     try:
         with closing(load_workbook(path, read_only=True)) as book:
             rows = list(book["review"].iter_rows(values_only=True))
@@ -126,14 +126,14 @@ def _read_sheet(path: Path, found: dict[Key, tuple[int, str]]) -> None:
         if grade and not expert:
             raise InputError(f"{path}:F{number}: the row has a grade and no expert")
         if grade:
-            _add(found, (expert, query, document), GRADES[grade.upper()], f"{path}:E{number}")
+            _add(read, (expert, query, document), GRADES[grade.upper()], f"{path}:E{number}")
 
 
-def _add(found: dict[Key, tuple[int, str]], key: Key, grade: int, where: str) -> None:
-    if key in found and found[key][0] != grade:
-        before, place = found[key]
+def _add(grades: dict[Key, tuple[int, str]], key: Key, grade: int, where: str) -> None:
+    if key in grades and grades[key][0] != grade:
+        before, place = grades[key]
         raise InputError(
             f"{where}: expert {key[0]!r} rates question {key[1]!r} and document {key[2]!r} {LETTERS[grade]}, and "
             f"{LETTERS[before]} in {place}; keep one of the two"
         )
-    found[key] = grade, where
+    grades[key] = grade, where

@@ -22,7 +22,7 @@ from care_qdrant.types import embedded_text
 
 @contextmanager
 def open_source(config: Config) -> Iterator[QdrantClient]:
-    """Open the database of a configuration; an embedded one must be there."""
+    """Open the database of a configuration; an embedded one must exist."""
     source = config.settings.source
     path = config.at(source.path) if source.path else None
     if path is not None and not path.is_dir():
@@ -40,14 +40,14 @@ def open_source(config: Config) -> Iterator[QdrantClient]:
 class Texts:
     """The documents of a collection: each point is one, since a point is what a search returns."""
 
-    documents: dict[str, Document]  # by id: that of the document where one point holds it whole, else that of the point
+    documents: dict[str, Document]  # by document id if one point holds the whole document, else by point id
     names: dict[str, str]  # document id by point id
     skipped: int  # points without a text
 
     @cached_property
     def strings(self) -> dict[str, tuple[str, str]]:
         """Return title and text of each document."""
-        return {each.id: (each.title, each.text) for each in self.documents.values()}
+        return {document.id: (document.title, document.text) for document in self.documents.values()}
 
 
 def read_texts(client: QdrantClient, collection: str) -> Texts:
@@ -65,7 +65,7 @@ def read_texts(client: QdrantClient, collection: str) -> Texts:
 
 
 def read_questions(path: Path) -> Rows:
-    """Read questions: ``id``, ``text``, and what else their rows say."""
+    """Read questions: ``id``, ``text``, and the other fields of their rows."""
     rows: Rows = []
     seen: dict[str, str] = {}
     for row in read_jsonl(path):
@@ -82,7 +82,7 @@ def read_questions(path: Path) -> Rows:
 def read_fields(path: Path, expected: str) -> Iterator[list[str]]:
     """Yield the fields of each line of one of TREC's files."""
     if not path.is_file():
-        raise InputError(f"{path}: is not there; expected lines of: {expected}")
+        raise InputError(f"{path}: does not exist; expected lines of: {expected}")
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
@@ -95,5 +95,5 @@ def read_fields(path: Path, expected: str) -> Iterator[list[str]]:
 
 
 def shown(row: dict[str, object]) -> str:
-    """Return what a judge reads of a corpus row: title and text, as the encoders see them."""
+    """Return the text of a corpus row as judges and encoders see it: title and text."""
     return embedded_text(str(row.get("title") or ""), str(row["text"]))

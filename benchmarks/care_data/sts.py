@@ -1,4 +1,4 @@
-"""Synonyms to sentence pairs: an STS task and training pairs, checked by the same judges (3.1, tables 18 and 22).
+"""Sentence pairs from synonyms: an STS task and training pairs, checked by the same judges (3.1, tables 18 and 22).
 
 Of a question and a synonym, a model writes a positive (another word, the same intent), a hard negative (another word,
 another intent) and an easy one (the same word, another intent).
@@ -21,7 +21,7 @@ from care_qdrant.errors import InputError
 
 PAIRS = "sts.jsonl"
 _KINDS = {"positive": "positive", "negative-1": "hard", "negative-2": "easy"}
-"""Keys of the writer's answer (table 22) and what they are."""
+"""Kind of sentence by key of the writer's answer (table 22)."""
 
 
 def run_sts(config: Config, replay: bool = False) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def run_sts(config: Config, replay: bool = False) -> dict[str, Any]:
     questions = read_questions(config.at(config.settings.source.queries))
     chosen = [(row, word) for row in questions if (word := _word(row["text"], synonyms))]
     if not chosen:
-        raise InputError(f"no question has a word of {settings.dictionary}: there is nothing to rewrite")
+        raise InputError(f"no question contains a word of {settings.dictionary}, so there is nothing to rewrite")
     name, tolerance = f"sts.{judging.language}", settings.length_tolerance
     prompts = [render(name, **word, question=q["text"], replaced=_replaced(q["text"], word)) for q, word in chosen]
 
@@ -45,14 +45,14 @@ def run_sts(config: Config, replay: bool = False) -> dict[str, Any]:
         written = dict(
             zip((row["id"] for row, _ in chosen), writer.ask_all(prompts, read, judging.attempts), strict=True)
         )
-    texts = {f"{name} {kind}": each for name, of in written.items() if of for kind, each in of.items()}
+    texts = {f"{name} {kind}": text for name, of in written.items() if of for kind, text in of.items()}
     ranked = {name: [f"{name} {kind}" for kind in of] for name, of in written.items() if of}
     asked = {row["id"]: row["text"] for row, _ in chosen}
     to_rate = TextsToRate(replace(judging, stop_after=None, batch=len(_KINDS)), asked, ranked, texts, template="same")
     ratings, _, report = rate(config, to_rate, replay=replay)
     votes: dict[str, dict[str, int | None]] = {}
-    for each in ratings:
-        votes.setdefault(each.document_id, {})[each.judge] = each.grade
+    for rating in ratings:
+        votes.setdefault(rating.document_id, {})[rating.judge] = rating.grade
     tiers = {
         judge.name: judge.tier for judge in config.settings.judge if judge.name not in config.settings.vote.exclude
     }
@@ -79,7 +79,7 @@ def run_sts(config: Config, replay: bool = False) -> dict[str, Any]:
 
 
 def drawn(rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yield one pair of each question, as the paper's task has it."""
+    """Yield one random pair of each question, as in the paper's task."""
     of_question: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         of_question.setdefault(row["id"], []).append(row)
@@ -96,9 +96,9 @@ def _synonyms(config: Config) -> Iterator[dict[str, str]]:
 
 
 def _word(text: str, synonyms: Rows) -> dict[str, str] | None:
-    """Return the longest synonym whose word a question has, and whose other word it has not."""
-    fits = [each for each in synonyms if each["origin"] in text and each["replace"] not in text]
-    return max(fits, key=lambda each: len(each["origin"]), default=None)
+    """Return the synonym with the longest word in a question that does not contain its replacement."""
+    fits = [word for word in synonyms if word["origin"] in text and word["replace"] not in text]
+    return max(fits, key=lambda word: len(word["origin"]), default=None)
 
 
 def _replaced(text: str, word: Mapping[str, str]) -> str:
@@ -108,9 +108,9 @@ def _replaced(text: str, word: Mapping[str, str]) -> str:
 def _checked(
     answer: Mapping[str, Any], question: Mapping[str, Any], word: Mapping[str, str], tolerance: float
 ) -> dict[str, str] | None:
-    """Return the three sentences by kind, or None where they are not what table 22 asks for."""
-    found = {kind: str(answer.get(key) or "").strip() for key, kind in _KINDS.items()}
-    same_length = abs(len(found["positive"]) - len(question["text"])) <= tolerance * len(question["text"])
+    """Return the three sentences by kind, or None if they do not meet the conditions of table 22."""
+    sentences = {kind: str(answer.get(key) or "").strip() for key, kind in _KINDS.items()}
+    same_length = abs(len(sentences["positive"]) - len(question["text"])) <= tolerance * len(question["text"])
     words = {"positive": word["replace"], "hard": word["replace"], "easy": word["origin"]}
-    has_words = all(words[kind] in text for kind, text in found.items())
-    return found if same_length and has_words and len({question["text"], *found.values()}) == 4 else None
+    has_words = all(words[kind] in text for kind, text in sentences.items())
+    return sentences if same_length and has_words and len({question["text"], *sentences.values()}) == 4 else None

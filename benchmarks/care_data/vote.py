@@ -1,4 +1,4 @@
-"""Step 3: votes to labels. A disputed pair stays a disputed pair; the paper throws it away [B]."""
+"""Step 3: turn votes into labels. Disputed pairs keep that label; the paper discards them [B]."""
 
 import statistics
 from collections import Counter
@@ -18,7 +18,7 @@ from care_data.prompts import RELEVANT
 from care_data.sheets import read_opinions
 from care_qdrant.errors import InputError
 
-_FEWEST_PLANTED = 5  # planted documents of one kind that say something of a judge by themselves
+_FEWEST_PLANTED = 5  # planted documents of one kind from which a judge can fail by that kind alone
 
 Label = Literal["relevant", "irrelevant", "disputed", "missing"]
 Pair = tuple[str, str]
@@ -26,13 +26,13 @@ Ballots = dict[Pair, dict[str, int | None]]  # question and document â†’ judge â
 
 
 def run_vote(config: Config, _: bool = False) -> dict[str, Any]:
-    """Label the pool, and report how far the judges agree."""
+    """Label the pool, and report the agreement of the judges."""
     settings, folder = config.settings.vote, config.folder
     pool = list(read_rows(folder / POOL, config.command("pool")))
     tiers = {judge.name: judge.tier for judge in config.settings.judge if judge.name not in settings.exclude}
-    tiers |= {each.name: 1 for each in settings.imported if each.name not in settings.exclude}
+    tiers |= {judge.name: 1 for judge in settings.imported if judge.name not in settings.exclude}
     if not tiers:
-        raise InputError("no judge is left to vote: [[judge]], vote.imported and vote.exclude decide who does")
+        raise InputError("no judge is left to vote: [[judge]], vote.imported and vote.exclude determine the voters")
     ballots = _ballots(config, pool, tiers)
     _require_votes(ballots, [name for name, tier in tiers.items() if tier == 1], config)
     _require_judgement(config, tiers)
@@ -52,7 +52,7 @@ def run_vote(config: Config, _: bool = False) -> dict[str, Any]:
         if row["label"] in ("relevant", "irrelevant"):
             qrels.setdefault(str(row["query_id"]), {})[str(row["document_id"])] = int(row["label"] == "relevant")
     answered = {query: grades for query, grades in qrels.items() if any(grades.values())}
-    families = {each["retriever"]: each["family"] for each in read_json(folder / "pool.json")["contributions"]}
+    families = {entry["retriever"]: entry["family"] for entry in read_json(folder / "pool.json")["contributions"]}
     relevant = sum(row["label"] == "relevant" for row in labels)
     report = {
         "rule": settings.rule,
@@ -75,10 +75,10 @@ def label_of(
     weights: Mapping[str, float],
     experts: Mapping[str, int],
 ) -> Label:
-    """Return the label of one pair, of grades by judge and by expert.
+    """Return the label of one pair from the grades by judges and experts.
 
-    Experts who agree decide. Else the votes of the highest tier that was asked do, since tier 2 is asked only what
-    tier 1 disputes; weighted votes count in all tiers.
+    Experts who agree decide. Otherwise the votes of the highest tier that was asked decide, since tier 2 is asked only
+    about what tier 1 disputes; weighted votes count in all tiers.
     """
     opinions = {grade >= RELEVANT for grade in experts.values()}
     if opinions:
@@ -99,7 +99,7 @@ def label_of(
 
 
 def label_without_experts(votes: Mapping[str, int | None], tiers: Mapping[str, int], rule: Rule) -> Label:
-    """Return the label of a pair that no expert rates; without experts there are no weights, and all have to agree."""
+    """Return the label of a pair without expert grades; the weighted rule, which needs them, becomes unanimous."""
     return label_of(votes, tiers, "unanimous" if rule == "weighted" else rule, {}, {})
 
 
@@ -108,18 +108,18 @@ def _side(balance: float) -> Label:
 
 
 def _ballots(config: Config, pool: Sequence[Mapping[str, Any]], tiers: Mapping[str, int]) -> Ballots:
-    """Return the votes on the pairs of the pool that some judge was asked for, in the order of the pool."""
-    found: Ballots = {}
+    """Return the votes on the pairs of the pool that were sent to a judge, in the order of the pool."""
+    ballots: Ballots = {}
     if config.settings.judge:
         for row in read_rows(config.folder / JUDGEMENTS, config.command("judge")):
             if row["judge"] in tiers and not is_anchor(row["document_id"]):
-                found.setdefault((row["query_id"], row["document_id"]), {})[row["judge"]] = row["grade"]
+                ballots.setdefault((row["query_id"], row["document_id"]), {})[row["judge"]] = row["grade"]
     for source in config.settings.vote.imported:
         if source.name in tiers:
             for pair, grade in read_judgements(config.at(source.path), source.relevant_from).items():
-                found.setdefault(pair, {})[source.name] = grade
+                ballots.setdefault(pair, {})[source.name] = grade
     pairs = ((row["query_id"], row["document_id"]) for row in pool)
-    return {pair: found[pair] for pair in pairs if pair in found}
+    return {pair: ballots[pair] for pair in pairs if pair in ballots}
 
 
 def _require_votes(ballots: Ballots, judges: Sequence[str], config: Config) -> None:
@@ -129,11 +129,11 @@ def _require_votes(ballots: Ballots, judges: Sequence[str], config: Config) -> N
     missing = {judge: sum(votes.get(judge) is None for votes in ballots.values()) for judge in judges}
     share = sum(missing.values()) / (len(ballots) * max(1, len(judges)))
     if share > most:
-        each = ", ".join(f"{judge}: {count:,} of {len(ballots):,}" for judge, count in missing.items() if count)
+        shares = ", ".join(f"{judge}: {count:,} of {len(ballots):,}" for judge, count in missing.items() if count)
         raise InputError(
-            f"{100 * share:.0f} % of the votes are missing ({each}), more than vote.max_missing = {most:g}; ask those "
-            f"judges again ({config.command('judge')} --again NAME), leave them out with vote.exclude, or raise the "
-            "limit"
+            f"{100 * share:.0f} % of the votes are missing ({shares}), more than vote.max_missing = {most:g}; ask "
+            f"those judges again ({config.command('judge')} --again NAME), leave them out with vote.exclude, or raise "
+            "the limit"
         )
 
 
@@ -141,23 +141,23 @@ def _require_judgement(config: Config, tiers: Mapping[str, int]) -> None:
     """Refuse a judge that calls a kind of planted documents relevant, or everything."""
     path = config.folder / "judge.json"
     judges = read_json(path)["judges"] if config.settings.judge and path.is_file() else []
-    least = min((each["relevant_share"] for each in judges), default=0.0)
+    least = min((judge["relevant_share"] for judge in judges), default=0.0)
     most = config.settings.vote.max_failed_anchors
-    for each in judges:
-        rated, wrong = (sum(kind[key] for kind in each["planted"].values()) for key in ("rated", "called_relevant"))
-        found = ""
-        if (rated and wrong / rated > most) or any(_failed(kind, most) for kind in each["planted"].values()):
+    for judge in judges:
+        rated, wrong = (sum(kind[key] for kind in judge["planted"].values()) for key in ("rated", "called_relevant"))
+        fault = ""
+        if (rated and wrong / rated > most) or any(_failed(kind, most) for kind in judge["planted"].values()):
             kinds = (
                 f"{kind['called_relevant']} of {kind['rated']} {PLANTED[name]}"
-                for name, kind in each["planted"].items()
+                for name, kind in judge["planted"].items()
             )
-            found = f"rates {wrong} of {rated} planted irrelevant documents relevant ({', '.join(kinds)})"
-        elif each["votes"] >= 50 and each["relevant_share"] == 1 and least < 0.9:
-            found = f"rates all of its {each['votes']:,} documents relevant"
-        if found and each["judge"] in tiers:
+            fault = f"rates {wrong} of {rated} planted irrelevant documents relevant ({', '.join(kinds)})"
+        elif judge["votes"] >= 50 and judge["relevant_share"] == 1 and least < 0.9:
+            fault = f"rates all of its {judge['votes']:,} documents relevant"
+        if fault and judge["judge"] in tiers:
             raise InputError(
-                f"judge {each['judge']!r} {found}: its votes say nothing; leave it out with "
-                f'vote.exclude = ["{each["judge"]}"], or raise vote.max_failed_anchors'
+                f"judge {judge['judge']!r} {fault}: its votes say nothing; leave it out with "
+                f'vote.exclude = ["{judge["judge"]}"], or raise vote.max_failed_anchors'
             )
 
 
@@ -171,7 +171,7 @@ def _weights(ballots: Ballots, experts: Mapping[Pair, Mapping[str, int]], judges
     sums = {pair: sum(1 if grade >= RELEVANT else -1 for grade in given.values()) for pair, given in experts.items()}
     truth = {pair: int(balance > 0) for pair, balance in sums.items() if balance and pair in ballots}
     if not truth:
-        raise InputError('vote.rule = "weighted" needs what experts say of the pool (care-data review)')
+        raise InputError('vote.rule = "weighted" needs expert grades of the pool (care data review)')
     weights = {}
     for judge in judges:
         given = ((ballots[pair].get(judge), right) for pair, right in truth.items())

@@ -1,4 +1,4 @@
-"""One model over HTTP: rate limit, bounded retries, and the ledger of all calls before and after each of them.
+"""Calls of one model over HTTP: rate limit, bounded retries, and a ledger of all calls.
 
 A call is written down before it is sent. One that was sent and whose answer was never stored, because the process was
 killed or the endpoint did not answer in time, may have been paid: its highest price counts as spent.
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _BUSY = {408, 409, 425, 429, 500, 502, 503, 504, 529}
 _MOST_TOKENS = 10**9
-"""Tokens from which a number is none that one call could have."""
+"""Token count that no single call can reach; larger numbers are not believed."""
 _TABLE = """CREATE TABLE IF NOT EXISTS calls (
     key TEXT PRIMARY KEY, judge TEXT NOT NULL, reserved REAL NOT NULL, unanswered INTEGER NOT NULL DEFAULT 0,
     answer TEXT, refused TEXT, input_tokens INTEGER, output_tokens INTEGER, cost REAL)"""
@@ -41,7 +41,7 @@ class BudgetReached(CareError):
 
 
 class JudgeUnreachable(CareError):
-    """A judge did not answer within its bounded retries, or turned the request away."""
+    """A judge did not answer within its bounded retries, or rejected the request."""
 
 
 class NotStored(CareError):
@@ -58,7 +58,7 @@ class _Busy(Exception):
 
 
 class Answer(NamedTuple):
-    """Answer of a model; ``refused`` says why there is no usable text."""
+    """Answer of a model; ``refused`` holds the reason if the text is not usable."""
 
     text: str
     refused: str = ""
@@ -95,14 +95,14 @@ class Ledger:
         return Answer(*row[0]) if row else None
 
     def reserve(self, key: str, judge: str, price: float) -> None:
-        """Write down one sending of a call that costs ``price`` at most; `BudgetReached` where that does not fit."""
+        """Record that a call of at most ``price`` is sent; `BudgetReached` if the budget does not allow it."""
         with self._lock:
             sums = "SELECT coalesce(sum(coalesce(cost, 0) + unanswered * reserved), 0) FROM calls"
             spent = float(self._database.execute(sums).fetchone()[0])
             if self._max_cost is not None and spent + price > self._max_cost:
                 raise BudgetReached(
                     f"the budget is reached: {spent:.4f} are spent and the next call could cost {price:.4f}, of "
-                    f"{self._max_cost:g}; all answers are stored: raise max_cost and run the same command to go on"
+                    f"{self._max_cost:g}; all answers are stored: raise max_cost and run the same command to continue"
                 )
             self._database.execute(
                 "INSERT INTO calls (key, judge, reserved, unanswered) VALUES (?, ?, ?, 1) ON CONFLICT (key) DO UPDATE"
@@ -111,7 +111,7 @@ class Ledger:
             )
 
     def withdraw(self, key: str) -> None:
-        """Note that a sending was turned away and cost nothing."""
+        """Record that a request was rejected and cost nothing."""
         self._do("UPDATE calls SET unanswered = unanswered - 1 WHERE key = ?", key)
 
     def store(self, key: str, answer: Answer) -> None:
@@ -120,7 +120,7 @@ class Ledger:
         self._do(f"UPDATE calls SET {columns} WHERE key = ?", *answer, key)
 
     def bills(self) -> Rows:
-        """Return the sums of each judge: ``at_risk`` is the most that unanswered sendings may have cost."""
+        """Return the sums of each judge: ``at_risk`` is the most that unanswered requests may have cost."""
         names = ("judge", "calls", "input_tokens", "output_tokens", "cost", "unanswered", "at_risk")
         rows = self._do(
             "SELECT judge, count(answer), sum(coalesce(input_tokens, 0)), sum(coalesce(output_tokens, 0)),"
@@ -134,7 +134,7 @@ class Ledger:
 
 
 class Caller:
-    """Asks one model, and never twice the same thing; a replay answers from the ledger alone, without a network."""
+    """Asks one model, never the same thing twice; a replay answers from the ledger alone, without a network."""
 
     def __init__(self, judge: Judge, ledger: Ledger, *, replay: bool = False, again: bool = False) -> None:
         self.judge, self._ledger, self._replay, self._again = judge, ledger, replay, again
@@ -143,7 +143,7 @@ class Caller:
         limits = Limits(max_connections=judge.concurrency)
         self._client = Client(timeout=judge.timeout_seconds, headers=headers, limits=limits)
         self._lock, self._next = threading.Lock(), 0.0
-        self.down: JudgeUnreachable | None = None  # why it is not asked any more
+        self.down: JudgeUnreachable | None = None  # why it is no longer asked
         self.pool = ThreadPoolExecutor(judge.concurrency)
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ class Caller:
         self._client.close()
 
     def ask(self, prompt: str, attempt: int = 0) -> Answer:
-        """Return the answer to a prompt, from the ledger where it is there; ``attempt`` counts unusable ones before."""
+        """Return the answer to a prompt, from the ledger if it is stored; ``attempt`` counts earlier unusable ones."""
         key = self._key(prompt, attempt)
         if (answer := self._ledger.stored(key)) is not None:
             return answer
@@ -174,19 +174,19 @@ class Caller:
         raise self.down
 
     def answers(self, attempts: int) -> Callable[[str, int], Answer | None]:
-        """Return a function that asks for one thing until nothing more is allowed, and then returns None.
+        """Return a function that asks for one thing up to the allowed number of times, and then returns None.
 
-        That are ``attempts`` answers, stored ones included. A judge that is asked again may send as many new ones
-        beyond those that are stored; later runs and replays read these as they read the others.
+        ``attempts`` answers are allowed, including stored ones. A judge that is asked again may give as many new
+        answers in addition to the stored ones; later runs and replays read them like the others.
         """
-        found = new = 0
+        asked = new = 0
 
         def next_answer(prompt: str, attempt: int) -> Answer | None:
-            nonlocal found, new
+            nonlocal asked, new
             answer = self._ledger.stored(self._key(prompt, attempt))
-            if answer is None and (found < attempts or (self._again and new < attempts)):
+            if answer is None and (asked < attempts or (self._again and new < attempts)):
                 answer, new = self.ask(prompt, attempt), new + 1
-            found += 1
+            asked += 1
             return answer
 
         return next_answer
@@ -208,15 +208,15 @@ class Caller:
         }
 
     def ask_all(self, prompts: Sequence[str], read: Callable[[int, str], T | None], attempts: int) -> list[T | None]:
-        """Ask concurrently, again where ``read`` makes None of a prompt's number and answer; return what it made."""
+        """Ask concurrently, and again while ``read`` (prompt number, answer) returns None; return what it read."""
 
-        def one(number: int) -> T | None:
+        def ask_one(number: int) -> T | None:
             ask = self.answers(attempts)
             answers = takewhile(lambda answer: answer is not None, (ask(prompts[number], n) for n in count()))
-            found = (None if answer is None or answer.refused else read(number, answer.text) for answer in answers)
-            return next((each for each in found if each is not None), None)
+            results = (None if answer is None or answer.refused else read(number, answer.text) for answer in answers)
+            return next((result for result in results if result is not None), None)
 
-        return list(self.pool.map(one, range(len(prompts))))
+        return list(self.pool.map(ask_one, range(len(prompts))))
 
     def _send(self, key: str, prompt: str) -> Answer:
         with self._lock:  # the turn that the rate limit gives
@@ -260,7 +260,7 @@ class Caller:
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             raise _Busy(f"sent no chat completion ({type(error).__name__})", paid=True) from error
         tokens = _tokens_of(payload.get("usage"))
-        if tokens is None:  # what it does not say may have been paid
+        if tokens is None:  # the call may have cost its highest price
             return Answer(text, refused, cost=highest_price(self.judge, prompt))
         return Answer(text, refused, *tokens, _cost(self.judge, *tokens))
 
@@ -296,7 +296,7 @@ def _text_of(content: object) -> str:
 
 
 def _tokens_of(usage: object) -> tuple[int, int] | None:
-    """Return the tokens that an endpoint says it has read and written, None where it says nothing of use."""
+    """Return the input and output tokens that an endpoint reports, or None if it reports nothing usable."""
     if not isinstance(usage, dict):
         return None
     read, written = usage.get("prompt_tokens"), usage.get("completion_tokens")

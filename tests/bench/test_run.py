@@ -277,7 +277,7 @@ def test_results_of_another_version_are_refused(saved: tuple[Path, str], tmp_pat
     (tmp_path / "result.json").write_text(json.dumps(result), encoding="utf-8")
     with pytest.raises(InputError, match=r"systems\.0\.scores: Field required"):
         load_result(tmp_path)
-    with pytest.raises(InputError, match="is not there"):
+    with pytest.raises(InputError, match="does not exist"):
         load_result(tmp_path / "nowhere")
 
 
@@ -291,7 +291,7 @@ def test_two_tasks_of_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.M
     for folder in ("one", "two"):
         conftest.write_jsonl(tmp_path / folder / "dev" / "rerank.jsonl", conftest.RERANK)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="2 of the tasks are called dev-Rerank, after their folders; rename one"):
+    with pytest.raises(InputError, match="2 tasks are named dev-Rerank, after their folders; rename one"):
         bench("run", "one/dev", "two/dev", "--output", "out")
     assert not (tmp_path / "out").exists()
 

@@ -107,7 +107,10 @@ def test_a_byte_order_mark_is_no_part_of_an_id(tmp_path: Path) -> None:
     [
         ('{"qid": null, "docid": "d", "judgment": 1}', "has no qid or no docid"),
         ('{"qid": "q", "docid": "d", "judgment": Infinity}', "grade is inf"),
-        ('{"qid": "q", "docid": "d", "judgment": 1}\n{"qid": "q", "docid": "d", "judgment": 0}', "a second time"),
+        (
+            '{"qid": "q", "docid": "d", "judgment": 1}\n{"qid": "q", "docid": "d", "judgment": 0}',
+            "with different grades",
+        ),
     ],
 )
 def test_judgements_that_say_nothing_are_refused(tmp_path: Path, row: str, problem: str) -> None:
@@ -118,7 +121,7 @@ def test_judgements_that_say_nothing_are_refused(tmp_path: Path, row: str, probl
 
 @pytest.mark.parametrize(
     ("line", "problem"),
-    [("0001 Q0 {} 1 high run", "expected a finite number"), ("other Q0 {} 1 1.0 run", "of none of the questions")],
+    [("0001 Q0 {} 1 high run", "expected a finite number"), ("other Q0 {} 1 1.0 run", "for none of the questions")],
 )
 def test_a_run_of_another_tool_that_cannot_be_read_is_refused(clinic: Path, line: str, problem: str) -> None:
     with Endpoint(lambda *_: "D") as endpoint:

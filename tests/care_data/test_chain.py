@@ -340,7 +340,7 @@ class TestBadInput:
         (clinic / "train.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
         with Endpoint(perfect()) as endpoint:
             build = 'train = ["train.jsonl"]'
-            with pytest.raises(InputError, match=r"judges of the family cleo labelled a training set"):
+            with pytest.raises(InputError, match=r"judges of the family cleo also labelled a training set"):
                 run_chain(load_config(config(clinic, endpoint.url, THREE, questions=4, build=build)))
             build += "\nallow_same_judges = true"
             with pytest.raises(InputError, match=r"q01: is in train.jsonl:1"):

@@ -154,7 +154,7 @@ def test_what_cannot_be_is_refused(source: Path, tmp_path: Path) -> None:
         )
     new_collection(client, 4)
     settings = Filter(side="query", threshold=0.9)
-    with pytest.raises(InputError, match="collection 'index' exists already"):
+    with pytest.raises(InputError, match="collection 'index' already exists"):
         diversify_file(source, tmp_path / "x", settings, Model(4), Collection(client, "index"))
     (tmp_path / "bad.jsonl").write_text('{"title": "t"}\n', encoding="utf-8")
     with pytest.raises(InputError, match=r"bad.jsonl:1: has no text under query, text, sentence1 \(keys: title\)"):

@@ -138,7 +138,7 @@ def test_the_benchmark_has_one_pair_of_each_question(clinic: Path, synonyms: Pat
     assert {pair.sentence1 for pair in pairs} == set(texts.values()) - {"骨折了怎么办"} and len(pairs) == 4
     assert list(drawn(rows(clinic / "clinic" / "sts.jsonl"))) == list(drawn(rows(clinic / "clinic" / "sts.jsonl")))
     (clinic / "clinic" / "sts.jsonl").unlink()
-    with pytest.raises(InputError, match=r"sts.jsonl: is not there; run care data sts .*toml first"):
+    with pytest.raises(InputError, match=r"sts.jsonl: does not exist; run care data sts .*toml first"):
         run_build(again)
 
 
