@@ -144,9 +144,9 @@ def corpus_files(corpus: Sequence[str]) -> list[CorpusFile]:
             raise InputError(f"{given}: does not exist")
         place = PurePosixPath(root.partition("*")[0].rpartition("/")[0] if "*" in root or paths == [root] else root)
         chosen, unread = choose_files(str(PurePosixPath(path).relative_to(place)) for path in paths)
+        log_unread(given, unread)
         if not chosen:
             raise InputError(f"{given}: holds nothing that can be read ({paths[0]}); expected {READABLE}")
-        log_unread(given, unread)
         found |= {system.unstrip_protocol(str(place / name)): form for name, form in chosen.items()}
         roots.append(system.unstrip_protocol(str(place)))
     tell_unread([given for given in corpus if "://" not in given])

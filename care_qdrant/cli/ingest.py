@@ -266,10 +266,9 @@ def command(
 ) -> None:
     """Put documents into a Qdrant collection.
 
-    CORPUS is one or more files or folders: .jsonl, .json, .csv, .tsv, .parquet, .arrow, .txt or .md, also compressed as
-    .gz or .zst; a folder that Hugging Face datasets saved; or - for standard input. A row has an id and a text, and
-    optionally a title and metadata. Other fields become metadata. The id of a text file is its path below the folder
-    that is named, so name the same folder in each run.
+    CORPUS is one or more files or folders: .jsonl, .json, .csv, .tsv, .parquet, .txt or .md, also compressed as .gz or
+    .zst; or - for standard input. A row has an id and a text, and optionally a title and metadata. Other fields become
+    metadata. The id of a text file is its path below the folder that is named, so name the same folder in each run.
 
     Documents that are stored already are not encoded or written again. To continue an interrupted run, run the same
     command again. Rejected rows are listed in COLLECTION.rejects.jsonl with line number and reason; the exit code is 8.

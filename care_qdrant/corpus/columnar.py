@@ -1,16 +1,15 @@
-"""Tables of Parquet and Arrow, whose columns have types."""
+"""Tables of Parquet, whose columns have types."""
 
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any
 from uuid import UUID
 
 import numpy as np
 
 from care_qdrant.corpus.rows import Fields, Reject, parse_values
-from care_qdrant.corpus.streams import Unreadable
 from care_qdrant.corpus.tables import id_column, require_columns
 from care_qdrant.errors import InputError
 from care_qdrant.types import Document
@@ -22,28 +21,16 @@ _UNREADABLE = (ValueError, OverflowError, ArithmeticError, LookupError)
 """Errors of pyarrow for a cell that Python has no value for, besides its own."""
 
 
-def read_columns(
-    file: io.BufferedReader, form: Literal["parquet", "arrow"], name: str, fields: Fields
-) -> Iterator[Document | Reject]:
-    """Return the rows of a Parquet or Arrow file.
+def read_columns(file: io.BufferedReader, name: str, fields: Fields) -> Iterator[Document | Reject]:
+    """Return the rows of a Parquet file.
 
     Raises:
         InputError: Its columns are not those of a corpus.
-        Unreadable: A stream of Arrow is followed by something else.
     """
-    import pyarrow.ipc  # type: ignore[import-untyped]
     import pyarrow.parquet  # type: ignore[import-untyped]
 
-    is_stream = False
-    if form == "parquet":
-        table = pyarrow.parquet.ParquetFile(file)
-        schema, batches = table.schema_arrow, table.iter_batches(batch_size=_BATCH_ROWS)
-    elif file.peek(6).startswith(b"ARROW1"):
-        table = pyarrow.ipc.open_file(file)
-        schema, batches = table.schema, map(table.get_batch, range(table.num_record_batches))
-    else:
-        batches, is_stream = pyarrow.ipc.open_stream(file), True
-        schema = batches.schema
+    table = pyarrow.parquet.ParquetFile(file)
+    schema = table.schema_arrow
     require_columns(schema.names, name, fields, [path for field in schema for path in _paths(field.type, field.name)])
     for field in schema:
         _require_keys(field.type, field.name, name)
@@ -53,31 +40,10 @@ def read_columns(
         if pyarrow.types.is_floating(field.type) and field.name == id_column(schema.names, fields):
             converters[field.name] = _whole
     number = 0
-    for batch in batches:
+    for batch in table.iter_batches(batch_size=_BATCH_ROWS):
         for values in _rows(batch, schema, converters):
             number += 1
             yield Reject(number, values) if isinstance(values, str) else parse_values(values, number, fields)
-    if is_stream and file.read(1):
-        raise Unreadable("another stream or other bytes follow the end of this one; make a file of each")
-
-
-def is_arrow_folder(entries: set[str]) -> bool:
-    """Return whether a folder, by the names in it, is what ``datasets`` saved to disk."""
-    return {"state.json", "dataset_info.json"} <= entries
-
-
-def arrow_files(state: str) -> list[str]:
-    """Return the files of a saved data set in order, from the content of its ``state.json``.
-
-    Raises:
-        InputError: It is cut off, or another file of that name.
-    """
-    try:
-        return [str(file["filename"]) for file in json.loads(state)["_data_files"]]
-    except (ValueError, LookupError, TypeError) as error:
-        raise InputError(
-            "state.json of the saved data set is damaged: it names no files; save the data set again"
-        ) from error
 
 
 def _rows(batch: Any, schema: Any, converters: Mapping[str, Convert]) -> Iterator[dict[str, Any] | str]:

@@ -3,7 +3,7 @@
 from pathlib import PurePath
 from typing import Literal, get_args
 
-Format = Literal["jsonl", "json", "csv", "tsv", "parquet", "arrow", "md", "txt"]
+Format = Literal["jsonl", "json", "csv", "tsv", "parquet", "md", "txt"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 ENDINGS: dict[str, Format] = {f".{form}": form for form in FORMATS} | {
     ".ndjson": "jsonl",
@@ -13,8 +13,6 @@ ENDINGS: dict[str, Format] = {f".{form}": form for form in FORMATS} | {
 """Formats by the endings of names, in lower case."""
 COMPRESSIONS = (".gz", ".zst")
 """Endings of compressed files, in lower case."""
-COLUMNAR: tuple[Format, ...] = ("parquet", "arrow")
-"""Formats of binary columns; the others are text."""
 READABLE = f"{', '.join(f'.{form}' for form in FORMATS)}, each also as {' or '.join(COMPRESSIONS)}"
 """The formats in the words of a message."""
 

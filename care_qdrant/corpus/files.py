@@ -9,7 +9,7 @@ import sys
 import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -18,9 +18,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import Self
 
 from care_qdrant.corpus.column_types import ColumnGuess, IdGuess, require_columns
-from care_qdrant.corpus.columnar import arrow_files, is_arrow_folder
 from care_qdrant.corpus.endings import (
-    COLUMNAR,
     COMPRESSIONS,
     ENDINGS,
     READABLE,
@@ -51,13 +49,16 @@ from care_qdrant.types import Document
 logger = logging.getLogger(__name__)
 
 CorpusPath = str | Path | Sequence[str | Path]
-_EXPECTED = f"expected {READABLE}, a folder of such files, a folder that Hugging Face datasets saved, or -"
+_EXPECTED = f"expected {READABLE}, a folder of such files, or -"
 _DEFAULT_FIELDS = Fields()
 FIRST_ROWS = 100
 """Number of rows of a file that are looked at before anything is written."""
 MOST_NAMED = 50
 """Largest number of files that a message about what is not read names."""
-_FOREIGN = f"{_EXPECTED}. LlamaIndex's SimpleDirectoryReader makes text of PDF and Word files"
+_FOREIGN = (
+    f"{_EXPECTED}. LlamaIndex's SimpleDirectoryReader makes text of PDF and Word files, and "
+    "load_from_disk(FOLDER).to_parquet(FILE) of Hugging Face datasets makes Parquet of a folder that it saved"
+)
 _REJECTS = "lists of rejected rows: give a file itself to read it"
 _HIDDEN = "hidden files: give a file itself to read it"
 _NO_FILES = "links to folders, broken links, pipes: give what is behind them as a path of its own"
@@ -156,7 +157,7 @@ class Corpus:
 
     def _rows(self, file: CorpusFile) -> Iterator[Document | Reject]:
         content = self._open(file)
-        if file.form in COLUMNAR:
+        if file.form == "parquet":
             self.found.append(file.form)
         else:
             self._look_at_text(file, content.peek(HEAD_BYTES))
@@ -183,7 +184,7 @@ class Corpus:
             raise InputError(f"{file.path}: cannot be opened ({error.strerror})") from error
         self._opened = _state(self._file)
         content = decompressed(self._file, file.path, self._stack)
-        if file.form in COLUMNAR:
+        if file.form == "parquet":
             return content if content is self._file and content.seekable() else seekable(content, self._stack)
         head = content.peek(HEAD_BYTES)
         self._require_encoding(file.path, head)
@@ -281,8 +282,8 @@ def check_corpus(path: CorpusPath, form: Format | None = None) -> list[CorpusFil
     for file in files:
         if compression_of(file.path) == ".zst":
             _require_package(file.path, ".zst", "zstd", "zstandard")
-        if file.form in COLUMNAR:
-            _require_package(file.path, f".{file.form}", "parquet", "pyarrow.parquet")
+        if file.form == "parquet":
+            _require_package(file.path, ".parquet", "parquet", "pyarrow.parquet")
     return files
 
 
@@ -336,26 +337,23 @@ def _files_of(path: str, form: Format | None) -> dict[str, Format]:
             )
         return {path: known}
     if matches := _matches(path):
-        return {file: known for match in matches for file, known in _matched(match, form).items()}
+        chosen = _choose_matches(path, matches, form)[0]
+        read = [match for match in matches if match in chosen or not Path(match).is_file()]
+        return {file: known for match in read for file, known in _files_of(match, form).items()}
     if not place.is_dir():
         raise InputError(f"{path}: does not exist; {_EXPECTED}")
-    entries = {entry.name for entry in place.iterdir()}
-    if is_arrow_folder(entries):
-        state = (place / "state.json").read_text(encoding="utf-8")
-        return {str(place / name): "arrow" for name in arrow_files(state)}
-    if "dataset_dict.json" in entries:
-        splits = sorted(entry.name for entry in place.iterdir() if entry.is_dir())
-        raise InputError(f"{path}: is a folder of splits; give one of them: {', '.join(f'{path}/{s}' for s in splits)}")
     found = {str(place / name): known for name, known in _listed(place)[0].items()}
     if not found:
-        raise InputError(f"{path}: is a folder without files that can be read; {_EXPECTED}")
+        raise InputError(f"{path}: is a folder without files that can be read; {_FOREIGN}")
     return found
 
 
-def _matched(path: str, form: Format | None) -> dict[str, Format]:
-    """Return what a pattern has matched, without the files that a folder is read without."""
-    is_left_out = Path(path).is_file() and not choose_files([Path(path).name], form)[0]
-    return {} if is_left_out else _files_of(path, form)
+def _choose_matches(pattern: str, matches: Iterable[str], form: Format | None) -> tuple[set[str], dict[str, list[str]]]:
+    """Return the matched files that are read, and the others by the reason, named below the folder of the pattern."""
+    root = root_of(pattern)
+    files = {os.path.relpath(match, root): match for match in matches if Path(match).is_file()}
+    chosen, unread = choose_files(files, form)
+    return {files[name] for name in chosen}, unread
 
 
 def present_files(path: str) -> set[str]:
@@ -453,8 +451,10 @@ def choose_files(names: Iterable[str], form: Format | None = None) -> tuple[dict
     """
     chosen: dict[str, Format] = {}
     unread: dict[str, list[str]] = {_FOREIGN: [], _REJECTS: [], _HIDDEN: []}
+    names = list(names)
+    saved = {PurePath(name).parent for name in names if name.endswith(".arrow")}
     for name in names:
-        known = format_of(name) or form
+        known = None if _is_of_datasets(PurePath(name), saved) else format_of(name) or form
         if _is_hidden(name):
             unread[_HIDDEN] += [] if known is None else [name]
         elif is_rejects_name(PurePath(name).name):
@@ -466,13 +466,19 @@ def choose_files(names: Iterable[str], form: Format | None = None) -> tuple[dict
     return chosen, unread
 
 
+def _is_of_datasets(name: PurePath, saved: Container[PurePath]) -> bool:
+    """Return whether a file describes what Hugging Face ``datasets`` saved; ``saved`` are the folders of its data."""
+    is_description = name.name in ("state.json", "dataset_info.json") and name.parent in saved
+    return is_description or name.name == "dataset_dict.json"
+
+
 def tell_unread(paths: Sequence[str | Path], form: Format | None = None) -> None:
     """Log what of folders and patterns is not read, and why."""
     for path in map(str, paths):
         matches = _matches(path)
-        log_unread(path, choose_files([each for each in matches if Path(each).is_file()], form)[1])
+        log_unread(path, _choose_matches(path, matches, form)[1])
         for place in map(Path, matches or [path]):
-            if place.is_dir() and not is_arrow_folder({entry.name for entry in place.iterdir()}):
+            if place.is_dir():
                 log_unread(str(place), _listed(place)[1])
 
 

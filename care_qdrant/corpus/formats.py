@@ -37,8 +37,8 @@ def read_rows(form: Format, file: io.BufferedReader, fields: Fields, *, name: st
         name: Name of the file, which is the id of a text.
     """
     match form:
-        case "parquet" | "arrow":
-            return read_columns(file, form, name, fields)
+        case "parquet":
+            return read_columns(file, name, fields)
         case "json":
             return read_lines(file, fields) if _is_one_object_a_line(file) else read_values(file, fields)
         case "csv" | "tsv":

@@ -265,12 +265,16 @@ def test_a_pattern_takes_what_a_folder_takes_and_names_the_rest(
     assert all(name.removeprefix("sub/") in said for name in ("c.rejects.jsonl", *others))
 
 
-@pytest.mark.parametrize("state", ["{", "{}", "[]", '{"_data_files": [1]}'])
-def test_a_saved_data_set_that_is_damaged_is_refused(tmp_path: Path, state: str) -> None:
-    (tmp_path / "dataset_info.json").write_text("{}", encoding="utf-8")
-    (tmp_path / "state.json").write_text(state, encoding="utf-8")
-    with pytest.raises(InputError, match="is damaged"):
-        Corpus(tmp_path)
+@pytest.mark.parametrize("folder", ["..", ".hidden"])
+def test_a_pattern_reads_files_without_calling_them_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, folder: str
+) -> None:
+    (tmp_path / "sub" / ".hidden").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "sub")
+    Path(folder, "a.jsonl").write_bytes(LINES)
+    with Corpus(f"{folder}/*.jsonl") as corpus:
+        assert list(corpus)
+    assert not caplog.messages
 
 
 def write_mixed(folder: Path) -> Path:

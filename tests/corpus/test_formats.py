@@ -9,7 +9,6 @@ import threading
 from pathlib import Path
 
 import pyarrow
-import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 import zstandard
@@ -180,20 +179,28 @@ def test_a_folder_without_anything_to_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"x")
     with pytest.raises(InputError, match=r"without files that can be read; expected \.jsonl, "):
         Corpus(tmp_path)
-    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train"]}')
-    (tmp_path / "train").mkdir()
-    with pytest.raises(InputError, match=r"a folder of splits; give one of them: .*/train"):
-        Corpus(tmp_path)
 
 
-def test_a_folder_that_datasets_saved(tmp_path: Path) -> None:
+@pytest.mark.parametrize("as_splits", [False, True])
+def test_a_folder_that_datasets_saved_is_refused_with_advice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, as_splits: bool
+) -> None:
     datasets = pytest.importorskip("datasets")
     datasets.disable_progress_bars()
-    datasets.Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "saved"))
-    assert texts(read(tmp_path / "saved")) == EXPECTED
-    with pyarrow.ipc.new_file(str(tmp_path / "a.arrow"), pyarrow.table({"id": ["1"], "text": ["一"]}).schema) as writer:
-        writer.write_table(pyarrow.table({"id": ["1"], "text": ["一"]}))
-    assert texts(read(tmp_path / "a.arrow")) == {"1": "一"}
+    whole = datasets.Dataset.from_list(ROWS)
+    saved = tmp_path / "all" / "saved"
+    (datasets.DatasetDict(train=whole) if as_splits else whole).save_to_disk(str(saved))
+    folder = saved / "train" if as_splits else saved
+    names = sorted(file.name for file in saved.rglob("*") if file.is_file())
+    for place in (saved, folder, *folder.glob("*.arrow")):
+        with pytest.raises(InputError, match=r"expected .*load_from_disk\(FOLDER\)\.to_parquet\(FILE\)"):
+            Corpus(place)
+    datasets.load_from_disk(str(folder)).to_parquet(str(folder / "rows.parquet"))
+    for path in (saved, saved.parent, tmp_path / "**" / "*.*"):
+        caplog.clear()
+        assert texts(found := read(str(path))) == EXPECTED and len(found) == len(EXPECTED)
+        [said] = caplog.messages
+        assert "to_parquet(FILE)" in said and all(name in said for name in names)
 
 
 def test_a_table_with_an_english_header_in_another_encoding_is_refused(tmp_path: Path) -> None:
@@ -330,7 +337,7 @@ def test_the_help_names_every_format_and_compression() -> None:
 def test_a_file_without_a_known_ending_needs_its_format(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """In a folder, or matched by a pattern, it is left out with a warning that names it."""
     (tmp_path / "rows.data").write_text(LINES, encoding="utf-8")
-    with pytest.raises(InputError, match=r"rows\.data: its name says no format.* PDF and Word files\. .*--format"):
+    with pytest.raises(InputError, match=r"rows\.data: its name says no format.* PDF and Word files.*\. .*--format"):
         read(tmp_path / "rows.data")
     with Corpus(tmp_path / "rows.data", form="jsonl") as corpus:
         assert texts(list(corpus)) == EXPECTED
