@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from care_qdrant.cli.ingest import ShardType, row_options, storage_options
+from care_qdrant.cli.ingest import STORAGE_GROUP, ShardType, row_options, storage_options
 from care_qdrant.console.groups import CONTEXT, GroupedCommand, Program
 from care_qdrant.console.options import (
     BATCHES,
@@ -260,7 +260,7 @@ def encode(
     environment=PATIENCE,
     groups={
         "Options": ["collection", "shard", "path", "url", "as_json"],
-        "Storage of a new collection": ["quantization", "on_disk", "shards", "replicas", "shard_key", "indexes"],
+        **STORAGE_GROUP,
     },
 )
 @_job

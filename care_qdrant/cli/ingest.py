@@ -206,6 +206,10 @@ storage_options = add_options(
         "datetime, text, uuid, or tenant. Repeatable.",
     ),
 )
+STORAGE_GROUP = {
+    "Storage of a new collection": ["quantization", "on_disk", "shards", "replicas", "shard_key", "indexes"]
+}
+"""Group of the help for `storage_options`; a group before it may take some of them."""
 
 
 @click.command(
@@ -243,7 +247,7 @@ storage_options = add_options(
         "Model": ["vector_name", "stand_in", "any_language"],
         "Server": ["shard_key"],
         "Deletion": ["replace_others", "max_delete_fraction", "sync_despite_rejects", "sync_other_files"],
-        "Storage of a new collection": ["quantization", "on_disk", "shards", "replicas", "indexes"],
+        **STORAGE_GROUP,
         "Log": ["verbose"],
     },
 )
