@@ -20,7 +20,7 @@ from care_qdrant.types import Vectors
 Side = Literal["query", "document"]
 
 SLICE_TEXTS = 32
-"""Texts of a request that are with the encoder at one time; those of other requests go in between."""
+"""Texts of a request that are encoded at a time; slices of other requests are encoded in between."""
 _DOCUMENT_NICENESS = 10
 
 
@@ -77,7 +77,7 @@ class QuerySide:
             raise
 
     def close(self) -> None:
-        """Answer what was accepted, then end the thread."""
+        """Encode the accepted texts, then end the thread."""
         self._batcher.close()
 
 
@@ -132,7 +132,7 @@ class _Run:
 
 
 def _give_way() -> None:
-    """Lower the priority of this thread, and of those that it starts: a query never waits for a document's core."""
+    """Lower the priority of this thread and of the threads that it starts, so that queries get the cores first."""
     try:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _DOCUMENT_NICENESS)
     except (AttributeError, OSError):  # only Linux has a priority for each thread

@@ -40,7 +40,7 @@ MCP_PATH = "/mcp"
 _TOKEN = re.compile(rb'"token"\s*:\s*("(?:[^"\\]|\\.)*+")')
 """A key in a body, as JSON writes it; inside a text the quotes are escaped, and it does not match."""
 _MAX_TOKENS = 16
-"""Places of a body in which its key is looked for before it is parsed."""
+"""Most ``token`` values of a body that are tried as its key before the body is parsed."""
 _SEARCH_ERRORS = (400, 401, 403, 404, 408, 409, 413, 415, 421, 429, 503)
 
 
@@ -85,12 +85,12 @@ class Service:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Hold open what answers in the event loop of the requests, for as long as the block runs."""
+        """Run the MCP server, if there is one, in the event loop of the requests while the block runs."""
         async with nullcontext() if self.mcp is None else self.mcp.running():
             yield
 
     def close(self) -> None:
-        """Answer what was accepted, then let everything go."""
+        """Answer the accepted requests, then close the models and the connection to Qdrant."""
         self._backend.close()
         for served in self.models:
             served.close()
@@ -202,7 +202,7 @@ class Service:
     def _enter(
         self, exchange: Exchange, scope: KeyScope, texts: int, collection: str | None = None, **facts: Any
     ) -> None:
-        """Note what a request asks for; refuse it where its key is not for this."""
+        """Record what a request asks for; refuse it if its key does not allow it."""
         exchange.facts.update(texts=texts, collection=collection, **facts)
         if exchange.key is not None:
             exchange.key.require(scope, collection)
@@ -210,7 +210,7 @@ class Service:
         self._metrics.asked_texts.labels(key, scope, collection or "").inc(texts)
 
     async def _enter_search(self, exchange: Exchange, name: str | None, **facts: Any) -> str:
-        """Return the collection that a request means; a key that is not for it learns of no collection."""
+        """Return the collection to search; a key without access to it learns no names of collections."""
         if exchange.key is not None:
             exchange.key.require_search(name)
         collection = await self._catalogue.served(name, partial(_may_search, exchange))

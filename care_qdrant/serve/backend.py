@@ -25,10 +25,10 @@ _RETRIEVERS = 64
 
 
 class Backend:
-    """Runs calls to Qdrant in threads, at most so many at a time."""
+    """Runs calls to Qdrant in threads, and limits how many searches run at a time."""
 
     def __init__(self, settings: ServeSettings) -> None:
-        """Set up; nothing is opened, since the Qdrant may start after a service that it asks itself."""
+        """Set up; Qdrant is opened later, since a Qdrant that calls this service may start after it."""
         self.settings = settings
         self._threads = ThreadPoolExecutor(settings.limits.search_threads, thread_name_prefix="care-search")
         self._room = threading.BoundedSemaphore(settings.limits.searches)
@@ -70,11 +70,11 @@ class Backend:
             self._room.release()
 
     async def run(self, call: Callable[[], T]) -> T:
-        """Return what a call returns in a thread of the searches; Qdrant gets the id of the request."""
+        """Run a call in a search thread and return its result; the request id is passed on to Qdrant."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, call)
 
     def close(self) -> None:
-        """Finish what runs, then let go of Qdrant."""
+        """Finish the running calls, then close the connection to Qdrant."""
         self._threads.shutdown()
         self._open.close()
 

@@ -16,7 +16,7 @@ _OTHER_FILES = 64
 
 
 def most_connections(limit: int) -> int:
-    """Return how many connections a worker may hold, by the limit of the service and by that of the process."""
+    """Return how many connections a worker may hold: the lower of its limit and what its file descriptors allow."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return limit if files == resource.RLIM_INFINITY else max(1, min(limit, files - _OTHER_FILES))
 
@@ -24,8 +24,8 @@ def most_connections(limit: int) -> int:
 class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # chosen by uvicorn at its import
     """uvicorn's protocol with a deadline and a largest size for heads, and a largest number of connections.
 
-    Where there are more, the one that has waited longest for a request is closed: those on which a request is being
-    answered stay.
+    Beyond that number, the connection that has waited longest for a request is closed; connections with a request in
+    progress stay open.
     """
 
     most: int
@@ -84,5 +84,5 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # ch
 
 
 def bounded_protocol(most: int) -> type[BoundedProtocol]:
-    """Return the protocol of one worker, which holds at most so many connections."""
+    """Return the protocol of one worker, which holds at most `most` connections."""
     return type("WorkerProtocol", (BoundedProtocol,), {"most": most, "waiting": {}})

@@ -26,8 +26,8 @@ _INTEGERS, _POINT_NUMBERS = 2**63, 2**64
 def read_document(collection: Collection, document_id: str) -> WholeDocument:
     """Return all chunks of a document.
 
-    The points that the collection shows at first sight are asked first: a condition on a key without a payload index
-    reads every payload. What another tool wrote among them is asked next.
+    Look first under the paths that a sample of the points uses, since a condition on a key without a payload index
+    reads every payload; then under the paths that other tools use.
     """
     sample = collection.sample(_LAYOUT_POINTS)
     likely = {path for record in sample for path in _document_paths(record.payload or {})}
@@ -47,7 +47,7 @@ def read_document(collection: Collection, document_id: str) -> WholeDocument:
 
 
 def _chunks(collection: Collection, document_id: str, paths: Iterable[str]) -> list[Hit]:
-    """Return the points of a document, in order, where its id is a point's or under one of these paths."""
+    """Return the chunks of a document, in order, by its id under one of these paths or as the id of a point."""
     strict = collection.schema.strict_mode
     if strict is not None and strict.unindexed_filtering_retrieve is False:
         paths = collection.schema.payload_schema.keys() & set(paths)
@@ -55,7 +55,7 @@ def _chunks(collection: Collection, document_id: str, paths: Iterable[str]) -> l
     may_be: list[models.Condition] = [
         condition for path in sorted(paths) for condition in _equal(path, document_id, number)
     ]
-    # A point whose payload names no document is one by its own id.
+    # A point whose payload holds no document id is a document under its own id.
     may_be += [models.HasIdCondition(has_id=[point_id]) for point_id in _point_ids(document_id, number)]
     if not may_be:  # every point passes a filter without conditions
         return []
@@ -65,7 +65,7 @@ def _chunks(collection: Collection, document_id: str, paths: Iterable[str]) -> l
 
 
 def _document_paths(payload: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return where a point may name its document."""
+    """Return the paths at which a payload may hold the id of its document."""
     try:
         return guess_layout([payload]).document_paths
     except InputError:
@@ -89,7 +89,7 @@ def _equal(path: str, document_id: str, number: int | None) -> list[models.Condi
 
 
 def _point_ids(document_id: str, number: int | None) -> list[int | str]:
-    """Return the id of a point that a document id may be: a number or a UUID."""
+    """Return the point id, a number or a UUID, that a document id can stand for; empty if it is neither."""
     if number is not None:
         return [number] if 0 <= number < _POINT_NUMBERS else []
     try:

@@ -1,4 +1,4 @@
-"""Requests for vectors in the shapes of others: Qdrant's ``/inference`` and OpenAI's ``/v1/embeddings``.
+"""Requests for vectors in the formats of Qdrant (``/inference``) and OpenAI (``/v1/embeddings``).
 
 OpenAI has no two sides. The query side answers unless the request names the document side (``input_type``, ``task``,
 ``task_type``, ``prompt_name``), and a service without document encoders refuses that.

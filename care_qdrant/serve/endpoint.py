@@ -126,7 +126,7 @@ async def read_body(headers: Headers, receive: Receive, limits: BodyLimits) -> b
 
 
 async def while_connected(work: Awaitable[Any], receive: Receive) -> Any:
-    """Return what the work gives, and cancel it when its client leaves."""
+    """Return the result of the work; cancel it if the client disconnects."""
     working = asyncio.ensure_future(work)
     leaving: asyncio.Future[Message] = asyncio.ensure_future(receive())
     try:

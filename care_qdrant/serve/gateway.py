@@ -41,7 +41,7 @@ _UNREAD_BODY = (401, 408, 413)
 
 
 class ClientGone(Exception):
-    """The client closed the connection before its answer was there."""
+    """The client closed the connection before its answer was ready."""
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Exchange:
     """Address of the client, or of the proxy in front of the service."""
     key: Key | None = None
     internal: bool = False
-    """Whether it came to the port of the counters."""
+    """Whether the request arrived at the metrics port."""
     route: str = "unknown"
     status: int = 500
     code: str | None = None
@@ -187,7 +187,7 @@ def _one_line(text: str) -> str:
 
 
 def _attributes(exchange: Exchange) -> Mapping[str, Any]:
-    """Return what a span says of a request, in the words of OpenTelemetry where it has them: as the log, no text."""
+    """Return the attributes of a request's span, by OpenTelemetry's names where it has them; no text, as in the log."""
     values = {
         "http.request.method": exchange.method,
         "http.route": exchange.route,

@@ -1,4 +1,4 @@
-"""Good-match scores of the served collections: measured once for all who ask, and never in the way of a search."""
+"""Good-match scores of the served collections: measured once for all requests, without delaying a search."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ _PAUSE_SECONDS = 300
 
 
 class GoodMatches:
-    """The measurements of one worker."""
+    """Measures the good-match scores of one worker, and keeps the results."""
 
     def __init__(self, backend: Backend) -> None:
         """Set up; the first request that needs a score has it measured."""
@@ -45,8 +45,8 @@ class GoodMatches:
     async def score(self, collection: str, served: ServedModel, mode: Mode) -> float | None:
         """Return the score from which on a best hit is a good match, by the collection's own questions.
 
-        Where the collection does not keep it, it is measured: once for all requests that wait, and to its end where
-        they leave.
+        If the collection does not hold it, it is measured: once for all waiting requests, and to the end even if their
+        clients disconnect.
         """
         retriever = await self._backend.run(lambda: self._backend.retriever(collection, served, mode))
         good_match = await self._backend.run(lambda: self.known(retriever, collection, served, mode))
@@ -55,17 +55,17 @@ class GoodMatches:
         return None if good_match is None else good_match.score
 
     async def wait(self, collection: str, served: ServedModel, mode: Mode, seconds: float) -> GoodMatch | None:
-        """Let a score be measured, and return it if that is done in time: a search does not depend on it."""
+        """Have a score measured, and return it if it is ready within `seconds`; None otherwise."""
         task = self._measuring(collection, served, mode)
         await asyncio.wait((task,), timeout=seconds)
         return task.result() if task.done() and not task.cancelled() and task.exception() is None else None
 
     def _measuring(self, collection: str, served: ServedModel, mode: Mode) -> "asyncio.Task[GoodMatch | None]":
-        """Return the task that measures: the one that runs, or that failed a moment ago, or a new one."""
+        """Return the task that measures a score: the running or recent one, or a new one."""
         key = (collection, served.fingerprint, mode)
         made, task = self._measurements.get(key, (0.0, None))
         if task is None or (task.done() and time.monotonic() - made > _PAUSE_SECONDS):
-            # In a context of its own: that of the request that comes first holds its id and its trace.
+            # In its own context: the context of the first request holds the id and the trace of that request.
             task = asyncio.create_task(self._measure(collection, served, mode), context=Context())
             self._measurements[key] = (time.monotonic(), task)
             task.add_done_callback(_log_failure)
@@ -87,6 +87,6 @@ class GoodMatches:
 
 
 def _log_failure(task: "asyncio.Task[GoodMatch | None]") -> None:
-    """Log why a score was not measured: perhaps no request waits for it."""
+    """Log why a score was not measured, since no request may be waiting for it."""
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.warning("the good-match score was not measured (%s)", error)

@@ -25,7 +25,7 @@ _SCOPE = re.compile(r"inference|metrics|search(?::\S+)?")
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One API key, without the key."""
+    """One API key, without its secret."""
 
     id: str
     """Eight hexadecimal digits of its hash, as in the access log."""
@@ -33,25 +33,25 @@ class Key:
     """``inference``, ``search``, ``search:COLLECTION``, ``metrics``; empty for all."""
 
     def may(self, scope: KeyScope, collection: str | None = None) -> bool:
-        """Return whether the key is for this; for a search, of this collection."""
+        """Return whether the key allows a scope; for a search, in this collection."""
         return not self.scopes or scope in self.scopes or f"{scope}:{collection}" in self.scopes
 
     def require_search(self, collection: str | None) -> None:
-        """Refuse a search that the key is not for; without a collection, one of a key that is for no search at all."""
+        """Refuse a search that the key does not allow; without a collection, only if it allows no search at all."""
         if collection is not None or not any(scope.startswith("search:") for scope in self.scopes):
             self.require("search", collection)
 
     def require(self, scope: KeyScope, collection: str | None = None) -> None:
-        """Refuse what the key is not for."""
+        """Refuse a request that the key does not allow."""
         if not self.may(scope, collection):
             what = scope if collection is None else f"{scope}:{collection}"
             raise Refusal(403, "forbidden", f"this API key is for {', '.join(sorted(self.scopes))}, not for {what}")
 
 
 class Keys:
-    """Accepts any key of a file, one a line, after which may stand what it is for.
+    """Accepts the keys of a file, which holds one on each line, optionally followed by its scopes.
 
-    ``KEY search:articles``; ``#`` starts a comment line. A running service reads the file again within a
+    Such as ``KEY search:articles``; ``#`` starts a comment line. A running service reads the file again within a
     second of a change. A file that cannot be read, or holds no key, leaves the former keys in force: it never opens the
     service to everyone.
     """
@@ -62,7 +62,7 @@ class Keys:
         self._version: tuple[int, ...] = ()
         self._looked_at = 0.0
         self._problem = ""
-        """Why the file was not read when it was last looked at; empty where it was."""
+        """Reason why the file could not be read at the last check; empty if it could."""
         if file is not None:
             self._read(file)
 
@@ -76,7 +76,7 @@ class Keys:
         return len(self._keys)
 
     def identify(self, presented: str | None) -> Key | None:
-        """Return what is known of a key; None for an unknown one."""
+        """Return the scopes of a presented key; None for an unknown one."""
         self._refresh()
         return self._keys.get(_digest(presented)) if presented else None
 
@@ -102,7 +102,7 @@ class Keys:
             digest, key = _parse(file, number, line)
             if digest in keys:
                 raise InputError(
-                    f"{file}:{number}: the key of line {lines_of_keys[digest]} again; write all that a key is for on "
+                    f"{file}:{number}: repeats the key of line {lines_of_keys[digest]}; write all scopes of a key on "
                     "one line"
                 )
             keys[digest], lines_of_keys[digest] = key, number

@@ -2,7 +2,7 @@
 
 Each collection has a folder of its own. ``judgements.jsonl`` is the log, a line for each judgement. The two
 other files follow from it and hold the questions with a relevant document: ``queries.jsonl`` is what `care learn
---queries` reads, and with ``qrels.jsonl`` and the corpus beside it the folder is a benchmark task.
+--queries` reads, and together with ``qrels.jsonl`` and the corpus the folder is a benchmark task.
 """
 
 import fcntl
@@ -26,7 +26,7 @@ def keep_label(folder: Path, query: str, document_id: str, *, is_relevant: bool 
         folder: Folder of one collection; made where it is missing.
         query: The question.
         document_id: The document that was judged.
-        is_relevant: None takes back what was said of this document.
+        is_relevant: None removes the judgement of this document.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / JUDGEMENTS).open("ab+") as log:
@@ -34,7 +34,7 @@ def keep_label(folder: Path, query: str, document_id: str, *, is_relevant: bool 
         log.seek(0)
         before = log.read()
         line = _line({"text": query, "document_id": document_id, "relevant": is_relevant}).encode()
-        # A last line without its end is of a writer that was killed: nothing may be glued to it.
+        # A writer that was killed leaves a last line without a line feed: start a new line after it.
         log.write(line if not before or before.endswith(b"\n") else b"\n" + line)
         log.flush()
         grades = _grades(_rows(folder / JUDGEMENTS, [*before.split(b"\n"), line]))

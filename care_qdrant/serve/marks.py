@@ -19,7 +19,7 @@ _WORD = re.compile(r"[^\W_]+")
 def mark(query: str, texts: Sequence[str], analyser: Analyser = DEFAULT) -> list[list[tuple[int, int]]]:
     """Return the spans of each text that are terms of the query: first character and end, in order, apart.
 
-    A single Han character counts only where the query has no two beside each other: it would mark half of the text.
+    Single Han characters count only if the query has no longer term: they would mark half of the text.
     """
     terms = list(dict.fromkeys(analyser.terms(query)))
     if analyser.language != DEFAULT.language:  # words that have these stems

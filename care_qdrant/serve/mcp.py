@@ -75,7 +75,7 @@ class SearchResult(BaseModel):
 
 
 class _Tool(Tool):
-    """A tool that refuses what the endpoints refuse, in the same words."""
+    """A tool whose errors have the same messages as the HTTP endpoints."""
 
     @override
     async def run(self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False) -> Any:
@@ -96,9 +96,9 @@ class _Tool(Tool):
 
 
 def _strict(function: Callable[..., Awaitable[BaseModel]]) -> Tool:
-    """Return a tool that refuses arguments that it does not have, and takes null for one that is not given."""
+    """Return a tool that refuses unknown arguments, and treats null as not given."""
     tool = _Tool.from_function(function, annotations=_READS)
-    # The SDK drops them, so an assistant that gives `filter` in place of `conditions` would read unfiltered answers.
+    # The SDK drops unknown ones, so an assistant that gives `filter` for `conditions` would read unfiltered answers.
     known = tool.fn_metadata.arg_model
     tool.fn_metadata.arg_model = type(known.__name__, (WithoutNulls, known), {}, extra="forbid")
     tool.parameters = tool.fn_metadata.arg_model.model_json_schema(by_alias=True)
@@ -106,7 +106,7 @@ def _strict(function: Callable[..., Awaitable[BaseModel]]) -> Tool:
 
 
 class McpPath:
-    """The endpoint, and the server behind it."""
+    """Serves the tools for assistants, over HTTP at ``/mcp`` or over stdio."""
 
     def __init__(
         self,

@@ -91,7 +91,7 @@ class Metrics:
         self._reloads.labels("done" if is_done else "failed").inc()
 
     def render(self) -> bytes:
-        """Return all counters in the text format; those of all workers where there are several."""
+        """Return the counters of all workers in the text format of Prometheus."""
         if DIRECTORY_VARIABLE not in os.environ:
             return generate_latest(self._registry)
         registry = CollectorRegistry()

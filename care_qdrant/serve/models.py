@@ -29,7 +29,7 @@ _FINGERPRINT = re.compile(r"[0-9a-f]{4,64}")
 
 
 class ServedModel:
-    """One model: its query encoder, and its document encoder where the service has it."""
+    """One model: its query encoder, and its document encoder if the service loads it."""
 
     def __init__(self, model: CareModel, *, documents: bool, limits: Limits, metrics: Metrics) -> None:
         """Load the query encoder; the document encoder waits for `DocumentSide.load`."""
@@ -53,7 +53,7 @@ class ServedModel:
         check_texts(texts, side, self._limits)
         if side == "query":
             return await self.query.queue.encode(texts)
-        # As the ingestion does it: a last line feed is a token to a language model.
+        # Strip as the ingestion does: a trailing line feed is a token to a language model.
         return await self.require_documents().queue.encode([text.strip() for text in texts])
 
     async def count_tokens(self, texts: Sequence[str], side: Side) -> list[int]:
@@ -62,7 +62,7 @@ class ServedModel:
         return await asyncio.to_thread(counter.count_tokens, texts)
 
     def max_tokens(self, side: Side) -> int:
-        """Return the longest text that a side reads in tokens; it cuts what is longer."""
+        """Return the most tokens that a side reads; it cuts longer texts."""
         return (self.model.query_encoder if side == "query" else self.model.document_tokenizer).max_tokens
 
     def cut_texts(self, token_counts: Sequence[int], side: Side) -> list[int]:
@@ -85,7 +85,7 @@ class ServedModel:
         return self.document
 
     def close(self) -> None:
-        """Answer what was accepted, then let the encoders go."""
+        """Answer the accepted requests, then close the encoders."""
         self.query.close()
         if self.document is not None:
             self.document.close()
@@ -108,7 +108,7 @@ class ServedModels:
 
     @property
     def default(self) -> ServedModel:
-        """The model of a request that cannot name one."""
+        """The model of a request that names none."""
         return self._models[0]
 
     def find(self, model: str) -> ServedModel:
@@ -134,7 +134,7 @@ class ServedModels:
 
 
 def check_texts(texts: Sequence[str], side: Side, limits: Limits) -> None:
-    """Refuse blank texts and those that would keep an encoder from others."""
+    """Refuse blank texts, and texts and batches that would block an encoder for long."""
     if len(texts) > limits.batch_texts:
         raise Refusal(
             413, "batch_too_large", f"{len(texts)} texts in one request; at most {limits.batch_texts}: split it"
@@ -150,7 +150,7 @@ def check_texts(texts: Sequence[str], side: Side, limits: Limits) -> None:
 
 
 def _has_content(text: str) -> bool:
-    """Return whether a text has a character that can be seen; ingestion rejects rows without a token, too."""
+    """Return whether a text has a visible character; ingestion also rejects rows without a token."""
     return any(unicodedata.category(character) not in _INVISIBLE for character in text)
 
 
@@ -159,7 +159,7 @@ def _listed(models: Sequence[ServedModel]) -> str:
 
 
 async def check_answers(served: ServedModel, side: Side) -> None:
-    """Encode the references of the folder as requests do, alone and in a batch, and compare."""
+    """Check that a served encoder gives the reference vectors, and the same ones alone and in a batch."""
     card = served.model.card
     files = None if card is None else card.onnx if side == "query" else card.document_onnx
     references = files.references if files is not None else ()

@@ -61,8 +61,8 @@ _BY_ERROR: Sequence[tuple[type[CareError], int, str]] = (
 
 
 def refusal_of(error: Exception) -> Refusal | None:
-    """Return how an error is answered; None for one that no request can cause."""
-    if isinstance(error, RecursionError):  # of any reader of a part of the request
+    """Return the refusal that answers an error; None for an error that no request can cause."""
+    if isinstance(error, RecursionError):  # raised by any parser of a part of the request
         return Refusal(400, "invalid_request", "the request holds a value that is nested too deeply; send a flat one")
     if isinstance(error, Refusal):
         return error
@@ -108,7 +108,7 @@ def invalid_body(error: ValidationError, fields: Iterable[str]) -> Refusal:
 def _reason(problem: Mapping[str, Any], fields: Iterable[str]) -> str:
     kind, facts = problem["type"], problem.get("ctx", {})
     place = ".".join(map(str, problem["loc"])) or "the body"
-    if kind == "value_error":  # of a validator of ours, which names the field
+    if kind == "value_error":  # raised by our own validators, which name the field
         return str(facts["error"])
     if kind == "extra_forbidden":
         return f"{place} is not a field of this request; known: {', '.join(fields) or 'none'}"

@@ -21,7 +21,7 @@ Tokens = Annotated[list[StrictInt], Field(min_length=1, fail_fast=True)]
 
 
 def _in_one_sentence(given: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-    """Refuse a value in one sentence, where each form that it may have would be refused in its own."""
+    """Refuse a value with a single message instead of a message for each form that it may have."""
     try:
         return handler(given)
     except ValidationError as error:
@@ -49,7 +49,7 @@ class WithoutNulls(BaseModel):
 
 
 class _Request(WithoutNulls):
-    # A misspelt field would leave its default in force, without a word.
+    # A misspelt field would silently leave its default in force.
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
@@ -108,7 +108,7 @@ _SIDES_OF_OTHERS = {
 
 
 def _own_side(word: Any) -> Any:
-    """Return the side that a word of another service's clients means."""
+    """Return the side that another service's word stands for; any other value is returned as it is."""
     return _SIDES_OF_OTHERS.get(word.lower(), word) if isinstance(word, str) else word
 
 
@@ -360,7 +360,7 @@ class CollectionState(BaseModel):
     )
     points: int = Field(default=0, description="Points that it has.")
     questions: list[str] = Field(
-        default=[], description="Example questions: those of the service, else from a sample of the points."
+        default=[], description="Example questions: as configured, else from a sample of the points."
     )
     glosses: dict[str, str] = Field(default={}, description="English glosses of these questions, where there are any.")
     keys: dict[str, list[str | int | float | bool]] = Field(

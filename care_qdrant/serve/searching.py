@@ -41,10 +41,10 @@ class _Outcome:
     mode: Mode
     hits: list[SearchHit]
     best: list[Hit]
-    """The best hit, as the check of good matches takes it; empty where there is none."""
+    """The best hit, for the check of good matches; empty without hits."""
     good_match: GoodMatch | None
     unfinished: str | None
-    """A run that writes to the searched vectors, or was interrupted; None where there is none."""
+    """A run that writes to the searched vectors, or was interrupted; None without such a run."""
     note: str | None
     """Reason why a condition lets nothing pass or rules nothing out, or that the texts are in another script."""
     unread: list[str]
@@ -61,7 +61,7 @@ class Searching:
         self._good_matches = GoodMatches(backend)
 
     async def search(self, request: SearchRequest, collection: str, good_match_seconds: float = 0.0) -> SearchAnswer:
-        """Answer one search; wait at most so long for a measurement of good matches."""
+        """Answer one search; wait at most `good_match_seconds` for a good-match score."""
         check_texts([request.query], "query", self._limits)
         if request.top_k * request.group_size > self._limits.top_k:
             groups = "" if request.group_size == 1 else f" of {request.group_size} hits each (group_size)"
@@ -74,7 +74,7 @@ class Searching:
         with self._backend.admitted():
             if request.conditions or request.filter is not None:  # refused before anything is encoded
                 await self._backend.run(partial(_filter, request))
-            # Here, and not in a thread of the search: a request that is given up leaves the queue of the encoder.
+            # Here, not in a search thread: a cancelled request then leaves the encoder's queue.
             vectors = None if served is None else await served.encode([request.query], "query")
             encoded = time.perf_counter()
             outcome = await self._backend.run(partial(self._search, request, collection, served, vectors))
@@ -118,7 +118,7 @@ class Searching:
             return await self._backend.run(read)
 
     async def label(self, request: LabelRequest, collection: str) -> LabelAnswer:
-        """Keep a judgement of a document that the collection has."""
+        """Store a judgement of a document in the collection."""
         folder = self._settings.labels
         if folder is None:
             raise Refusal(404, "no_labels", "this service keeps no judgements; start it with --labels FOLDER")
@@ -175,7 +175,7 @@ class Searching:
 
 
 def _has_scale(request: SearchRequest) -> bool:
-    """Return whether the scores of a search can be compared with a good-match score: it fuses as all do by default."""
+    """Return whether the scores of a search can be compared with a good-match score: it uses the default fusion."""
     return request.fusion == "linear" and request.alpha is None
 
 
@@ -201,7 +201,7 @@ def _filter(request: SearchRequest, keys: Keys | None = None) -> models.Filter |
 def _shown(
     query: str, hits: Sequence[Hit], labels: Mapping[str, bool], analyser: Analyser, most: int
 ) -> list[SearchHit]:
-    """Return the hits as answers have them; terms are marked in so many of them."""
+    """Return the hits in the form of the answer, with terms marked in the first `most` of them."""
     texts = [part for hit in hits[:most] for part in (hit.text, hit.title)]
     spans = marks.mark(query, texts, analyser) + [[]] * (2 * len(hits) - len(texts))
     return [

@@ -32,7 +32,7 @@ class BodyLimits:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Sizes that a worker accepts; what is larger, or more, is refused with the reason."""
+    """Sizes and counts that a worker accepts; anything above them is refused with the reason."""
 
     connections: int = 4_096
     """Connections of clients; a worker with fewer file descriptors takes fewer."""
@@ -73,7 +73,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """One service."""
+    """Settings of one service."""
 
     load_models: Callable[[], "list[CareModel]"]
     """Opens the models; called again at every reload. The first one is the default."""

@@ -36,7 +36,7 @@ _SHORT_LIFE_SECONDS = 5.0
 """A worker that dies sooner is replaced only after a pause of `_PAUSE_SECONDS`."""
 _PAUSE_SECONDS = 1.0
 _SHARED_MEMORY = "/dev/shm"
-"""Folder of the counters where it is there: workers map their files into memory, and a full disk would kill them."""
+"""Folder of the counters, if it exists: workers map their files into memory, and a full disk would kill them."""
 
 
 def serve(settings: ServeSettings, announce: Callable[[str], None]) -> None:
@@ -65,7 +65,7 @@ class _Worker:
     started: float = field(default_factory=time.monotonic)
 
     def read_verdict(self) -> CareError | None:
-        """Return why the worker ended, or None where it is ready, and close the descriptor; wait until it is said."""
+        """Wait for the verdict and close the descriptor; return why the worker ended, or None if it is ready."""
         assert self.verdict is not None, "a verdict is read once"
         try:
             said = b"".join(iter(partial(os.read, self.verdict, 4096), b"")).decode()
@@ -96,11 +96,11 @@ class _Supervisor:
         self._workers: dict[int, _Worker] = {}
         """The generation that serves now."""
         self._running: set[int] = set()
-        """All child processes, those of earlier generations that still answer included."""
+        """All child processes, including earlier generations that still answer."""
         self._postponed: list[int] = []
         self._life = os.pipe()
         """Nothing is written to it. Its writing end closes with this process, and the workers notice."""
-        from care_qdrant.serve.metrics import Metrics  # not before the folder of the counters is there: see `serve`
+        from care_qdrant.serve.metrics import Metrics  # not before the folder of the counters exists: see `serve`
 
         self._metrics = Metrics()
 
@@ -145,7 +145,7 @@ class _Supervisor:
         logger.info("reloaded: %s", ", ".join(f"{model.name}@{model.fingerprint[:12]}" for model in models))
 
     def _replace_generation(self, models: "Sequence[CareModel]") -> None:
-        """Fork a generation of workers, and let it be the one that serves when each is ready."""
+        """Fork a generation of workers, and switch to it when all of them are ready."""
         gc.freeze()
         workers: dict[int, _Worker] = {}
         try:
@@ -155,7 +155,7 @@ class _Supervisor:
             for worker in workers.values():
                 self._await(worker)
         except (CareError, OSError) as error:
-            self._end(set(workers))  # half a generation must not serve on beside the old one
+            self._end(set(workers))  # half a generation must not serve together with the old one
             if isinstance(error, OSError):  # no process or file descriptor is available
                 raise CareError(
                     f"{counted(len(workers), 'worker', of=self._settings.workers)} could be started ({error})"
@@ -196,7 +196,7 @@ class _Supervisor:
             raise error
 
     def _receive(self) -> Sequence[int]:
-        """Return the next signals, in order; wait for one, or for something else to look after."""
+        """Wait for signals and return them, in order; return none when a worker reports or has to be replaced."""
         if not self._postponed:
             starting = {worker.verdict: worker for worker in self._workers.values() if worker.verdict is not None}
             pause = _PAUSE_SECONDS if self._missing else None
@@ -209,7 +209,7 @@ class _Supervisor:
         return postponed
 
     def _hear(self, worker: _Worker) -> None:
-        """Read what a successor says of its start."""
+        """Read the verdict of a successor, and log its failure."""
         if (error := worker.read_verdict()) is not None:
             logger.error("worker %d could not start: %s", worker.pid, error)
 
@@ -219,7 +219,7 @@ class _Supervisor:
         return self._settings.workers - len(self._workers) if self._models else 0
 
     def _reap(self) -> None:
-        """Take note of processes that ended, and replace those that were to serve on."""
+        """Remove processes that ended, and replace those of the serving generation."""
         from prometheus_client.multiprocess import mark_process_dead
 
         pause = False
@@ -264,7 +264,7 @@ class _Supervisor:
 def _become_worker(
     settings: ServeSettings, models: "Sequence[CareModel]", ports: Sequence[socket.socket], parent: int, report: int
 ) -> NoReturn:
-    """Be a worker in a process that was just forked, and never come back."""
+    """Run a worker in a process that was just forked; end the process with its exit code."""
     code = 1
     try:
         signal.set_wakeup_fd(-1)
@@ -307,7 +307,7 @@ def _ports(settings: ServeSettings) -> Iterator[list[socket.socket]]:
 
 
 def free_port(number: int) -> int:
-    """Return a port of this machine, or 0, which takes any, where another program listens there."""
+    """Return a port number, or 0, which takes any free port, if another program listens on it."""
     with suppress(InputError), _bind("127.0.0.1", number, ""):
         return number
     return 0

@@ -22,7 +22,7 @@ ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 
 
 class Tracing:
-    """Makes traces where the environment asks for them; begun in the process that serves, since it starts a thread."""
+    """Traces requests if the environment asks for it; make it in the process that serves, since it starts a thread."""
 
     def __init__(self) -> None:
         self._provider = None
@@ -32,7 +32,7 @@ class Tracing:
 
     @contextmanager
     def request(self, method: str, headers: Mapping[str, str], request_id: str) -> Iterator["Span | None"]:
-        """Trace a request, as long as the block answers it."""
+        """Trace a request while the block answers it."""
         sent = {"x-request-id": request_id}
         if self._provider is None:
             if traceparent := headers.get("traceparent"):
@@ -53,7 +53,7 @@ class Tracing:
             span.end()
 
     def close(self) -> None:
-        """Send what was recorded."""
+        """Send the recorded spans."""
         if self._provider is not None:
             self._provider.shutdown()
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 120
-"""Longer than clients keep an idle connection (Qdrant: 90), so that it is they who close it, not we under a request."""
+"""Longer than clients keep an idle connection (Qdrant: 90), so that the client closes it, not the service."""
 DRAIN_SECONDS = 3.0
 """Time that a worker which ends leaves its clients to move their connections."""
 GRACE_SECONDS = 60
@@ -41,7 +41,7 @@ class _Server(uvicorn.Server):
 
     @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting, answer what comes on open connections and close each with its answer, then end."""
+        """Stop accepting, answer requests on open connections and close each after its answer, then end."""
         for server in self.servers:
             server.close()
         self._service.app.draining = True
@@ -108,7 +108,7 @@ async def _serve(server: _Server, service: Service, ports: Sequence[socket.socke
 
 
 def _say(report: int, verdict: str, exit_code: int = 0) -> None:
-    """Write the verdict of a start to the supervisor: the exit code, a blank, and `READY` or the reason."""
+    """Report to the supervisor how the start went: the exit code, a blank, and `READY` or the reason."""
     with suppress(BrokenPipeError):  # the service was stopped meanwhile, and the verdict is not read
         os.write(report, f"{exit_code} {verdict}".encode())
     os.close(report)
