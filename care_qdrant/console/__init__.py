@@ -45,12 +45,12 @@ def run(command: click.Command) -> None:
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         log_error("interrupted; run the same command again to continue")
-        if was_terminated():  # what started the program is told that its signal ended it
+        if was_terminated():  # the parent process sees that its signal ended the program
             sys.stdout.flush()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
         sys.exit(INTERRUPTED_EXIT_CODE)
-    except OSError as error:  # of the machine, such as a full disk; click ends the program where a pipe is closed
+    except OSError as error:  # from the machine, such as a full disk; click ends the program where a pipe is closed
         logger.debug("where it happened", exc_info=True)
         place = "a file or the standard output" if error.filename is None else os.fsdecode(error.filename)
         _fail(f"{place}: {error.strerror or error}; correct this, and run the same command again", CareError.exit_code)
@@ -92,7 +92,7 @@ def _open_standard_streams() -> None:
 
 
 def _show_half_characters() -> None:
-    """Let a stored text that holds half a character end no command: it is printed as JSON escapes it."""
+    """Print half a character of a stored text as JSON escapes it, instead of failing."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
@@ -105,7 +105,7 @@ def _show_usage(error: click.UsageError) -> None:
 
 
 def _require_characters(arguments: list[str]) -> None:
-    """Refuse an argument in another encoding than UTF-8, or read in another one, unless it is the name of a file."""
+    """Refuse arguments that are not UTF-8, or that the locale reads otherwise, unless they name a file."""
     for argument in arguments:
         raw = os.fsencode(argument)
         if (locale := sys.getfilesystemencoding()) != "utf-8" and not os.path.lexists(argument) and _is_utf_8(raw):

@@ -39,17 +39,17 @@ def read_defaults(command: click.Command) -> dict[str, Any]:
     # care-ingest is another name of `care ingest`, and the rest of the file is for other commands.
     if command.name != PROGRAM:
         return _for_command(command, general, tables.get(command.name.removeprefix(f"{PROGRAM}-"), {}), where)
-    found = _commands(command)
-    known = {name for child in found.values() for name in _all_options(child)}
+    commands = _commands(command)
+    known = {name for child in commands.values() for name in _all_options(child)}
     if unknown := sorted(general.keys() - known):
         raise InputError(f"{where}: {unknown[0]!r} is an option of no command; known: {', '.join(sorted(known))}")
-    if unknown := sorted(tables.keys() - found.keys()):
-        raise InputError(f"{where}: [{unknown[0]}] is not a command of {command.name}; known: {', '.join(found)}")
-    return {name: _for_command(child, general, tables.get(name, {}), where) for name, child in found.items()}
+    if unknown := sorted(tables.keys() - commands.keys()):
+        raise InputError(f"{where}: [{unknown[0]}] is not a command of {command.name}; known: {', '.join(commands)}")
+    return {name: _for_command(child, general, tables.get(name, {}), where) for name, child in commands.items()}
 
 
 def default_of(command: str, option: str) -> Any:
-    """Return what the files of the current folder give to an option of a command; None where they give nothing."""
+    """Return the value that the files of the current folder give to an option of a command; None if they give none."""
     settings = _find()[1]
     own, general = settings.get(command), settings.get(option)
     return own[option] if isinstance(own, dict) and option in own else general
@@ -85,16 +85,16 @@ def _for_command(
         raise InputError(
             f'{where}: [{command.name}] has a table {tables[0]!r} where a value is expected; write {tables[0]} = "…"'
         )
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for key, value in {**general, **own}.items():
         if key in options and not isinstance(value, dict):
             many = options[key].multiple and not isinstance(value, list)
             if "" in (value if isinstance(value, list) else [value]) and options[key].name not in MAY_BE_EMPTY:
                 raise InputError(f"{where}: {key!r} is empty; give a value, or leave it out")
-            found[str(options[key].name)] = [value] if many else value
+            defaults[str(options[key].name)] = [value] if many else value
     for name, child in children.items():
-        found[name] = _for_command(child, general, own.get(name, {}), where)
-    return found
+        defaults[name] = _for_command(child, general, own.get(name, {}), where)
+    return defaults
 
 
 def _commands(command: click.Command) -> dict[str, click.Command]:

@@ -14,11 +14,11 @@ CONTEXT = {"help_option_names": ["-h", "--help"]}
 _WHOLE = "care_qdrant.console.groups.whole"
 """Key of a context under which `--help-all` notes that all options are asked for."""
 MAY_BE_EMPTY = ("vector_name", "title_field")
-"""Parameters whose empty value says something: Qdrant's unnamed vector has this name, and no title has this field."""
+"""Parameters whose empty value has a meaning: Qdrant's unnamed vector has this name, and no title has this field."""
 
 
 class Option(click.Option):
-    """An option with the environment variables that the command reads beside it."""
+    """An option with other environment variables that its command reads."""
 
     def __init__(self, *args: Any, environment: Mapping[str, str] | None = None, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -27,12 +27,12 @@ class Option(click.Option):
 
 
 class Command(click.Command):
-    """A command that refuses empty values and numbers without end, and lists the environment variables that it reads.
+    """A command that refuses empty values and infinite numbers, and lists the environment variables that it reads.
 
     Args:
-        args: Those of `click.Command`.
+        args: Arguments of `click.Command`.
         environment: Variables that no option of the command has, and what each says.
-        settings: Those of `click.Command`.
+        settings: Keyword arguments of `click.Command`.
     """
 
     def __init__(self, *args: Any, environment: Mapping[str, str] | None = None, **settings: Any) -> None:
@@ -67,10 +67,10 @@ class Command(click.Command):
 
 
 def _tell_place(ctx: click.Context, option: str) -> None:
-    """Refuse an option of the program that stands behind its command, by the place where it belongs."""
+    """Refuse an option of the program that was typed after the command, and show where it belongs."""
     program = ctx.parent
     while program is not None:
-        if any(option in [*each.opts, *each.secondary_opts] for each in program.command.params):
+        if any(option in [*param.opts, *param.secondary_opts] for param in program.command.params):
             command = ctx.command_path.removeprefix(program.command_path)
             place = f"{program.command_path} {option}{command}"
             raise click.UsageError(f"{option} stands before the command: {place} …", ctx)
@@ -88,11 +88,11 @@ class Program(click.Group):
     """A group whose commands are imported when they are used, so that ``--help`` is instant.
 
     Args:
-        args: Those of `click.Group`.
+        args: Arguments of `click.Group`.
         modules: Commands by name, each as ``module:attribute``.
         entry_points_of: Group of entry points with commands of packages above this one.
         summaries: Titles of the help's groups, each with its commands and a summary of at most 50 characters.
-        settings: Those of `click.Group`.
+        settings: Keyword arguments of `click.Group`.
     """
 
     command_class = Command

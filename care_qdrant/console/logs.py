@@ -17,7 +17,7 @@ from care_qdrant.errors import redact
 
 _LOGGERS = ("care_qdrant", "care_trainer", "care_benchmarks", "care_data", "llama_index.embeddings.care")
 _LIBRARIES = ("asyncio", "uvicorn")
-"""Loggers of others whose warnings come in the same form; they print them by themselves otherwise."""
+"""Loggers of libraries whose warnings are printed in the same form; otherwise the libraries print them."""
 
 
 class _JsonLines(logging.Formatter):
@@ -71,7 +71,7 @@ _handler = _Stderr()
 
 
 def _write(line: str) -> None:
-    """Print a line of the log; an object of JSON is not broken."""
+    """Print a line of the log; a JSON object is not wrapped."""
     if isinstance(_handler.formatter, _JsonLines):
         click.echo(harmless(line), err=True)
     else:

@@ -45,7 +45,7 @@ class Target:
     url: str | None
     api_key: str | None = None
     grpc_port: int | None = None
-    """Port for all that is about points, over gRPC; None is HTTP."""
+    """Port for requests about points, over gRPC; None uses HTTP."""
 
     def open(
         self, *, create: bool = False, timeout_seconds: int | None = None, patience_seconds: float | None = None
@@ -70,12 +70,12 @@ class Target:
         )
 
     def options_of(self, command: str) -> list[str]:
-        """Return the options by which another command reaches this database; none where it does so without any."""
+        """Return the options by which another command reaches this database; none if its defaults reach it."""
         url, path = os.environ.get("QDRANT_URL"), None
         if not url:
             url, path = default_of(command, "url"), default_of(command, "path")
-        found = (None, str(url)) if url and not path else (str(path or "qdrant"), None)
-        if found == (None if self.path is None else str(self.path), self.url):
+        reached = (None, str(url)) if url and not path else (str(path or "qdrant"), None)
+        if reached == (None if self.path is None else str(self.path), self.url):
             return []
         return ["--url" if self.url else "--path", shlex.quote(str(self))]
 
@@ -84,7 +84,7 @@ class Target:
 
 
 def typed_model() -> str | None:
-    """Return the model of the command line; None where the environment or a file gives it, to any command."""
+    """Return the model of the command line; None if the environment or a file gives it, which any command reads."""
     context = click.get_current_context()
     is_typed = context.get_parameter_source("model") is click.core.ParameterSource.COMMANDLINE
     return str(context.params["model"]) if is_typed else None
@@ -102,8 +102,8 @@ def add_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def settings_of(kind: type[Settings], options: Mapping[str, Any], **others: Any) -> Settings:
-    """Return the settings of a command: those options that have a field of their name, and others."""
-    names = {each.name for each in fields(kind)}  # type: ignore[arg-type]  # a dataclass
+    """Return the settings of a command: the options that are named like its fields, and others."""
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass
     return kind(**{name: value for name, value in options.items() if name in names} | others)
 
 
@@ -119,7 +119,7 @@ class FiniteRange(click.FloatRange):
 
 
 def setting(variable: str, default: Any, kind: click.ParamType[Any]) -> Any:
-    """Return what an environment variable says, checked as an option would be."""
+    """Return the value of an environment variable, checked as an option would be."""
     try:
         return kind.convert(os.environ.get(variable, default), None, None)
     except click.BadParameter as error:
@@ -133,7 +133,7 @@ BATCHES = {"CARE_BATCH_TOKENS": "Padded tokens of one batch of the document enco
 
 
 MOST_READERS = 4
-"""Largest number of processes that read a collection unless more are asked for: the server has others to answer."""
+"""Largest number of processes that read a collection unless more are asked for: the server has other clients."""
 
 
 def retries() -> "RetryPolicy":
@@ -175,7 +175,7 @@ url_option = click.option(
 
 
 def server_key(url: str) -> str | None:
-    """Return the API key of the server, where it may go there.
+    """Return the API key of the server; None if there is none, or if it may not be sent there.
 
     It has no option: other users of a machine see a command line.
     """
@@ -200,7 +200,7 @@ def target_of(path: Path | None, url: str | None, default: Path) -> Target:
 
 
 def _choose(path: Path, url: str) -> tuple[Path | None, str | None]:
-    """Keep one of two databases."""
+    """Choose between a path and a URL that were both given."""
     if _rank("path") == _rank("url"):
         raise click.UsageError("--path and --url name two different databases; give one")
     return (path, None) if _rank("path") < _rank("url") else (None, url)
@@ -281,7 +281,7 @@ _DEVICES = re.compile(rf"all|{_DEVICE}(,{_DEVICE})*")
 
 
 def _endpoint_key(urls: Sequence[str], option: str) -> str | None:
-    """Return the API key of embeddings servers, where it may go there."""
+    """Return the API key of embeddings servers; None if there is none, or if it may not be sent there."""
     key = environment_key("CARE_ENDPOINT_KEY", urls, option)
     if key:
         warn_of_plain_http("CARE_ENDPOINT_KEY", urls)
@@ -289,7 +289,7 @@ def _endpoint_key(urls: Sequence[str], option: str) -> str | None:
 
 
 def _choose_engine(device: str | None, engine: str | None, endpoints: tuple[str, ...]) -> Chosen:
-    """Check what was given together: servers, or an engine on devices; what a file gives yields to what was typed."""
+    """Check device, engine and servers against each other; a typed option replaces one from a file."""
     if device is not None and not _DEVICES.fullmatch(device):
         raise click.UsageError(
             f"--device {device}: is not a device; expected cpu, cuda, cuda:0 or mps, several with commas, or all"
@@ -321,7 +321,7 @@ def engine_options(command: Command) -> Command:
     ) -> Any:
         from care_qdrant.encoders.engine import Engine
 
-        listed = tuple(url.strip() for each in endpoints for url in each.split(",") if url.strip())
+        listed = tuple(url.strip() for given in endpoints for url in given.split(",") if url.strip())
         device, engine, urls = _choose_engine(device, engine, listed)
         reference = os.environ.get("CARE_REFERENCE_VECTORS")
         made = Engine(
@@ -371,7 +371,7 @@ def engine_options(command: Command) -> Command:
 
 
 def fallback_option(command: Command) -> Command:
-    """Add ``--fallback``; the command takes ``open_fallback``, a function, or None where there is none."""
+    """Add ``--fallback``; the command takes ``open_fallback``, a function, or None without the option."""
 
     @wraps(command)
     def with_fallback(*args: Any, fallback: str | None, **options: Any) -> Any:
@@ -409,8 +409,8 @@ def fallback_option(command: Command) -> Command:
 
 def precision() -> "Precision":
     """Return the precision of ONNX query encoders; auto takes int8 where it passed its accuracy check at export."""
-    found: Precision = setting("CARE_PRECISION", "auto", click.Choice(["auto", "int8", "fp32"]))
-    return found
+    chosen: Precision = setting("CARE_PRECISION", "auto", click.Choice(["auto", "int8", "fp32"]))
+    return chosen
 
 
 quantization_option = click.option(

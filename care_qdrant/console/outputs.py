@@ -1,4 +1,4 @@
-"""Files that a command writes where a person said: one that the command did not write is never touched."""
+"""Checks of the paths that a command is to write: a file that the command did not write is never replaced."""
 
 import re
 from collections.abc import Iterable
@@ -11,15 +11,15 @@ _HEAD_BYTES = 1_024
 
 
 def require_free(path: Path, written: re.Pattern[bytes] | None = None) -> None:
-    """Refuse to write over a file that is there, or where none can be written, before any work for it is done.
+    """Refuse a path that holds another file, or cannot be written, before any work for it is done.
 
     Args:
-        path: Where the command is to write. An empty file, a pipe and a device lose nothing.
-        written: How files begin that the same command wrote, which it may replace; None where a person works on in
-            what it writes, or where its files look like files of other programs.
+        path: Where the command is to write. Empty files, pipes and devices are accepted.
+        written: Beginning of the files of this command, which it may replace; None if people edit its files, or if
+            they look like files of other programs.
 
     Raises:
-        InputError: The file is somebody else's, or somebody's work, or nothing can be written there.
+        InputError: The file would be lost, or nothing can be written there.
     """
     require_writable(path)
     if path.is_file() or not path.exists():
@@ -33,16 +33,16 @@ def require_free(path: Path, written: re.Pattern[bytes] | None = None) -> None:
 
 
 def require_own(folder: Path, mark: str, written: re.Pattern[bytes], names: Iterable[str]) -> None:
-    """Refuse a folder that cannot be written, or with files of other people that a command would write over.
+    """Refuse a folder that cannot be written, or in which a command would replace files that it did not write.
 
     Args:
         folder: Where the command is to write.
-        mark: Name of the file that says that the command wrote what is there.
-        written: How that file begins where the command wrote it.
-        names: Of the other files that the command writes there.
+        mark: Name of the file that shows that the command wrote the folder.
+        written: Beginning of that file if the command wrote it.
+        names: Names of the other files that the command writes there.
 
     Raises:
-        InputError: A file is somebody else's, or the folder cannot be written.
+        InputError: The command did not write one of the files, or the folder cannot be written.
     """
     require_writable(folder)
     require_free(folder / mark, written)

@@ -13,23 +13,23 @@ from care_qdrant.console.text import echo, harmless
 
 
 def printed(report: Any) -> dict[str, Any]:
-    """Return a report as it is printed: in place of an inner report, those of its fields that are named for it."""
-    inner = {each.name: each.metadata["printed"] for each in fields(report) if "printed" in each.metadata}
+    """Return a report as it is printed, with selected fields of an inner report in place of that report."""
+    inner = {field.name: field.metadata["printed"] for field in fields(report) if "printed" in field.metadata}
     return {
         key: shown
         for name, value in asdict(report).items()
-        for key, shown in ({each: value[each] for each in inner[name]} if name in inner else {name: value}).items()
+        for key, shown in ({part: value[part] for part in inner[name]} if name in inner else {name: value}).items()
     }
 
 
 def show_report(report: Any, *, as_json: bool = False) -> None:
-    """Print a dataclass or a mapping that says what a command did: as JSON, or a line for each value that is there."""
+    """Print the report of a command, a dataclass or a mapping: as JSON, or a line for each value that is not empty."""
     values = report if isinstance(report, Mapping) else printed(report)
     if as_json:
         show_json(values)
         return
     typed = () if isinstance(report, Mapping) else fields(report)
-    fractions = {each.name for each in typed if each.metadata.get("unit") == "fraction"}
+    fractions = {field.name for field in typed if field.metadata.get("unit") == "fraction"}
     lines = _lines({key: _percent(value) if key in fractions else value for key, value in values.items()})
     echo("\n".join(lines))
 
@@ -42,7 +42,7 @@ def show_json(value: Any) -> None:
 
 
 def search_command(collection: str, target: Target, model: str | None = None) -> str:
-    """Return the command that asks a collection; without a model, with the one that was given to this command."""
+    """Return the command that searches a collection; without a model, with the one that was typed for this command."""
     model = typed_model() if model is None else model
     parts = ["care", "search", '"…"', "--collection", shlex.quote(collection)]
     if model is not None:
@@ -71,7 +71,7 @@ def _percent(fraction: Any) -> Any:
 
 def _shown(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key.replace('_', ' ')} {_shown(one)}" for key, one in value.items())
+        return ", ".join(f"{key.replace('_', ' ')} {_shown(part)}" for key, part in value.items())
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):

@@ -48,7 +48,7 @@ def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | None = None) -> str:
-    """Return rows laid out in columns; where the last one has no room beside long names, cell after cell."""
+    """Return rows laid out in columns; if long names leave no room for the last column, join the cells instead."""
     from wcwidth import ljust
 
     lines = [[" ".join(harmless(cell).split()) for cell in row] for row in (header, *rows)]
@@ -102,7 +102,7 @@ def _fitted(line: str, columns: int) -> Iterator[str]:
 
 
 def _broken(text: str, first: int, later: int) -> Iterator[str]:
-    """Yield the lines of a text, broken between words or Chinese characters; a longer word, as a path, stays whole."""
+    """Yield the lines of a text, broken between words or Chinese characters; a longer word (a path) stays whole."""
     line, used, room = "", 0, first
     for piece in _PIECE.findall(text):
         columns = display_width(piece)

@@ -45,7 +45,7 @@ def environment_key(variable: str, urls: Sequence[str], option: str) -> str | No
 
 
 def warn_of_plain_http(variable: str, urls: Sequence[str]) -> None:
-    """Log once for each server of another machine that a key would reach in clear text."""
+    """Warn of each server on another machine that a key would reach without encryption."""
     from care_qdrant.qdrant.connection import is_loopback
 
     for url in urls:
@@ -54,7 +54,7 @@ def warn_of_plain_http(variable: str, urls: Sequence[str]) -> None:
 
 
 def warn_of_foreign_folder(path: Path) -> None:
-    """Log where an embedded database belongs to another user of the machine: it is unpickled, which can run code."""
+    """Warn of an embedded database that belongs to another user: it is unpickled, which can run code."""
     try:
         owner = path.stat().st_uid
     except OSError:  # it does not exist yet
