@@ -1,4 +1,4 @@
-"""``care.json``: what a CARE folder says of itself, and whether its files are those that the card lists."""
+"""``care.json``: the description of a CARE folder, and the check of its files against it."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ FORMAT = 2
 is."""
 # Not in a folder of its own: onnxruntime reads external weights only below the folder of a graph.
 SHARING_ONNX = "model.onnx"
-"""Graph that reads the safetensors file beside it, relative to the folder of its side."""
+"""Graph that reads the safetensors file next to it, relative to the folder of its side."""
 TERM_WEIGHTS = "term_weights.npz"
 """Weights of the terms of queries, relative to the folder."""
 STORED = "stored"
@@ -115,7 +115,7 @@ class Card:
 
     @property
     def saved_sides(self) -> tuple[str, ...]:
-        """Names of the sides that have files: a query encoder learned from stored vectors comes without documents'."""
+        """Names of the sides that have files; a query encoder learned from stored vectors has no document side."""
         return ("query",) if self.document.pooling == STORED else ("query", "document")
 
     def save(self, folder: str | Path) -> None:
@@ -148,7 +148,7 @@ def read_card(folder: Path) -> Card:
     if card.references_sha256 != bind_references(card.fingerprint, card.onnx, card.document_onnx):
         raise AlteredModel(
             f"{path}: its reference vectors do not belong to fingerprint {card.fingerprint[:12]}, so its ONNX files "
-            "may be those of another model; restore the folder, or export the model again"
+            "may belong to another model; restore the folder, or export the model again"
         )
     return card
 
@@ -168,7 +168,7 @@ def fingerprint(
     that they give the reference vectors (`care_qdrant.encoders.references`).
     """
     sources = {path: entry.sha256 for path, entry in files.items() if not is_onnx(path)}
-    # What format 1 did not know counts only where it is used: other models keep their fingerprint.
+    # A field that is new since format 1 counts only if it is used: other models keep their fingerprint.
     sides = [
         {key: value for key, value in asdict(side).items() if key != "tasks" or value} for side in (query, document)
     ]
@@ -250,7 +250,7 @@ def _verify_file(folder: Path, path: str, expected: FileEntry) -> None:
 def refuse_unlisted(folder: Path, card: Card, side: str) -> None:
     """Refuse files of a side that the card does not list: a stray ``adapter_config.json`` changes vectors by itself.
 
-    Hidden files and texts for people are no part of a model.
+    Hidden files and Markdown files are not part of a model.
     """
     for path in list_files(folder / side, folder):
         is_hidden = any(part.startswith(".") for part in Path(path).parts)
@@ -275,9 +275,9 @@ def sha256(file: Path) -> str:
 
 
 def _state(file: Path) -> tuple[int, ...] | None:
-    """Return what changes when a file is written or replaced; None for one that is not there."""
+    """Return the facts that change when a file is written or replaced; None for a missing file."""
     try:
-        found = file.stat()
+        status = file.stat()
     except FileNotFoundError:
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -39,8 +39,8 @@ class CareModel:
     ONNX file of its side. Every file is checked against its recorded SHA-256 before it is read, and every ONNX file has
     to give the reference vectors of the card.
 
-    Used by several threads: an encoder loads once, under a lock that a forked child has anew, and is then read without
-    one; `Encoder` says the same of every encoder.
+    Several threads may use it: an encoder loads once, under a lock that a forked child replaces, and is then read
+    without one; `Encoder` says the same of every encoder.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class CareModel:
         folder: str | Path | None = None,
         light_documents: bool = False,
     ) -> None:
-        """Put a model together of its two sides; `CareModel.load` is the usual way."""
+        """Build a model from its two sides; `CareModel.load` is the usual way."""
         self.name, self.dim, self.fingerprint, self.temperature = name, dim, fingerprint, temperature
         self.query: ModelSide = OpenedOnce(query)
         self.document: ModelSide = OpenedOnce(document)
@@ -95,7 +95,7 @@ class CareModel:
             engine: The program that encodes documents.
 
         Raises:
-            ModelError: The folder is not there, incomplete, altered, or newer than this version.
+            ModelError: The folder is missing, incomplete, altered, or newer than this version.
         """
         if device is not None and "," in device and engine.kind in ("onnx", "server"):
             raise InputError(f"several devices ({device}) are for --engine torch, not {engine.kind}; leave one out")
@@ -104,7 +104,7 @@ class CareModel:
         if (folder / CARD_FILE).is_file():
             card = read_card(folder)
             query = QueryFolder(folder, card, precision, device)
-            query.onnx_file  # noqa: B018  # a precision that the folder does not have is said now
+            query.onnx_file  # noqa: B018  # refuses a precision that the folder does not have
             document = DocumentFolder(source, revision, card, device, engine)
             return cls(
                 name=card.name,
@@ -151,18 +151,19 @@ class CareModel:
 
     @property
     def probe_texts(self) -> tuple[str, ...]:
-        """Short texts that the model reads: those of its card, else the reference texts of any model."""
+        """Short texts that the model reads: the reference texts of its card, else the general ones."""
         files = None if self.card is None else self.card.onnx
-        return tuple(one.text for one in files.references) if files and files.references else REFERENCE_TEXTS
+        references = files.references if files else ()
+        return tuple(reference.text for reference in references) or REFERENCE_TEXTS
 
     @property
     def query_encoder(self) -> Encoder:
-        """The online side."""
+        """Encoder of queries, the online side."""
         return self.query.open()
 
     @property
     def document_encoder(self) -> Encoder:
-        """The offline side."""
+        """Encoder of documents, the offline side."""
         return self.document.open()
 
     @property
@@ -187,11 +188,11 @@ class CareModel:
         """Return a query's BM25 terms: counts, times the weights that the model has learned for them, where it has any.
 
         Args:
-            text: Of the query.
-            analyser: The collection's (`SparseContract.analyser`).
+            text: Text of the query.
+            analyser: Analyser of the collection (`SparseContract.analyser`).
 
         Raises:
-            ModelError: The weights are not those that the card lists, or of another analyser.
+            ModelError: The weights differ from the card, or are for another analyser.
         """
         return self._query_terms(text, analyser)
 
@@ -213,7 +214,7 @@ class CareModel:
         self.document.require()
 
     def standing_in(self) -> "CareModel":
-        """Return this model with its query encoder as document encoder, where the one that it was learned from is gone.
+        """Return this model with its query encoder as document encoder, for a document encoder that no longer exists.
 
         Raises:
             InputError: The model has a document encoder.
@@ -238,8 +239,8 @@ class CareModel:
         )
 
     def contract(self) -> "VectorContract":
-        """Return what a collection must remember of this model's vectors."""
-        # Here, because it takes the Qdrant client with it: a second that a process that only encodes need not pay.
+        """Return the contract that a collection stores for this model's vectors."""
+        # Imported here, since it imports the Qdrant client: a second that a process that only encodes saves.
         from care_qdrant.contracts.contract import VectorContract
 
         distance = "Cosine" if self.geometry == "unit" else "Dot"
@@ -257,7 +258,7 @@ class CareModel:
 
 
 def require_saved_model(model: CareModel, saved: str | None, component: str) -> None:
-    """Refuse a model other than the one of which a component has saved the fingerprint; None is that of any model.
+    """Refuse a model whose fingerprint differs from the one that a component has saved; None accepts any model.
 
     Raises:
         FingerprintMismatch: The fingerprints differ; the message begins with the component.

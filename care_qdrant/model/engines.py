@@ -30,7 +30,7 @@ Role = Literal["query", "document"]
 
 @dataclass(frozen=True, slots=True)
 class SavedEncoder:
-    """A saved sentence-transformers model of one side, and what its vectors have to be."""
+    """A saved sentence-transformers model of one side, with the reference vectors that it has to give."""
 
     folder: Path
     role: Role
@@ -44,18 +44,18 @@ class SavedEncoder:
     """Vectors of known texts; none where the model has no card."""
 
     def tokenizer(self) -> TokenCounter:
-        """Load what counts the tokens of its texts."""
+        """Load the token counter of its texts."""
         return TokenizerFile(self.folder, self.side)
 
     def known_references(self, engine: Engine) -> tuple[Reference, ...]:
-        """Return the reference vectors of the file that was named, else those of the card."""
+        """Return the reference vectors of the named file, else of the card."""
         return (
             self.references if engine.reference is None else load_references(Path(engine.reference), self.fingerprint)
         )
 
 
 def devices_of(device: str | None) -> list[str]:
-    """Return the devices of documents; empty for the fastest one there is."""
+    """Return the devices that encode documents; empty for the fastest one available."""
     if device != "all":
         return [] if device is None else [name.strip() for name in device.split(",")]
     import torch
@@ -64,12 +64,12 @@ def devices_of(device: str | None) -> list[str]:
 
 
 def first_device(device: str | None) -> str | None:
-    """Return the device of queries; None for the fastest one there is."""
+    """Return the device that encodes queries; None for the fastest one available."""
     return next(iter(devices_of(device)), None)
 
 
 def require_devices(device: str | None) -> None:
-    """Refuse devices that were named and are not there, and a machine without torch; reads no weights."""
+    """Refuse named devices that do not exist, and a machine without torch; reads no weights."""
     require_torch()
     if named := devices_of(device):
         from care_qdrant.encoders.local.torch import require_device
@@ -119,7 +119,7 @@ def on_servers(saved: SavedEncoder, engine: Engine, references: Sequence[Referen
 
 
 def require_precision(encoder: "TorchEncoder | ProcessEncoder", engine: Engine, saved: SavedEncoder) -> None:
-    """Refuse an encoder whose bfloat16 vectors are not those of float32, where those of a few texts are known."""
+    """Refuse an encoder whose bfloat16 vectors differ from float32 reference vectors, if any are known."""
     if (dtype := encoder.report()["dtype"]) == "float32":
         return
     if not (known := saved.known_references(engine)):

@@ -3,8 +3,8 @@
 ::
 
     modules.json  router_config.json  care.json  README.md  term_weights.npz
-    query/        a complete sentence-transformers model; onnx/ beside its weights; stand_in.npy of a learned one
-    document/     a complete sentence-transformers model, LoRA merged; model.onnx reads the weights beside it
+    query/        a complete sentence-transformers model, with onnx/; a learned one also has stand_in.npy
+    document/     a complete sentence-transformers model, LoRA merged; model.onnx reads the weights next to it
 
 A side may have ``int8.safetensors`` in the place of its weights (`care_qdrant.encoders.local.weights.INT8`): it is then
 for this library alone, and sentence-transformers refuses it.
@@ -91,9 +91,9 @@ def write_checkpoint(
 ) -> Card:
     """Assemble a CARE folder from two saved sentence-transformers models, verify it, and move it into place.
 
-    The folder appears whole or not at all: it is built beside its destination and renamed at the end. A folder that is
-    replaced is renamed first and removed last, so that no moment is without a whole model; one that an interrupted call
-    left under that name is put back.
+    The folder appears whole or not at all: it is built next to its destination and renamed at the end. A folder that is
+    replaced is renamed first and removed last, so that a whole model exists at every moment; one that an interrupted
+    call left under that name is put back.
 
     Args:
         folder: Destination; must not exist, or be a CARE folder (which is replaced).
@@ -119,7 +119,7 @@ def write_checkpoint(
     folder, query, document = Path(folder), Path(query), None if document is None else Path(document)
     require_destination(folder)
     for encoder in filter(None, (query, document)):
-        read_json(encoder / "modules.json")  # named here by the caller's path, and not by that of the copy
+        read_json(encoder / "modules.json")  # errors here name the caller's path, not the copy's
         check_model(encoder)
     replaced = folder.with_name(f".{folder.name}.replaced")
     if replaced.exists() and not folder.exists():
@@ -199,7 +199,7 @@ def add_term_weights(folder: Path, weights: "TermWeights", gate: Mapping[str, An
 
 
 def copy_term_weights(source: Path, folder: Path) -> Card | None:
-    """Copy the weights of query terms from another CARE folder; None where that is no CARE folder, or has none."""
+    """Copy the weights of query terms from another CARE folder; None if that is not a CARE folder, or has none."""
     card = read_card(source) if (source / CARD_FILE).is_file() else None
     if card is None or card.term_weights is None:
         return None
@@ -234,7 +234,9 @@ def verify_checkpoint(folder: str | Path, sides: Iterable[str] | None = None) ->
         _check_side(folder / side, card.query if side == "query" else card.document, card.dim)
     verify_term_weights(folder, card)
     if "document" in sides and geometry_of(folder / "document") != card.geometry:
-        raise ModelError(f"{folder}: its document encoder has not the geometry {card.geometry!r} that care.json names")
+        raise ModelError(
+            f"{folder}: its document encoder does not have the geometry {card.geometry!r} that care.json names"
+        )
     for required in ("modules.json", "router_config.json"):
         if not (folder / required).is_file():
             raise IncompleteModel(f"{folder}: {required} is missing, so sentence-transformers cannot load it")
@@ -245,7 +247,7 @@ def describe_side(folder: Path, side: str) -> tuple[Side, int]:
     """Read from a saved sentence-transformers model how it encodes one side, and its output dimension.
 
     Raises:
-        ModelError: It is no such model, or one that would give other vectors here.
+        ModelError: It is not such a model, or it would give other vectors here.
     """
     try:
         return _described(folder, side)
@@ -279,22 +281,22 @@ def _described(folder: Path, side: str) -> tuple[Side, int]:
         raise ModelError(f"{folder}: lacks a Normalize module, so its vectors have no unit length; add one")
     prompt = settings.get("prompts", {}).get(side) or ""
     if is_static:
-        found = Side(pooling="static", max_tokens=static_limit(read_tokenizer(folder)), prompt=prompt)
+        described = Side(pooling="static", max_tokens=static_limit(read_tokenizer(folder)), prompt=prompt)
         dim = _table_width(folder)
     else:
         pooling = read_json(by_type["Pooling"] / "config.json")
         modes = _pooling_modes(pooling)
         eos = _eos(folder) if "lasttoken" in modes else None
-        found = Side(pooling="+".join(modes), max_tokens=_max_tokens(folder), prompt=prompt, eos=eos)
+        described = Side(pooling="+".join(modes), max_tokens=_max_tokens(folder), prompt=prompt, eos=eos)
         dim = len(modes) * (pooling.get("embedding_dimension") or pooling.get("word_embedding_dimension"))
     kinds = [*by_type]
     if "Dense" in kinds and (is_static or kinds.index("Dense") > kinds.index("Pooling")):
         dim = read_json(by_type["Dense"] / "config.json")["out_features"]
-    return found, int(dim)
+    return described, int(dim)
 
 
 def _pooling_modes(settings: Mapping[str, Any]) -> list[str]:
-    """Return the ways of a Pooling module, whose vectors stand one after the other where it has several."""
+    """Return the pooling modes of a Pooling module; the vectors of several are concatenated."""
     named = settings.get("pooling_mode") or [mode for mode, flag in _POOLING_FLAGS.items() if settings.get(flag)]
     return [named] if isinstance(named, str) else list(named)
 
@@ -348,10 +350,11 @@ def _write_router(folder: Path, card: Card) -> None:
 
 
 def write_for_servers(folder: Path) -> None:
-    """Name the parts of a transformer as sentence-transformers before 6 and transformers before 5, which is still read.
+    """Write a transformer's settings in the names of sentence-transformers before 6 and transformers before 5.
 
-    Embeddings servers know these names only (text-embeddings-inference 1.9, infinity 0.0.78): of the new ones they take
-    another pooling, or do not start. A model with a setting that has no former name stays as it is.
+    Current libraries still read them, and embeddings servers know no others (text-embeddings-inference 1.9, infinity
+    0.0.78): with the new names they use another pooling, or do not start. A model with a setting that has no former
+    name stays as it is.
     """
     modules = read_json(folder / "modules.json")
     kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]
@@ -360,7 +363,7 @@ def write_for_servers(folder: Path) -> None:
     reading = _read_optional(folder / "sentence_bert_config.json")
     files = [folder / module["path"] / "config.json" for module in modules]
     dense = [read_json(file) for file, kind in zip(files, kinds, strict=True) if kind == "Dense"]
-    later = [(found.get(key), usual) for found in (reading, *dense) for key, usual in _LATER_SETTINGS.items()]
+    later = [(settings.get(key), usual) for settings in (reading, *dense) for key, usual in _LATER_SETTINGS.items()]
     if any(value not in (None, {}, False, *usual) for value, usual in later):
         return
     for module, kind, file in zip(modules, kinds, files, strict=True):
@@ -391,10 +394,10 @@ def _served_pooling(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_side(folder: Path, expected: Side, dim: int) -> None:
-    found, found_dim = describe_side(folder, folder.name)
-    if found_dim != dim:
-        raise ModelError(f"{folder}: gives {found_dim} dimensions, care.json says {dim}")
-    if expected.eos is not None and found.eos != expected.eos:
+    saved, saved_dim = describe_side(folder, folder.name)
+    if saved_dim != dim:
+        raise ModelError(f"{folder}: gives {saved_dim} dimensions, care.json says {dim}")
+    if expected.eos is not None and saved.eos != expected.eos:
         raise ModelError(f"{folder}: the tokenizer does not append {expected.eos!r}, which last-token pooling reads")
 
 

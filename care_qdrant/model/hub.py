@@ -16,7 +16,7 @@ def find_folder(source: str | Path, *, revision: str | None = None) -> Path:
 
     Raises:
         InputError: A revision of a folder was asked for, which has none.
-        ModelError: There is no such folder, or the hub does not give the model.
+        ModelError: The folder does not exist, or the model is not available on the hub.
     """
     inside = included(source)
     if revision is not None and (inside or Path(source).is_dir()):
@@ -38,14 +38,14 @@ def find_folder(source: str | Path, *, revision: str | None = None) -> Path:
 
 
 def fetch_document_side(source: str | Path, *, revision: str | None = None) -> Path:
-    """Return the folder with the document encoder in it, downloading it from the hub when that is where it is."""
+    """Return the folder that holds the document encoder, downloaded from the hub if necessary."""
     if included(source) or Path(source).is_dir():
         return find_folder(source, revision=revision)
     return _download(str(source), revision, ignore=["document-adapter/*"])
 
 
 def _download(name: str, revision: str | None, ignore: list[str]) -> Path:
-    # A quarter of a second that a model on this machine does not need.
+    # Imported here: a model on this machine saves the quarter of a second.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

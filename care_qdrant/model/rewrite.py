@@ -54,7 +54,7 @@ _HONOURED = frozenset(
         "use_rslora",
     ]
 )
-"""Settings of peft that a sum of products honours, or that say how the training began (`check_adapter` judges that).
+"""Settings of peft that a merge represents, or that say how the training began (`check_adapter` judges that).
 
 Any other one that is set is refused: versions of peft to come add settings that change what an adapter computes.
 """
@@ -102,7 +102,7 @@ def write_weights(
 def to_int8(folder: Path) -> None:
     """Round the matrices of a saved model to 8 bits, one factor for each row, in the place of its float weights.
 
-    A quarter of the size. Tables of less than `MIN_TABLE_ROWS` rows stay as they are, as in the graphs of
+    They take a quarter of the size. Tables of less than `MIN_TABLE_ROWS` rows stay as they are, as in the graphs of
     `model.export.int8`, and so does everything that is not a matrix.
     """
     import torch
@@ -127,12 +127,12 @@ def rewrite_weights(
     change: "Callable[[str, torch.Tensor], torch.Tensor] | None" = None,
     dtype: "torch.dtype | None" = None,
 ) -> None:
-    """Write a safetensors file anew, holding one tensor at a time.
+    """Rewrite a safetensors file, with one tensor at a time in memory.
 
     Args:
         source: A safetensors file.
         target: Another file.
-        change: Returns what a tensor becomes, by its name; the same shape, any dtype.
+        change: Returns the new tensor for a name and its tensor; the same shape, any dtype.
         dtype: Type of the floats that are written; None keeps that of each tensor.
     """
     import torch
@@ -153,7 +153,7 @@ def rewrite_weights(
         // _BYTES.get(entry["dtype"], 1)
         for name, entry in stored.items()
     }
-    # Those of many bytes a value first, so that each begins at a multiple of its own size.
+    # Types of many bytes a value first, so that each tensor begins at a multiple of its own size.
     order = sorted(stored, key=lambda name: (-_BYTES.get(outcome[name], 1), stored[name]["data_offsets"][0]))
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     position = 0

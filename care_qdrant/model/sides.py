@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 Precision = Literal["auto", "int8", "fp32"]
 
 STAND_IN_FILE = "stand_in.npy"
-"""File of a learned query encoder: the vector that is added to those of documents (`care_trainer.learn.stand_in`)."""
+"""File of a learned query encoder: the vector that is added to document vectors (`care_trainer.learn.stand_in`)."""
 
 
 class ModelSide(Protocol):
@@ -59,14 +59,14 @@ class ModelSide(Protocol):
         """Load the encoder."""
 
     def tokenizer(self) -> TokenCounter:
-        """Load what counts the tokens of its texts: no weights where the side has a ``tokenizer.json``."""
+        """Load the token counter of its texts: no weights if the side has a ``tokenizer.json``."""
 
     def require(self) -> None:
         """Refuse a side that cannot encode here; reads no weights."""
 
 
 class OpenedOnce:
-    """A side whose encoder is loaded by the first who asks; others wait, and a forked child has a lock of its own."""
+    """A side whose encoder is loaded at its first use; other threads wait, and a forked child has its own lock."""
 
     def __init__(self, side: ModelSide) -> None:
         self._side = side
@@ -81,7 +81,7 @@ class OpenedOnce:
             return self._encoder
 
     def tokenizer(self) -> TokenCounter:
-        """Return what counts the tokens of its texts."""
+        """Return the token counter of its texts."""
         return self._tokenizer
 
     @cached_property
@@ -95,20 +95,20 @@ class OpenedOnce:
 
 @dataclass(frozen=True, slots=True)
 class GivenEncoder:
-    """A side whose encoder is there already."""
+    """A side whose encoder is loaded already."""
 
     encoder: Encoder
 
     def open(self) -> Encoder:
-        """Return it."""
+        """Return the encoder."""
         return self.encoder
 
     def tokenizer(self) -> TokenCounter:
-        """Return it: an encoder counts its tokens itself."""
+        """Return the encoder, which counts its tokens itself."""
         return self.encoder
 
     def require(self) -> None:
-        """Do nothing: it is there."""
+        """Refuse nothing: the encoder is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,21 +122,21 @@ class QueryFolder:
 
     @property
     def onnx_file(self) -> str | None:
-        """The ONNX file that is loaded; None where the folder has none, and torch encodes."""
+        """The ONNX file to load; None if the folder has none, and torch encodes."""
         if self.card.onnx is None:
             if self.precision != "auto":
                 raise ModelError(
                     f"{self.folder}: has no ONNX query encoder, so precision {self.precision!r} is not available"
                 )
             return None
-        wanted = self.card.onnx.default if self.precision == "auto" else self.precision
-        file = self.card.onnx.int8 if wanted == "int8" else self.card.onnx.fp32
+        precision = self.card.onnx.default if self.precision == "auto" else self.precision
+        file = self.card.onnx.int8 if precision == "int8" else self.card.onnx.fp32
         if file is None:
-            raise ModelError(f"{self.folder}: has no {wanted} ONNX query encoder")
+            raise ModelError(f"{self.folder}: has no {precision} ONNX query encoder")
         return file
 
     def open(self) -> Encoder:
-        """Load the encoder from files that are those of the card; one on onnxruntime gives its reference vectors."""
+        """Load the encoder from files that match the card; an ONNX file has to give the reference vectors."""
         card, file, saved = self.card, self.onnx_file, _saved(self.folder, "query", self.card)
         if card.onnx is None or file is None:
             with verified(self.folder, card, "query", _torch_files(card, "query")):
@@ -148,7 +148,7 @@ class QueryFolder:
             return on_onnx(saved, file, card.onnx)
 
     def tokenizer(self) -> TokenCounter:
-        """Load what counts the tokens of queries."""
+        """Load the token counter of queries."""
         verify_files(self.folder, self.card, ["query/tokenizer.json"])
         return _saved(self.folder, "query", self.card).tokenizer()
 
@@ -167,14 +167,14 @@ class StandInSide:
     card: Card
 
     def open(self) -> Encoder:
-        """Load the query encoder, and what moves its documents among the stored ones."""
+        """Load the query encoder, and the vector that moves its documents among the stored ones."""
         self.require()
         path = f"query/{STAND_IN_FILE}"
         verify_files(self.folder, self.card, [path])
         return ShiftedEncoder(self.query.open(), np.load(self.folder / path))
 
     def tokenizer(self) -> TokenCounter:
-        """Load what counts the tokens of queries."""
+        """Load the token counter of queries."""
         return self.query.tokenizer()
 
     def require(self) -> None:
@@ -226,14 +226,14 @@ class DocumentFolder:
             return on_onnx(saved, file, card.document_onnx, workers=usable_cores())
 
     def tokenizer(self) -> TokenCounter:
-        """Load what counts the tokens of documents."""
+        """Load the token counter of documents."""
         self._require_weights()
         whole = self._whole()
         verify_files(whole, self.card, ["document/tokenizer.json"])
         return _saved(whole, "document", self.card).tokenizer()
 
     def require(self) -> None:
-        """Refuse a model whose documents cannot be encoded here, for example on a device that is not there."""
+        """Refuse a model whose documents cannot be encoded here, for example on a device that does not exist."""
         self._require_weights()
         if self.kind == "torch":
             require_devices(self.device)
@@ -288,10 +288,10 @@ class PlainModel:
 
     def require_unchanged(self) -> None:
         """Refuse files that changed since they were read; after loading, so that a change meanwhile is found."""
-        if (found := _fingerprint_of_files(self.folder)) != self.saved.fingerprint:
+        if (current := _fingerprint_of_files(self.folder)) != self.saved.fingerprint:
             raise AlteredModel(
                 f"{self.folder}: changed since it was opened (fingerprint {self.saved.fingerprint[:12]}, now "
-                f"{found[:12]}), and its vectors would be stored as those of the former model; open it again"
+                f"{current[:12]}), and its vectors would be stored as vectors of the former model; open it again"
             )
 
 
@@ -320,7 +320,7 @@ class PlainSide:
         return encoder
 
     def tokenizer(self) -> TokenCounter:
-        """Load what counts the tokens of its texts; the encoder where there is no ``tokenizer.json``."""
+        """Load the token counter of its texts; the encoder itself if the model has no ``tokenizer.json``."""
         return self.model.saved.tokenizer() if (self.model.folder / "tokenizer.json").is_file() else self.open()
 
     def require(self) -> None:

@@ -1,4 +1,4 @@
-"""A CARE folder of weights that exist: published CARE models, asymmetric sentence-transformers models, two encoders."""
+"""Make a CARE folder of weights: published CARE models, asymmetric sentence-transformers models, two encoders."""
 
 import json
 import logging
@@ -71,27 +71,27 @@ def import_model(
     if len(sources) not in (1, 2):
         raise InputError(f"{len(sources)} sources; expected one with both encoders, or the query's and the document's")
     require_destination(folder)
-    found = [fetch_document_side(source, revision=revision) for source in sources]
+    folders = [fetch_document_side(source, revision=revision) for source in sources]
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".care-import-") as scratch:
         query, document = Path(scratch) / "query", Path(scratch) / "document"
-        is_stock = len(found) == 1 and all(
-            (found[0] / file).is_file() for file in ("modules.json", "router_config.json")
+        is_stock = len(folders) == 1 and all(
+            (folders[0] / file).is_file() for file in ("modules.json", "router_config.json")
         )
         if is_stock:
-            write_sides(found[0], {"query": query, "document": document})
+            write_sides(folders[0], {"query": query, "document": document})
         else:
-            query_source, document_source = _published_sides(found)
+            query_source, document_source = _published_sides(folders)
             dim = published.write_query_side(query_source, query)
             published.write_document_side(document_source, document, dim, base)
         onnx = export_query_encoder(query, probe_texts or REFERENCE_TEXTS)
         if probe_texts is None:
             onnx = replace(onnx, default="fp32")
         fallback = "" if is_stock else published.LICENSE
-        license = next(filter(None, map(_license, found)), fallback)
-        sides = ("query", "document") if len(found) == 2 else ("both",)
+        license = next(filter(None, map(_license, folders)), fallback)
+        sides = ("query", "document") if len(folders) == 2 else ("both",)
         # The folder of a hub snapshot is named after its commit.
-        commits = [place.name if re.fullmatch(r"[0-9a-f]{40}", place.name) else revision or "" for place in found]
+        commits = [place.name if re.fullmatch(r"[0-9a-f]{40}", place.name) else revision or "" for place in folders]
         return write_checkpoint(
             folder,
             name=name,
@@ -109,15 +109,15 @@ def import_model(
         )
 
 
-def _published_sides(found: Sequence[Path]) -> tuple[Path, Path]:
-    if len(found) == 2:
-        one, other = (place / inner for place, inner in zip(found, _FOLDERS, strict=True))
-        return one if one.is_dir() else found[0], other if other.is_dir() else found[1]
-    sides = tuple(found[0] / inner for inner in _FOLDERS)
+def _published_sides(folders: Sequence[Path]) -> tuple[Path, Path]:
+    if len(folders) == 2:
+        query, document = (folder / inner for folder, inner in zip(folders, _FOLDERS, strict=True))
+        return query if query.is_dir() else folders[0], document if document.is_dir() else folders[1]
+    sides = tuple(folders[0] / inner for inner in _FOLDERS)
     if not all(side.is_dir() for side in sides):
         raise InputError(
-            f"{found[0]}: holds neither {_FOLDERS[0]}/ and {_FOLDERS[1]}/ nor a Router of sentence-transformers; give "
-            "the folder of the query encoder and that of the document encoder"
+            f"{folders[0]}: holds neither {_FOLDERS[0]}/ and {_FOLDERS[1]}/ nor a Router of sentence-transformers; "
+            "give the folder of the query encoder and that of the document encoder"
         )
     return sides[0], sides[1]
 
@@ -151,7 +151,7 @@ def join_encoders(
             pass its gate on them; without them the query side needs torch.
 
     Raises:
-        ModelError: The two do not fit together, or one is no complete model.
+        ModelError: The two do not fit together, or one of them is not a complete model.
         MissingExtra: An export was asked for, and torch or onnx are not installed.
     """
     query, document, folder = Path(query), Path(document), Path(folder)

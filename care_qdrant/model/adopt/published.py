@@ -83,7 +83,7 @@ def write_query_side(source: Path, folder: Path) -> int:
 def write_document_side(source: Path, folder: Path, dim: int, base: str | None = None) -> None:
     """Save the document encoder as a complete sentence-transformers model, its files copied or merged one by one.
 
-    ``base`` is that of an adapter, a folder or hub name; None takes the one that the adapter names.
+    ``base`` is the base of an adapter, a folder or hub name; None takes the one that the adapter names.
     """
     folder.mkdir(parents=True)
     with needs_extra("ingest", "the import of a model"):
@@ -97,7 +97,7 @@ def write_document_side(source: Path, folder: Path, dim: int, base: str | None =
 
 @contextmanager
 def _merged(source: Path) -> Iterator[Path]:
-    """Yield the folder of a transformers model: itself, or, of an adapter, a temporary one with its base merged."""
+    """Yield the folder of a transformers model; for an adapter, a temporary one that is merged with its base."""
     if not (source / ADAPTER_CONFIG).is_file():
         yield source
         return
@@ -116,9 +116,9 @@ def _write_whole(source: Path, folder: Path, base: str | None = None) -> None:
         with readable_model(source):
             write_weights(source, folder)
     for name in _COPIED:
-        found = next((place / name for place in (source, weights) if (place / name).is_file()), None)
-        if found is not None:
-            shutil.copyfile(found, folder / name)
+        file = next((place / name for place in (source, weights) if (place / name).is_file()), None)
+        if file is not None:
+            shutil.copyfile(file, folder / name)
 
 
 def plain_vectors(model: "SentenceTransformer", texts: list[str]) -> Vectors:
@@ -145,7 +145,7 @@ def _base(adapter: Path, base: str | None) -> Path:
 
 
 def _write_tokenizer(folder: Path) -> None:
-    """Let the tokenizer end every text with its end-of-sequence token, where it does not already."""
+    """Make the tokenizer append its end-of-sequence token to every text, unless it does so already."""
     from tokenizers.processors import TemplateProcessing
 
     path, settings = folder / "tokenizer.json", read_json(folder / "tokenizer_config.json")
@@ -163,7 +163,7 @@ def _write_tokenizer(folder: Path) -> None:
 
 
 def _write_modules(folder: Path, dim: int) -> None:
-    """Write what sentence-transformers reads beside the weights: last token, unit length, the first dimensions."""
+    """Write the modules of sentence-transformers: last-token pooling, unit length, a cut to the first dimensions."""
     import torch
     from safetensors.torch import save_file
 

@@ -10,9 +10,9 @@ from care_qdrant.measures import TOP, ndcg_at_10
 from care_qdrant.types import Vectors
 
 LEAST_OVERLAP = 0.95
-"""Share of the ten best documents that both agree on, at least."""
+"""Least share of the ten best documents that both agree on."""
 MOST_NDCG_DROP = 0.005
-"""nDCG@10 of the float32 vectors, less that of the int8 ones, at most."""
+"""Largest loss of nDCG@10 from float32 to int8 vectors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def compare(
     relevant: Sequence[Collection[int]] | None = None,
 ) -> Gate:
     """Measure the int8 vectors of some queries against their float32 ones."""
-    found = cosines(int8.astype(np.float64), fp32.astype(np.float64))
+    agreement = cosines(int8.astype(np.float64), fp32.astype(np.float64))
     overlap = ndcg_fp32 = ndcg_int8 = None
     if document_vectors is not None:
         best_fp32, best_int8 = _best(fp32, document_vectors), _best(int8, document_vectors)
@@ -61,8 +61,8 @@ def compare(
             ndcg_fp32, ndcg_int8 = _ndcg(best_fp32, relevant), _ndcg(best_int8, relevant)
     return Gate(
         probes=len(fp32),
-        min_cosine=round(float(found.min()), 6),
-        mean_cosine=round(float(found.mean()), 6),
+        min_cosine=round(float(agreement.min()), 6),
+        mean_cosine=round(float(agreement.mean()), 6),
         overlap_at_10=overlap,
         ndcg_at_10_fp32=ndcg_fp32,
         ndcg_at_10_int8=ndcg_int8,

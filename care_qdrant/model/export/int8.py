@@ -112,7 +112,7 @@ class _Rewrite:
         self._add("Mul", [scaled, level], name)
 
     def _add_row_quantization(self, source: str, width: int) -> tuple[str, str]:
-        """Return each row in 255 levels, and what one level of it is worth."""
+        """Return each row in 255 levels, and the value of one level of it."""
         magnitude = self._add("Abs", [source], f"{source}.magnitude")
         largest = self._add("ReduceMax", [magnitude, "int8.last_axis"], f"{source}.largest_or_zero", keepdims=1)
         largest = self._add("Max", [largest, "int8.smallest"], f"{source}.largest")

@@ -55,7 +55,7 @@ def add_onnx(folder: Path) -> Card:
     """Export the document encoder of a CARE folder to ONNX, and bind the ONNX files of both sides to its fingerprint.
 
     The fingerprint stays, and with it every collection that the model made. The folder is usable at any moment but one
-    between writing the graph and writing the card, when it is refused; calling this again mends that.
+    between writing the graph and writing the card, when it is refused; calling this again repairs that.
     """
     require_writable(folder / "document")
     path = f"document/{SHARING_ONNX}"
@@ -112,7 +112,7 @@ def export_query_encoder(
         encode, write = partial(_encode_stock, tower, "query"), partial(_export_fp32, tower)
     else:
         encode, write = own.encode, own.write_graph
-    # Built beside its destination: a failed export leaves no graph that would be served.
+    # Built in a temporary folder: a failed export leaves no graph that would be served.
     with tempfile.TemporaryDirectory(dir=query_folder, prefix=".onnx.") as building:
         fp32, int8 = Path(building) / "fp32.onnx", Path(building) / "int8.onnx"
         write(fp32)
@@ -145,9 +145,9 @@ def export_query_encoder(
 def export_document_encoder(document_folder: Path, probe_texts: Sequence[str] = REFERENCE_TEXTS) -> OnnxFiles:
     """Write ``model.onnx`` into a saved sentence-transformers document encoder.
 
-    The graph is small: it reads the weights of ``model.safetensors`` beside it (`model.export.shared_weights`).
-    There is no int8 form of other weights: documents are encoded once, and what that loses is lost for every query.
-    Weights that are stored in 8 bits give an int8 graph (`export_int8_weights`).
+    The graph is small: it reads the weights of ``model.safetensors`` next to it (`model.export.shared_weights`).
+    Weights that are stored in 8 bits give an int8 graph (`export_int8_weights`). Others do not: documents are encoded
+    once, and the loss would affect every query.
     """
     if (document_folder / INT8).is_file():
         return export_int8_weights(document_folder, "document", probe_texts)
@@ -191,12 +191,12 @@ def export_int8_weights(folder: Path, side: Role, probe_texts: Sequence[str]) ->
 
 @contextmanager
 def _sharing_graph(tower: "SentenceTransformer", folder: Path, *, int8: bool) -> Iterator[Path]:
-    """Yield a graph that reads the weights in its folder, and give it its name after a block that finds it right."""
+    """Yield a graph that reads the weights in its folder; move it into place if the block succeeds."""
     import onnx
 
     from care_qdrant.model.export.shared_weights import share_weights
 
-    # Built beside its destination, since external weights are found below the folder of the graph only.
+    # Built next to its destination, since onnxruntime reads external weights only below the folder of the graph.
     building = folder / f".{SHARING_ONNX}.partial"
     try:
         with tempfile.TemporaryDirectory(prefix="care-onnx-") as scratch:
@@ -282,8 +282,8 @@ def _encode(folder: Path, side: str, onnx_file: Path, texts: Sequence[str]) -> V
     return OnnxEncoder(folder, str(onnx_file.resolve()), settings, dim, geometry=geometry).encode(texts)
 
 
-def _check_equal(folder: Path, found: Vectors, expected: Vectors) -> None:
-    difference = float(np.abs(found - expected).max())
+def _check_equal(folder: Path, exported: Vectors, expected: Vectors) -> None:
+    difference = float(np.abs(exported - expected).max())
     if not difference <= FP32_TOLERANCE:
         raise ModelError(
             f"{folder}: its ONNX graph gives other vectors than its weights (largest difference "

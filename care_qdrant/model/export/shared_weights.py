@@ -1,4 +1,4 @@
-"""Let an exported graph read its weights from the safetensors files beside it (extra ``onnx``).
+"""Let an exported graph read its weights from the safetensors files next to it (extra ``onnx``).
 
 A second copy of the weights would double the folder, and would not be under its fingerprint. The safetensors format is
 plain arrays at known offsets, which is what an external tensor of ONNX names. Half precision is cast, and a linear
@@ -78,7 +78,7 @@ def is_static(tower: SentenceTransformer) -> bool:
 
 
 class TokenMean(torch.nn.Module):
-    """A static encoder over padded tokens: the mean of the vectors of those that count."""
+    """A static encoder over padded tokens: the mean of the vectors of the unmasked tokens."""
 
     def __init__(self, table: torch.nn.Parameter) -> None:
         super().__init__()
@@ -94,12 +94,12 @@ class TokenMean(torch.nn.Module):
 class FastBertLayer(torch.nn.Module):
     """A layer of a BERT with the same result for less work.
 
-    Attention is one ONNX operator over (batch, length, hidden), so nothing is transposed between the operators. In the
-    last layer of a model that is pooled at its first token only that token goes on: the others serve as keys and
-    values, and five sixths of the layer fall away. `OnnxEncoder` pads on the right, so the first token is the first
+    Attention is one ONNX operator over (batch, length, hidden), so nothing is transposed between the operators. The
+    last layer of a model that is pooled at its first token computes only that token: the others serve as keys and
+    values, which saves five sixths of the layer. `OnnxEncoder` pads on the right, so the first token is the first
     column.
 
-    What a projection of zeros would add is not computed: a table of token vectors that is stored as a BERT has two in
+    Projections of zeros are left out: a table of token vectors that is stored as a BERT has two in
     each layer, and its graph is then a lookup, 4 to 15 times as fast.
     """
 
@@ -121,10 +121,10 @@ class FastBertLayer(torch.nn.Module):
             return second(self.layer.intermediate(states), states)  # type: ignore[no-any-return]
         return second.LayerNorm(states)  # type: ignore[no-any-return]
 
-    def _context(self, wanted: Tensor, hidden_states: Tensor, attention_mask: Tensor) -> Tensor:
+    def _context(self, queries: Tensor, hidden_states: Tensor, attention_mask: Tensor) -> Tensor:
         attention = self.layer.attention.self
         return torch.onnx.ops.attention(
-            attention.query(wanted),
+            attention.query(queries),
             attention.key(hidden_states),
             attention.value(hidden_states),
             attention_mask[:, :, :1] if self.first_token_only else attention_mask,
@@ -151,7 +151,7 @@ class _Stored:
     shape: tuple[int, ...]
     kind: str
     is_transposed: bool
-    """Whether the graph wants its transpose."""
+    """Whether the graph uses its transpose."""
 
 
 def share_weights(model: "ModelProto", folder: Path) -> None:
@@ -164,12 +164,12 @@ def share_weights(model: "ModelProto", folder: Path) -> None:
     nodes: list[NodeProto] = []
     for tensor in model.graph.initializer:
         is_large = math.prod(tensor.dims) >= _MIN_SHARED and tensor.data_type in shared
-        found = stored.get(_digest(numpy_helper.to_array(tensor))) if is_large else None
-        if found is None:
+        match = stored.get(_digest(numpy_helper.to_array(tensor))) if is_large else None
+        if match is None:
             tensors.append(tensor)
         else:
-            tensors.append(_external(tensor.name, found))
-            nodes += _restore(tensor.name, found)
+            tensors.append(_external(tensor.name, match))
+            nodes += _restore(tensor.name, match)
     nodes += model.graph.node
     del model.graph.initializer[:], model.graph.node[:]
     model.graph.initializer.extend(tensors)
@@ -177,7 +177,7 @@ def share_weights(model: "ModelProto", folder: Path) -> None:
 
 
 def _index(folder: Path) -> Iterator[tuple[str, _Stored]]:
-    """Return the large tensors of a folder, halves as float32, and the transposes of those matrices, by digest."""
+    """Yield the large tensors of a folder by digest, half precision as float32, and the transposes of the matrices."""
     for path in sorted(folder.rglob("*.safetensors")):
         header, start = read_header(path)
         header.pop("__metadata__", None)
@@ -216,7 +216,7 @@ def _external(name: str, stored: _Stored) -> "TensorProto":
 
 
 def _restore(name: str, stored: _Stored) -> list["NodeProto"]:
-    """Return the nodes that make the tensor that the graph wants of the stored one."""
+    """Return the nodes that restore a tensor of the graph from the stored one."""
     from onnx import TensorProto, helper
 
     steps: list[tuple[str, dict[str, Any]]] = []
