@@ -1,7 +1,7 @@
 """Several calls of an encoder under way, and a meter of what they did.
 
 A device waits for nothing where the next batch is tokenised while it works on this one; a server answers many requests
-at a time. How many calls an encoder can use is its own business (`calls_of`); results always come back in order.
+at a time. Each encoder says how many calls it can use (`calls_of`); results always come back in order.
 """
 
 import threading
@@ -37,7 +37,7 @@ def meter_of(encoder: Encoder, otherwise: "Meter") -> "Meter":
 
 
 def report_of(encoder: Encoder) -> dict[str, Any]:
-    """Return what an encoder says of itself and of its work; empty for one that says nothing."""
+    """Return an encoder's report of itself and of its work; empty for an encoder without a report."""
     report: Callable[[], dict[str, Any]] = getattr(encoder, "report", dict)
     return report()
 
@@ -95,7 +95,7 @@ class Meter:
         self.count(len(lengths), sum(lengths), padded_tokens)
 
     def count(self, texts: int, tokens: int, padded_tokens: int) -> None:
-        """Add what a batch had."""
+        """Add the texts and tokens of a batch."""
         with self._lock:
             self.texts += texts
             self.tokens += tokens

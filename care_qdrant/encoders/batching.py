@@ -56,7 +56,7 @@ class TokenizerFile:
 
 
 def uncut_length(encoding: Encoding, special_tokens: int) -> int:
-    """Return the tokens that a text has, those that were cut off included."""
+    """Return the number of tokens of a text, including tokens that were cut off."""
     parts = [encoding, *encoding.overflowing]
     return sum(len(part.ids) for part in parts) - special_tokens * (len(parts) - 1)
 
@@ -104,6 +104,6 @@ class Budget:
         self.exceeded += 1
 
     def fits(self, padded: int) -> None:
-        """Note a batch that fitted; one that filled the budget raises it half the way to what is known not to."""
+        """Note a batch that fitted; if it filled the budget, raise that halfway to the largest that may fit."""
         if self.tokens < self._most and padded > 0.9 * self.tokens and self._most - padded > self._most // 8:
             self.tokens = (padded + self._most + 1) // 2

@@ -29,7 +29,7 @@ class Engine:
     request_tokens: int = 16_384
     """Most tokens of a request, which has two minutes: fewer for a server on a CPU."""
     reference: str | Path | None = None
-    """File of vectors that servers have to reproduce; None takes those of the model's card, else makes them here."""
+    """File of vectors that servers have to reproduce; None takes the references of the card, else makes them here."""
     api_key: str | None = field(default=None, repr=False)
     """Bearer token of the servers."""
     patience_seconds: float = PATIENCE_SECONDS

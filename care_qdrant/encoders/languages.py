@@ -11,9 +11,9 @@ logger = logging.getLogger(__name__)
 SAMPLED_TEXTS = 32
 """Number of texts of a collection or a corpus that are looked at."""
 MOST_UNREAD = 0.5
-"""Fraction of texts from which on a model is refused."""
+"""Fraction of unread texts from which on a model is refused."""
 NOTICEABLE_UNREAD = 0.1
-"""Fraction of texts from which on it is said."""
+"""Fraction of unread texts from which on a warning is logged."""
 _SHOWN_CHARACTERS = 40
 
 

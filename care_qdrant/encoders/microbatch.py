@@ -1,6 +1,6 @@
-"""Batches out of single calls: whatever came in while the encoder ran is its next batch.
+"""Batches of single calls: the texts that arrive while the encoder runs are its next batch.
 
-A small encoder is bound by reading its weights, so eight texts cost little more than one. Nobody waits for a batch to
+A small encoder is bound by reading its weights, so eight texts cost little more than one. No text waits for a batch to
 fill: an idle encoder starts with the first text at once, and a thread that finds it idle runs it itself, without a
 switch to another. Under load the batches grow by themselves.
 """
@@ -32,7 +32,7 @@ class MicroBatcher:
 
     A text that the encoder refuses fails alone, not with those that shared its batch. A future that is cancelled
     before its turn costs nothing. Equal texts in one batch are encoded once. A forked child starts with an empty queue
-    and its own workers; one that is no longer referred to ends its workers.
+    and its own workers; a batcher that is garbage-collected ends its workers.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class MicroBatcher:
         return self._line.put(text)
 
     def close(self) -> None:
-        """Answer what was submitted, then end the worker threads; without effect the second time."""
+        """Answer the submitted texts, then end the worker threads; a second call has no effect."""
         self._finalizer()
 
     def _start_afresh(self) -> None:
@@ -130,10 +130,10 @@ class _Line:
         return request.future
 
     def take(self) -> list[_Request]:
-        """Wait for the next batch; empty when the line is closed and everyone was served.
+        """Wait for the next batch; empty when the line is closed and every text was served.
 
-        A worker takes its share of those who wait and leaves the rest to the other workers. One that takes them all is
-        busy for long, while the others run whatever comes next one by one, and the last wait longest.
+        A worker takes its share of the waiting texts and leaves the rest to the other workers. If it took them all, it
+        would be busy for long, while the others run new texts singly, and its last texts would wait longest.
         """
         with self.condition:
             self.condition.wait_for(lambda: self.running < self.workers if self._waiting else self._closed)

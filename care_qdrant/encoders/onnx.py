@@ -136,7 +136,7 @@ class OnnxEncoder:
             if len(text) <= limit:
                 break
             cut = self._tokenize(text[:limit])
-            # The cut may change the tokens next to it; where some were left over it is far from those that count.
+            # The cut may change the tokens next to it; if some are left over, it is far from the tokens that count.
             if (
                 uncut_length(cut, self._special_tokens) >= 2 * self.max_tokens
                 or characters == _CHARACTERS_PER_TOKEN[-1]
@@ -189,9 +189,9 @@ def _load_session(path: Path, dim: int, threads: int) -> onnxruntime.InferenceSe
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own exceptions share no public base
         raise ModelError(f"{path}: onnxruntime {onnxruntime.__version__} cannot load it ({error})") from error
-    found = session.get_outputs()[0].shape[-1]
-    if found != dim:
-        raise ModelError(f"{path}: gives {found} dimensions, the model's card says {dim}; export it again")
+    width = session.get_outputs()[0].shape[-1]
+    if width != dim:
+        raise ModelError(f"{path}: gives {width} dimensions, the model's card says {dim}; export it again")
     return session
 
 

@@ -1,12 +1,12 @@
 """Reference vectors: a few fixed texts, each with the vector that a model's own weights give it.
 
-Whatever else makes vectors for that model has to give the same ones: an ONNX file, an embeddings server, weights in
+Any other source of vectors for that model has to give the same ones: an ONNX file, an embeddings server, weights in
 half precision, an adapter over its base. They are kept in the card of a CARE folder, in a file for a model without a
-card (``care model reference-vectors``), and beside an adapter.
+card (``care model reference-vectors``), and next to an adapter.
 
 In the card they also tie an ONNX file to the weights under the fingerprint. ONNX files are another rendering of these
 weights, and are not covered themselves, so that a new export does not orphan collections. A digest of the fingerprint
-and of the vectors stands beside them: hashes alone would accept the ONNX file of another model with its own hashes.
+and of the vectors is stored with them: hashes alone would accept the ONNX file of another model with its own hashes.
 """
 
 import base64
@@ -43,7 +43,7 @@ class Reference:
 
     @classmethod
     def of(cls, text: str, vector: Iterable[float]) -> "Reference":
-        """Keep the vector of a text."""
+        """Return the reference of a text and its vector."""
         return cls(text, base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode("ascii"))
 
     @property
@@ -53,7 +53,7 @@ class Reference:
 
 
 def make_references(encode: Encode, texts: Sequence[str] = REFERENCE_TEXTS) -> tuple[Reference, ...]:
-    """Encode fixed texts; those without a vector are left out."""
+    """Encode fixed texts; texts without a vector are left out."""
     return tuple(
         Reference.of(text, row)
         for text, row in zip(texts, encode(list(texts)), strict=True)
@@ -63,7 +63,8 @@ def make_references(encode: Encode, texts: Sequence[str] = REFERENCE_TEXTS) -> t
 
 def save_references(path: Path, fingerprint: str, references: Sequence[Reference]) -> None:
     """Write the reference vectors of a model into a JSON file of numbers."""
-    texts, vectors = [each.text for each in references], [each.numbers.tolist() for each in references]
+    texts = [reference.text for reference in references]
+    vectors = [reference.numbers.tolist() for reference in references]
     content = {"fingerprint": fingerprint, "texts": texts, "vectors": vectors}
     path.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
@@ -72,12 +73,12 @@ def load_references(path: Path, fingerprint: str) -> tuple[Reference, ...]:
     """Read the reference vectors of a model from a file of `save_references`.
 
     Raises:
-        InputError: It is no such file.
-        ModelError: It is that of another model.
+        InputError: It is not such a file.
+        ModelError: It belongs to another model.
     """
     try:
         content = json.loads(path.read_bytes())
-        found, pairs = str(content["fingerprint"]), zip(content["texts"], content["vectors"], strict=True)
+        saved, pairs = str(content["fingerprint"]), zip(content["texts"], content["vectors"], strict=True)
         references = tuple(Reference.of(text, vector) for text, vector in pairs)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
@@ -85,9 +86,9 @@ def load_references(path: Path, fingerprint: str) -> tuple[Reference, ...]:
         ) from error
     if not references:
         raise InputError(f"{path}: holds no reference vectors; make them with care model reference-vectors")
-    if found != fingerprint:
+    if saved != fingerprint:
         raise ModelError(
-            f"{path}: the reference vectors are of {found[:12]}, the model is {fingerprint[:12]}; make them again with "
+            f"{path}: the reference vectors are of {saved[:12]}, the model is {fingerprint[:12]}; make them again with "
             "care model reference-vectors"
         )
     return references
@@ -110,10 +111,10 @@ def least_agreement(encode: Encode, references: Sequence[Reference], where: Path
         AlteredModel: The encoder gives vectors of another shape.
     """
     expected = np.stack([reference.numbers for reference in references])
-    found = encode([reference.text for reference in references])
-    if found.shape != expected.shape:
-        raise AlteredModel(f"{where}: gives vectors of shape {found.shape}; the model's are {expected.shape}")
-    return float(projections(found, expected).min())
+    vectors = encode([reference.text for reference in references])
+    if vectors.shape != expected.shape:
+        raise AlteredModel(f"{where}: gives vectors of shape {vectors.shape}; the model's are {expected.shape}")
+    return float(projections(vectors, expected).min())
 
 
 def check_references(encode: Encode, references: Sequence[Reference], file: Path, least: float) -> None:
@@ -126,12 +127,12 @@ def check_references(encode: Encode, references: Sequence[Reference], file: Path
 
 
 def keep_check_vectors(encode: Encode, folder: Path) -> None:
-    """Write the reference vectors of an adapter over its own base beside it."""
+    """Write the reference vectors of an adapter, over its own base, into its folder."""
     write_json(folder / CHECK_FILE, [asdict(reference) for reference in make_references(encode)])
 
 
 def check_adapter_vectors(encode: Encode, adapter: Path) -> None:
-    """Refuse an adapter that gives other vectors than those beside it; without such nothing can be checked."""
+    """Refuse an adapter that gives other vectors than the references in its folder; without any, check nothing."""
     if not (adapter / CHECK_FILE).is_file():
         return
     references = [Reference(**kept) for kept in read_json(adapter / CHECK_FILE)]

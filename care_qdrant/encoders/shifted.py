@@ -12,7 +12,7 @@ from care_qdrant.types import Vectors
 
 @dataclass(frozen=True, slots=True)
 class ShiftedEncoder:
-    """An encoder to whose vectors one vector is added, before they are made unit vectors again."""
+    """An encoder whose vectors are moved by a fixed vector, and then normalised again."""
 
     encoder: Encoder
     shift: Vectors

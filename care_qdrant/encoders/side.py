@@ -18,7 +18,7 @@ score is the dot product. Under a cosine they would be normalised, and rank othe
 
 
 def static_limit(tokenizer: "Tokenizer") -> int:
-    """Return the longest input of a static encoder in tokens: what its tokenizer cuts at, for it has no other limit."""
+    """Return the longest input of a static encoder in tokens: the truncation of its tokenizer, its only limit."""
     return int(tokenizer.truncation["max_length"]) if tokenizer.truncation else UNLIMITED
 
 
@@ -35,7 +35,7 @@ class Side:
     eos: str | None = None
     """The marker that the tokenizer must append, for last-token pooling (paper, appendix G)."""
     tasks: Mapping[str, str] = field(default_factory=dict)
-    """Prompts by the name of a task, which are used instead of ``prompt`` where one is asked for."""
+    """Prompts by the name of a task, which are used instead of ``prompt`` if a task is named."""
 
     @property
     def special_tokens(self) -> bool:

@@ -1,7 +1,7 @@
 """The words of a text that a tokenizer does not read: unknown to it, or cut into ever smaller pieces.
 
-A tokenizer that was trained on Chinese alone knows the letters of English and none of its words. Whatever a query
-encoder makes of single letters is a vector of no meaning, near to everything, and its scores look like good ones.
+A tokenizer that was trained on Chinese alone knows the letters of English and none of its words. A query encoder
+makes a meaningless vector of single letters, near to everything, and its scores look like good ones.
 """
 
 import unicodedata
@@ -13,12 +13,12 @@ _LEAST_LETTERS = 3
 """Letters of the shortest word that counts: shorter ones are single tokens, or letters, to every tokenizer."""
 _LONGEST_ABBREVIATION = 6
 _SPELLED_OUT = 0.6
-"""Cuts per letter from which on words count as spelled out, whatever the tokenizer."""
+"""Cuts per letter from which on words count as spelled out, for any tokenizer."""
 _FOREIGN = 0.28
 """Cuts per letter of the words of a text that a vocabulary of few languages was not made for: English has 0.18 in the
 included model's, of Chinese and English, and ten other languages in Latin letters 0.29 to 0.65."""
 _FEW_LANGUAGES = 60_000
-"""Tokens of the largest vocabulary of few languages; those of many have 100,000 and more."""
+"""Tokens of the largest vocabulary of few languages; vocabularies of many have 100,000 or more."""
 _LEAST_WORDS = 5
 """Words of a text that tell its language; fewer may be names, or terms that are rare in any."""
 _WORD_WEIGHT = 2

@@ -1,4 +1,4 @@
-"""Refuses an encoder that cannot run here, and what an encoder should never return.
+"""Refuses encoders that cannot run here, unusable texts, and vectors that an encoder should never return.
 
 Qdrant's engine would take such a vector and never find the point again.
 """
@@ -33,11 +33,11 @@ def require_usable(vectors: Vectors, shape: tuple[int, int], name_of: Callable[[
 
 
 def require_texts(texts: Sequence[str]) -> None:
-    """Refuse what is no list of texts, and texts that hold half a character, which tokenizers, JSON and Qdrant refuse.
+    """Refuse anything but a list of texts, and half characters, which tokenizers, JSON and Qdrant refuse.
 
     Raises:
         InputError: It is one text, whose characters would be taken for texts.
-        UnusableText: Some are no texts, or hold half a character.
+        UnusableText: Some are not texts, or hold half a character.
     """
     if isinstance(texts, str):
         raise InputError(f"one text ({texts[:40]!r}) is given where a list of texts is expected; write [text]")
@@ -60,7 +60,7 @@ def as_encoded(texts: Sequence[str]) -> list[str]:
 
     Raises:
         InputError: It is one text.
-        UnusableText: Some texts are no texts, or hold half a character.
+        UnusableText: Some are not texts, or hold half a character.
     """
     require_texts(texts)
     return [text if text.isascii() else _LINE_BREAKING.sub("", text) for text in texts]
@@ -71,7 +71,7 @@ def encodable(texts: Sequence[str]) -> list[str]:
 
     Raises:
         InputError: It is one text.
-        UnusableText: Some texts are blank, are no texts, or hold half a character.
+        UnusableText: Some are blank, are not texts, or hold half a character.
     """
     read = as_encoded(texts)
     require_tokens(texts, [place for place, text in enumerate(texts) if is_blank(text)])

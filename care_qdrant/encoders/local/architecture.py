@@ -1,8 +1,8 @@
 """The published gte-multilingual family without remote code: ``model_type: new`` read as transformers' own ``gte``.
 
 Those checkpoints name Python files on the hub that would have to be run. transformers has the same architecture, with
-the mapping of the key names built in; only the configuration has to be translated. What the translation does not know
-is refused: a setting that is dropped would change vectors without a word.
+the mapping of the key names built in; only the configuration has to be translated. Unknown settings are
+refused: dropping them would silently change vectors.
 """
 
 import json

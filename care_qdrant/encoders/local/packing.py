@@ -47,13 +47,13 @@ class Packed:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether the layers work compiled."""
+        """Whether compiled layers are used."""
         return bool(self._compiled)
 
     def features(self, token_ids: Sequence[Sequence[int]]) -> dict[str, Any]:
-        """Return what `run` reads of texts of at least one token each; on a CPU those of one length are best together.
+        """Return the input of `run` for texts of at least one token each; on a CPU, put texts of one length together.
 
-        Beside the tensors there is the length of the longest text, which a GPU need not be asked for.
+        It includes the length of the longest text, so that `run` need not read it from a GPU.
         """
         import torch
 
@@ -73,11 +73,11 @@ class Packed:
         import torch
 
         try:
-            return self._run(dict(features))  # which adds what it finds
+            return self._run(dict(features))  # a copy, to which the modules add their output
         except Exception as error:
             if not self._compiled or isinstance(error, torch.OutOfMemoryError):
                 raise
-            logger.warning("%s: goes on without compiled layers (%s)", type(self._transformer).__name__, error)
+            logger.warning("%s: continues without compiled layers (%s)", type(self._transformer).__name__, error)
             self._compiled = {}
             return self._run(features)
 
@@ -91,9 +91,9 @@ class Packed:
         return vectors
 
     def compile(self, sent: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-        """Compile the layers, once: about ten seconds on a GPU, whatever the size of the model.
+        """Compile the layers, once: about ten seconds on a GPU, for a model of any size.
 
-        The layers stay as they are where there is no compiler, and where vectors would be others than before.
+        The layers stay as they are without a compiler, or if the vectors would change.
         """
         import torch
 
@@ -136,7 +136,7 @@ def packed(
     padded: Callable[[Sequence[Sequence[int]]], "Tensor"],
     sent: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> Packed | None:
-    """Return how to encode without padding, or None where that does not give the vectors that padded batches give.
+    """Return an encoder without padding, or None if its vectors differ from the vectors of padded batches.
 
     Args:
         model: Begins with a transformer and its pooling.
@@ -152,30 +152,30 @@ def packed(
     if {*layers} != {_FULL} or not is_compatible():
         return None
     AttentionInterface.register(_NAME, partial(_attend, at_once=_flash_attention()))
-    # No way of pooling is asked for by name: one that does not know of several texts in a row gives other vectors here.
+    # No pooling is refused by name: one that does not support several texts in a row gives other vectors here.
     try:
         with torch.inference_mode():
-            found = Packed(model)
-            own, wanted = found.run(sent(found.features(_PROBES))).float(), padded(_PROBES).float()
-            limit = 1e-6 if model.dtype == torch.float32 else _rough_limit(padded, wanted)
-    except Exception as error:  # an architecture may fail in any way here, and encodes with padding all the same
+            candidate = Packed(model)
+            own, expected = candidate.run(sent(candidate.features(_PROBES))).float(), padded(_PROBES).float()
+            limit = 1e-6 if model.dtype == torch.float32 else _rough_limit(padded, expected)
+    except Exception as error:  # an architecture may fail in any way here, and is then encoded with padding
         logger.info("%s: encoded with padding (%s)", type(transformer).__name__, error)
         return None
-    return found if _apart(own, wanted) < limit else None
+    return candidate if _apart(own, expected) < limit else None
 
 
-def _rough_limit(padded: Callable[[Sequence[Sequence[int]]], "Tensor"], wanted: "Tensor") -> float:
-    """Return how far vectors may be apart in half precision, where a text alone differs from itself beside others."""
+def _rough_limit(padded: Callable[[Sequence[Sequence[int]]], "Tensor"], expected: "Tensor") -> float:
+    """Return how far apart vectors may be in half precision: a text alone differs from itself in a batch."""
     import torch
 
     alone = torch.cat([padded([probe]).float() for probe in _PROBES])
-    return min(_LARGEST_ROUNDING, max(1e-3, 4 * _apart(alone, wanted)))
+    return min(_LARGEST_ROUNDING, max(1e-3, 4 * _apart(alone, expected)))
 
 
-def _apart(own: "Tensor", wanted: "Tensor") -> float:
+def _apart(own: "Tensor", expected: "Tensor") -> float:
     import torch
 
-    return float(1 - torch.nn.functional.cosine_similarity(own, wanted, dim=1).min())
+    return float(1 - torch.nn.functional.cosine_similarity(own, expected, dim=1).min())
 
 
 def _attend(

@@ -71,7 +71,7 @@ class ProcessEncoder:
         return self._counter.count_tokens(texts)
 
     def report(self) -> dict[str, Any]:
-        """Return the devices, the kernels, and what the work was like."""
+        """Return the devices, the kernels and the padding of the work."""
         dtypes = ",".join(sorted({report["dtype"] for report in self._reports}))
         where = {"device": ",".join(self._devices), "dtype": dtypes}
         return {**self._reports[0], **where, "padding": round(self.meter.padding, 4)}

@@ -1,6 +1,6 @@
 """An encoder on torch: the document side, and any model without an ONNX file.
 
-The modules are those of sentence-transformers, and so are the vectors. What is ours is the way to them: each text is
+The modules and the vectors are the same as in sentence-transformers, and only the way to them differs: each text is
 tokenised by a copy of the model's own tokenizer that needs no lock, while another thread keeps the device busy; a
 forward pass has no padding where the model allows it, and else texts of one length; memory that runs out halves the
 budget of a pass; and one vector a text comes back.
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BATCH_TOKENS = 16_384
-"""Padded tokens of one forward pass on a GPU; bounds memory whatever the lengths are."""
+"""Padded tokens of one forward pass on a GPU; bounds memory for texts of any length."""
 CPU_BATCH_TOKENS = 2_048
 """Padded tokens of one forward pass on a CPU, whose caches a larger pass leaves."""
 COMPILE_AFTER = 20.0
@@ -53,10 +53,10 @@ _LOCKS_LOCK = ForkLock()
 _TOLERANCE = 1e-2
 """Largest accepted distance of a vector's length from 1: bfloat16 has eight bits of precision."""
 _SHORT, _LONG = "a", "a b c d e f g h i"
-"""Texts of which the second makes the first be padded."""
+"""A short text, and a longer one with which it is padded."""
 _PADDING_LIMITS = {"torch.float32": 1e-5}
-"""Largest distance, as 1 - cosine, of a text's vector alone from the one that it has beside a longer text, by dtype;
-1e-2 for those of less precision. Above it padding takes part in the vector."""
+"""Largest distance, as 1 - cosine, between a text's vector alone and in a batch with a longer text, by dtype; 1e-2 for
+types of less precision. Above it, padding takes part in the vector."""
 
 
 class TorchEncoder:
@@ -72,7 +72,7 @@ class TorchEncoder:
     """
 
     calls = 2
-    """One on the device, one that is tokenised."""
+    """One on the device, and one that is being tokenised."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class TorchEncoder:
         self._geometry: Geometry = "cut" if cuts_unit_vectors(model) else "unit"
         self._packed = self._without_padding()
         self._reads_padding = self._packed is None and self._is_changed_by_padding()
-        # A person waits for a query, and nobody for one batch of documents.
+        # A query must not wait for a compilation; a batch of documents may.
         self._compiles = side == "document" and self.device != "cpu"
 
     @property
@@ -112,7 +112,7 @@ class TorchEncoder:
         return str(self._model.device)
 
     def report(self) -> dict[str, Any]:
-        """Return the device, the kernels, and what the work was like."""
+        """Return the device, the kernels and the figures of the work."""
         transformer = getattr(self._model[0], "model", None)
         return {
             "engine": "torch",
@@ -132,7 +132,7 @@ class TorchEncoder:
         return vectors
 
     def forward(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
-        """Encode texts without looking at the vectors: one of a text that the model does not weigh is zero."""
+        """Encode texts without checking the vectors: a text that the model does not weigh gets a zero vector."""
         texts = as_encoded(texts)
         prompt = self.prompt if prompt is None else prompt
         read = self._read([prompt + text for text in texts]) if self._reads_ids else None
@@ -177,7 +177,7 @@ class TorchEncoder:
         return [] if self._copy is None else UnreadWords(self._copy)(text, self._copy.encode(text))
 
     def _read(self, texts: list[str]) -> list[list[int]] | None:
-        """Return token ids, cut; None where the tokenizer is one in Python."""
+        """Return token ids, cut; None for a tokenizer in Python."""
         return None if self._copy is None else [encoding.ids for encoding in self._tokenised(texts)]
 
     def _tokenised(self, texts: list[str]) -> Iterable[Encoding]:
@@ -186,8 +186,8 @@ class TorchEncoder:
         if self.device == "cpu":
             # One by one: `encode_batch` starts a thread for each core, and those are what a CPU encodes with.
             return (self._copy.encode(text, add_special_tokens=special) for text in texts)
-        found: list[Encoding] = self._copy.encode_batch(texts, add_special_tokens=special)
-        return found
+        encodings: list[Encoding] = self._copy.encode_batch(texts, add_special_tokens=special)
+        return encodings
 
     def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
         # Attention on a CPU is computed by length, with or without padding.
@@ -230,19 +230,19 @@ class TorchEncoder:
             return packed(self._model, lambda token_ids: self._run(self._sent(self._padded(token_ids))), self._sent)
 
     def _is_changed_by_padding(self) -> bool:
-        """Return whether a text has another vector where a longer one makes it be padded.
+        """Return whether padding changes the vector of a text.
 
-        Convolutions read the padding beside a text, FNet mixes it in, and some models count positions from its
-        beginning. Such a model gets batches of one length, so that no vector depends on the texts beside it.
+        Convolutions read the padding next to a text, FNet mixes it in, and some models count positions from its
+        beginning. Such a model gets batches of one length, so that no vector depends on the other texts.
         """
         if self._is_table:
             return False
         with self._lock:
-            [alone], [beside, _] = (
+            [alone], [padded, _] = (
                 self._encode(texts, prompt="", batch_size=2, show_progress_bar=False)
                 for texts in ([_SHORT], [_SHORT, _LONG])
             )
-        return not 1 - cosines(alone[None], beside[None])[0] < _PADDING_LIMITS.get(str(self._model.dtype), 1e-2)
+        return not 1 - cosines(alone[None], padded[None])[0] < _PADDING_LIMITS.get(str(self._model.dtype), 1e-2)
 
     def _forward(self, token_ids: Sequence[Sequence[int]]) -> Vectors:
         """Return the vectors of one batch; the longest comes first."""
@@ -261,7 +261,7 @@ class TorchEncoder:
                 if self._geometry == "unit":
                     rows = torch.nn.functional.normalize(rows, dim=1)
                 wait = _fetched(rows)
-            # A GPU has only been told what to do: the next call tells it more while this one waits.
+            # A GPU works in the background: the next call gives it more work while this one waits.
             return wait()
 
     def _padded(self, token_ids: Sequence[Sequence[int]]) -> "dict[str, torch.Tensor]":
@@ -332,12 +332,12 @@ class TorchEncoder:
 
 
 def _fetched(rows: "torch.Tensor") -> Callable[[], Vectors]:
-    """Begin to copy rows to this process, and return how to wait for them."""
+    """Begin to copy rows to this process, and return a function that waits for them."""
     import torch
 
     if not rows.is_cuda:
-        found: Vectors = rows.cpu().numpy()
-        return lambda: found
+        vectors: Vectors = rows.cpu().numpy()
+        return lambda: vectors
     copy = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
     copy.copy_(rows, non_blocking=True)
     done = torch.cuda.current_stream(rows.device).record_event()
@@ -350,7 +350,7 @@ def _fetched(rows: "torch.Tensor") -> Callable[[], Vectors]:
 
 
 def _take_any_dtype(model: "SentenceTransformer") -> None:
-    """Let dense layers take what comes before them: in half precision, weighted tokens are float32 nevertheless."""
+    """Let dense layers take inputs of any dtype: in half precision, weighted tokens are float32 nevertheless."""
     from sentence_transformers.base.modules import Dense
 
     for module in model.modules():
@@ -370,7 +370,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def cuts_unit_vectors(model: "SentenceTransformer") -> bool:
-    """Return whether a model has a linear layer after its normalisation: its vectors are to stay as they are."""
+    """Return whether a model has a linear layer after its normalisation: its vectors must not be normalised again."""
     kinds = [type(module).__name__ for module in model.children()]
     return "Normalize" in kinds and "Dense" in kinds[kinds.index("Normalize") :]
 
@@ -379,7 +379,7 @@ def require_device(device: str) -> None:
     """Refuse a device that torch cannot use on this machine.
 
     Raises:
-        InputError: There is no such device here.
+        InputError: This machine does not have the device.
     """
     import torch
     from sentence_transformers.util import get_device_name
@@ -408,7 +408,7 @@ def load_sentence_transformer(
 
     Raises:
         MissingExtra: Torch or sentence-transformers are not installed.
-        InputError: There is no such device here.
+        InputError: This machine does not have the device.
         ModelError: The folder holds no model that sentence-transformers loads.
     """
     with needs_extra("ingest", "this encoder"):
@@ -446,9 +446,9 @@ _OF_A_BROKEN_MODEL = (
 
 
 def _run_once(model: "SentenceTransformer") -> "SentenceTransformer":
-    """Return a model that encodes a text; that its modules do not fit together is noticed in no other way."""
+    """Return a model after encoding a text with it: nothing else shows modules that do not fit together."""
     _take_any_dtype(model)
-    found, dim = model.encode_query([_SHORT], show_progress_bar=False).shape[1], model.get_embedding_dimension()
-    if found != dim:
-        raise ValueError(f"its vectors have {found} dimensions, and its modules say {dim}")
+    width, dim = model.encode_query([_SHORT], show_progress_bar=False).shape[1], model.get_embedding_dimension()
+    if width != dim:
+        raise ValueError(f"its vectors have {width} dimensions, and its modules say {dim}")
     return model

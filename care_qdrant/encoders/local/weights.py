@@ -32,12 +32,12 @@ SCALE = ".scale"
 """Suffix of the name of a matrix's factors."""
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 CHECK_FILE = "check_vectors.json"
-"""File of reference vectors beside an adapter; without them another base of the same shape passes for its own."""
+"""File of reference vectors next to an adapter; without them another base of the same shape passes for its own."""
 _BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U8": 8, "BOOL": 8}
 _BITS |= {"F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "U16": 16, "U32": 32, "U64": 64, "F4": 4, "C64": 64}
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _PLAIN_STARTS = (True, False, "gaussian", "orthogonal")
-"""Initialisations of LoRA that leave the base as it is; peft stores the changed base of the others nowhere."""
+"""Initialisations of LoRA that leave the base as it is; the others change it, and peft does not store that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_tensors(files: Iterable[Path]) -> dict[str, Tensor]:
-    """Return what the headers of a model's files say, by tensor."""
+    """Return the file, dtype and shape of each tensor, from the headers of a model's files."""
     tensors: dict[str, Tensor] = {}
     for file in files:
         for name, (dtype, shape) in _entries(file):
@@ -135,7 +135,7 @@ def readable_model(folder: str | Path) -> Iterator[Path]:
 
     Raises:
         IncompleteModel: A file is missing or cut off, or a tensor is missing.
-        ModelError: The weights are not those that the model reads, or need remote code.
+        ModelError: The weights do not fit the model, or need remote code.
     """
     folder = Path(folder)
     _check_files(folder)
@@ -159,7 +159,7 @@ def readable_model(folder: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def _readable_modules(folder: Path) -> Iterator[Path]:
-    """Yield a model whose transformers lie in folders of their own, as ``0_Transformer``, each one checked."""
+    """Yield a model whose transformers have their own folders, such as ``0_Transformer``, after checking each."""
     with ExitStack() as stack:
         checked = {
             path.parent: stack.enter_context(readable_model(path.parent))
@@ -188,8 +188,8 @@ def _check_files(folder: Path) -> None:
 def check_adapter(adapter: Path, base: Path) -> None:
     """Check that a LoRA adapter has every layer that it says, of its base's shapes, and left that base as it was.
 
-    That it was trained on this base only `encoders.references.check_adapter_vectors` can tell: where there are no
-    vectors to check, a warning says so.
+    Only `encoders.references.check_adapter_vectors` can tell whether it was trained on this base; without vectors to
+    check, a warning is logged.
     """
     with needs_extra("ingest", "an adapter"):
         from peft import LoraConfig, PeftConfig, inject_adapter_in_model
@@ -221,16 +221,16 @@ def check_adapter(adapter: Path, base: Path) -> None:
     expected = {
         adapter_name(name): tuple(parameter.shape) for name, parameter in adapted.named_parameters() if ".lora_" in name
     }
-    found = {adapter_name(name): entry.shape for name, entry in read_tensors([adapter / ADAPTER_WEIGHTS]).items()}
-    if missing := sorted(expected.keys() - found.keys()):
+    stored = {adapter_name(name): entry.shape for name, entry in read_tensors([adapter / ADAPTER_WEIGHTS]).items()}
+    if missing := sorted(expected.keys() - stored.keys()):
         raise IncompleteModel(
             f"{adapter}: lacks {len(missing)} of {len(expected)} tensors that {ADAPTER_CONFIG} says, as {missing[0]!r}"
         )
-    if more := sorted(found.keys() - expected.keys()):
+    if more := sorted(stored.keys() - expected.keys()):
         raise ModelError(f"{adapter}: adapts {more[0]!r}, which {base} does not have; give its own base")
-    if other := sorted(name for name in expected if expected[name] != found[name]):
+    if other := sorted(name for name in expected if expected[name] != stored[name]):
         raise ModelError(
-            f"{adapter}: {other[0]!r} has the shape {found[other[0]]}, but {base} needs {expected[other[0]]}; "
+            f"{adapter}: {other[0]!r} has the shape {stored[other[0]]}, but {base} needs {expected[other[0]]}; "
             "give its own base"
         )
     if not (adapter / CHECK_FILE).is_file():
@@ -253,7 +253,7 @@ def _base_of(adapter: Path) -> Path:
 
     try:
         return Path(snapshot_download(name, revision=settings.get("revision"), local_files_only=True))
-    except Exception as error:  # many kinds, all of which mean that it is not here
+    except Exception as error:  # many kinds, which all mean that it is not here
         raise ModelError(
             f"{adapter}: its base {name!r} (base_model_name_or_path in {ADAPTER_CONFIG}) is not on this machine"
         ) from error
@@ -305,7 +305,7 @@ def _check_transformer(native: Path, folder: Path) -> None:
             encoder = getattr(sys.modules[kind.__module__], kind.__name__.removesuffix("Model") + "EncoderModel", None)
             if encoder is not None:
                 kind, config.is_encoder_decoder = encoder, False
-            model, found = kind.from_pretrained(
+            model, loading = kind.from_pretrained(
                 None,
                 config=config,
                 state_dict=stand_ins,
@@ -315,22 +315,22 @@ def _check_transformer(native: Path, folder: Path) -> None:
             )
     except (ValueError, RuntimeError, KeyError) as error:
         raise ModelError(f"{folder}: its weights do not fit its config.json ({_first_line(error)})") from error
-    missing = sorted(name for name in found["missing_keys"] if not name.startswith("pooler."))
+    missing = sorted(name for name in loading["missing_keys"] if not name.startswith("pooler."))
     if missing:
         raise IncompleteModel(
             f"{folder}: lacks {len(missing)} of the {len(model.state_dict())} tensors of {kind.__name__}, as "
             f"{missing[0]!r}, which would be random (its files hold names as {min(tensors)!r}); copy it again, or save "
             "it again, outside of any wrapper such as DistributedDataParallel and torch.compile"
         )
-    if found["mismatched_keys"]:
-        name, saved, expected = min(found["mismatched_keys"])
+    if loading["mismatched_keys"]:
+        name, saved, expected = min(loading["mismatched_keys"])
         raise ModelError(
             f"{folder}: {name!r} has the shape {tuple(saved)}, but config.json needs {tuple(expected)}; "
             "one of the two is of another model"
         )
     parts = {name.split(".")[0] for name in model.state_dict()} - {"pooler", "decoder"}
     own = f"{kind.base_model_prefix}."
-    more = sorted(name for name in found["unexpected_keys"] if name.removeprefix(own).split(".")[0] in parts)
+    more = sorted(name for name in loading["unexpected_keys"] if name.removeprefix(own).split(".")[0] in parts)
     if more:
         raise ModelError(
             f"{folder}: holds {more[0]!r} and {counted(len(more) - 1, 'other tensor')} that {kind.__name__} does not "
@@ -372,7 +372,7 @@ def _entries(file: Path) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Let transformers draw nothing: bars are for whoever runs the program to draw."""
+    """Keep transformers from drawing progress bars: only the running program draws them."""
     from transformers.utils import logging as theirs
 
     was_enabled = theirs.is_progress_bar_enabled()
@@ -386,7 +386,7 @@ def no_progress_bars() -> Iterator[None]:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Let transformers say nothing of what it misses: the check says it, and stops."""
+    """Silence transformers' warnings about missing tensors: the check refuses them with its own message."""
     from transformers.utils import logging as theirs
 
     level = theirs.get_verbosity()

@@ -1,4 +1,4 @@
-"""The model that made a collection's vectors, as it is to hand: a sentence-transformers folder, or a service."""
+"""The model that made a collection's vectors: a sentence-transformers folder, or a service."""
 
 import os
 import weakref
@@ -16,17 +16,17 @@ from care_qdrant.http_client import HTTPError
 from care_qdrant.types import Vectors
 
 TIMEOUT_SECONDS = 10.0
-"""Longest wait for the service: somebody waits for the hits, and without this model there is another."""
+"""Longest wait for the service: a user waits for the hits, and another model can answer without this one."""
 
 
 class OldModel(Protocol):
     """Makes vectors of queries and of documents, ``(texts, dim)`` float32."""
 
     def encode_query(self, texts: Sequence[str]) -> Vectors:
-        """Encode as queries."""
+        """Encode texts as queries."""
 
     def encode_document(self, texts: Sequence[str]) -> Vectors:
-        """Encode as documents."""
+        """Encode texts as documents."""
 
 
 class ServiceModel:
@@ -37,7 +37,7 @@ class ServiceModel:
         weakref.finalize(self, self._client.close)
 
     def encode_query(self, texts: Sequence[str]) -> Vectors:
-        """Ask the service; raises `EncodingError` where it does not answer with vectors."""
+        """Encode texts by the service; raises `EncodingError` if it does not answer with vectors."""
         try:
             return embed(self._client, self._model, texts)
         except HTTPError as error:
@@ -58,12 +58,12 @@ class FolderModel:
         self._model, self._lock = load_sentence_transformer(folder), ForkLock()
 
     def encode_query(self, texts: Sequence[str]) -> Vectors:
-        """Encode with the prompt of queries."""
+        """Encode texts with the prompt of queries."""
         with self._lock:
             return np.asarray(self._model.encode_query(list(texts), show_progress_bar=False), dtype=np.float32)
 
     def encode_document(self, texts: Sequence[str]) -> Vectors:
-        """Encode with the prompt of documents."""
+        """Encode texts with the prompt of documents."""
         with self._lock:
             return np.asarray(self._model.encode_document(list(texts), show_progress_bar=False), dtype=np.float32)
 
@@ -72,7 +72,7 @@ def require_old_model(where: str) -> None:
     """Refuse what `open_old_model` could not open; reads no weights, and asks no service.
 
     Raises:
-        InputError: There is no such folder, or no model is named.
+        InputError: The folder does not exist, or no model is named.
         MissingExtra: The folder needs torch, which is not installed.
     """
     if where.startswith(("http://", "https://")):
@@ -92,7 +92,7 @@ def open_old_model(where: str, *, with_key: bool = True) -> OldModel:
         with_key: Whether the service gets the API key of ``CARE_ENDPOINT_KEY``.
 
     Raises:
-        InputError: There is no such folder, or no model is named.
+        InputError: The folder does not exist, or no model is named.
     """
     require_old_model(where)
     if where.startswith(("http://", "https://")):

@@ -56,11 +56,11 @@ _SLOWER = 2.0
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 0.5, 20.0
 """Pause after the first failure of an endpoint, which doubles with each more, and the longest one."""
 PROBATION_SECONDS = 60.0
-"""Pause of an endpoint that gave other vectors, before it is asked again; the others go on meanwhile."""
+"""Pause of an endpoint that gave other vectors, before it is asked again; the others continue meanwhile."""
 
 
 class ServerEncoder:
-    """A document encoder on one or several servers; texts go to whichever is there and free.
+    """A document encoder on one or several servers; each request goes to a free one.
 
     Used by several threads: tokenizers do not change after ``__init__``, httpx clients are made for threads, and what
     is known of an endpoint changes under the lock of `_Endpoints`. The most texts of a request and the lowest cosine
@@ -78,7 +78,7 @@ class ServerEncoder:
         dim: int,
         geometry: Geometry = "unit",
     ) -> None:
-        """Open the connections; nothing is asked yet.
+        """Open the connections; no request is sent yet.
 
         Args:
             engine: The servers, what they get, and how long they may be silent.
@@ -133,7 +133,7 @@ class ServerEncoder:
     def check(self) -> float:
         """Compare a server with all reference vectors, and return the smallest cosine.
 
-        Then with one text several times in a request: text-embeddings-inference 1.9.3 without flash-attention gives a
+        It also sends a text several times in a request: text-embeddings-inference 1.9.3 without flash-attention gives a
         Qwen3 no causal mask where a batch needs no padding (its issue 882), and lengths that differ would not show it.
         """
         texts = [reference.text for reference in self._references]
@@ -148,11 +148,11 @@ class ServerEncoder:
         """
         endpoints = [
             {
-                "url": one.name,
-                **{key: round(value, 3) for key, value in one.usage.items()},
-                "refused": one.refused or None,
+                "url": endpoint.name,
+                **{key: round(value, 3) for key, value in endpoint.usage.items()},
+                "refused": endpoint.refused or None,
             }
-            for one in self._endpoints.all
+            for endpoint in self._endpoints.all
         ]
         return {"engine": "server", "lowest_cosine": round(self._lowest_cosine, 5), "endpoints": endpoints}
 
@@ -184,11 +184,11 @@ class ServerEncoder:
         while sent:
             endpoint, answer = self._endpoints.post(body, len(inputs), tokens)
             if answer.status_code in PERHAPS_TOO_MUCH and len(sent) > 1:
-                found = self._embed_halves(inputs, tokens, references)
-                if answer.status_code in _COUNTS_TEXTS:  # halves were none too many
+                halves = self._embed_halves(inputs, tokens, references)
+                if answer.status_code in _COUNTS_TEXTS:  # the halves were few enough
                     halved = -(-len(inputs) // 2) + len(references) if len(inputs) > 1 else -(-len(sent) // 2)
                     self._most_texts = min(self._most_texts, halved)
-                return found
+                return halves
             try:
                 rows = self._vectors(answer, len(sent), endpoint.name)
             except EncodingError as error:
@@ -222,11 +222,11 @@ class ServerEncoder:
         return np.concatenate([rows for rows, _ in parts]), min(cosine for _, cosine in parts)
 
     def _cosine(self, row: Vectors, number: int) -> float:
-        """Return the cosine of a vector with a reference; of vectors that were cut the length counts as well."""
+        """Return the cosine of a vector with a reference; for vectors that were cut, the length counts as well."""
         return float(projections(row[None], self._expected[number][None])[0])
 
     def _agrees(self, endpoint: "_Endpoint", row: Vectors, number: int, texts: int) -> bool:
-        """Return whether a server gave a reference vector; one that did not is left alone for a while."""
+        """Return whether a server gave a reference vector; one that did not is paused."""
         cosine = self._cosine(row, number)
         if abs(1 - cosine) <= 1 - LEAST_HALF_PRECISION:
             return True
@@ -240,7 +240,7 @@ class ServerEncoder:
         return False
 
     def _vectors(self, answer: Response, count: int, name: str) -> Vectors:
-        """Return the unit vectors of an answer, (count, dim), or raise where there are none."""
+        """Return the unit vectors of an answer, (count, dim), or raise if it holds none."""
         raw = read_vectors(answer, count)
         if raw.shape[1] < self.dim:
             raise EncodingError(f"{name}: gave vectors of shape {raw.shape}; expected ({count}, {self.dim} or more)")
@@ -264,7 +264,7 @@ class _Endpoint:
     shortest: float = float("inf")
     """Seconds per token."""
     refused: str = ""
-    """Reason why it is not used for a while; empty where it is."""
+    """Reason why it is paused; empty while it is used."""
     usage: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     @property
@@ -318,7 +318,7 @@ class _Endpoints:
             endpoint.usage["unusable"] += 1
 
     def refuse(self, endpoint: _Endpoint, reason: str, texts: int) -> None:
-        """Ask a server no more until `PROBATION_SECONDS` are over, then once."""
+        """Send a server no requests until `PROBATION_SECONDS` are over, then one."""
         with self._condition:
             endpoint.refused, endpoint.limit = reason, 1.0
             endpoint.resumes_at = time.monotonic() + PROBATION_SECONDS
@@ -341,19 +341,19 @@ class _Endpoints:
                 now = time.monotonic()
                 if all(endpoint.refused for endpoint in self.all):
                     raise ModelError(self.all[-1].refused + _ADVICE)
-                usable = [one for one in self.all if not one.refused or now >= one.resumes_at]
+                usable = [server for server in self.all if not server.refused or now >= server.resumes_at]
                 patience = self._patience_seconds if self._has_answered else self._start_seconds
                 if self._failing_since is not None and now - self._failing_since >= patience:
                     names = ", ".join(endpoint.name for endpoint in usable)
                     advice = "" if self._has_answered else "; start the server, or give its URL: --endpoint http://…/v1"
                     waited = f"{now - self._failing_since:.0f} s"
                     raise Unreachable(f"{names}: no answer for {waited} ({self._problem}){advice}")
-                free = [one for one in usable if now >= one.resumes_at and one.running < int(one.limit)]
+                free = [server for server in usable if now >= server.resumes_at and server.running < int(server.limit)]
                 if free:
-                    chosen = min(free, key=lambda one: one.running / one.limit)
+                    chosen = min(free, key=lambda server: server.running / server.limit)
                     chosen.running += 1
                     return chosen
-                pause = min((one.resumes_at - now for one in usable if one.resumes_at > now), default=1.0)
+                pause = min((server.resumes_at - now for server in usable if server.resumes_at > now), default=1.0)
                 self._condition.wait(min(pause, 1.0))
 
     def _succeeded(self, endpoint: _Endpoint, per_token: float) -> None:

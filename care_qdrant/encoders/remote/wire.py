@@ -2,7 +2,7 @@
 
 Servers differ in how many texts they take in a request (10, 25, 32, 64, 2,048), and in how they say that there were too
 many: 400 (DashScope), 413 (SiliconFlow, text-embeddings-inference), 422 (text-embeddings-inference), 500 (llama.cpp, LM
-Studio), each with words of its own. So no words are read: a request with one of these answers is sent again in halves,
+Studio), each with its own message. So no message is read: a request with one of these answers is sent again in halves,
 and it is the answer to a single text that counts as an error.
 """
 
@@ -50,7 +50,7 @@ def read_vectors(answer: Response, count: int) -> Vectors:
     a list of numbers, or base64.
 
     Raises:
-        EncodingError: The answer is an error, or holds no such vectors; or one is not finite, or zero.
+        EncodingError: The answer is an error, or holds no such vectors; or a vector is not finite, or zero.
     """
     where = redact(str(answer.request.url))
     if not answer.is_success:

@@ -1,1 +1,1 @@
-"""Sparse vectors: BM25, the weights of its query terms, and the sparse encoders of others."""
+"""Sparse vectors: BM25, the weights of its query terms, and third-party sparse encoders."""

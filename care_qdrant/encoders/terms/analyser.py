@@ -7,7 +7,7 @@ one that it was made with. All of them read a text like this:
 - A run of Han characters gives each of its characters and each pair of neighbours: 糖尿病 is 糖, 尿, 病, 糖尿, 尿病.
 - A number and its unit are one term, with or without a space: ``5 mg``, ``5mg``; ``6.1 mmol/L``; ``38.5℃``; ``3%``.
 - A hyphen between two numbers is a range: ``5-10mg`` is 5 and 10mg.
-- Everything that is no letter and no digit separates.
+- All characters but letters and digits separate terms.
 
 ``zh-char-bigram``, for Chinese, keeps other words as they are. A name of letters, digits and hyphens is one term
 without its hyphens, so that spellings meet: IL-6 and IL6, HbA1c, COVID-19, 5-HT, T790M.
@@ -72,7 +72,7 @@ class Analyser:
     language: str
     """Language as it is chosen (`care_qdrant.encoders.terms.languages`); weights of query terms belong to one."""
     placed_terms: Callable[[str], PlacedTerms]
-    """Returns the terms of a text with their positions, from 0; a pair of characters has that of its first one."""
+    """Returns the terms of a text with their positions, from 0; a pair of characters has the position of its first."""
 
     def terms(self, text: str) -> Iterator[str]:
         """Return the terms of a text, each as often as it occurs."""
@@ -158,7 +158,7 @@ _BY_LANGUAGE: Mapping[str, Analyser] = {
     **{name: Analyser(f"{name}-1", name, partial(_stemmed, name)) for name in (WORDS, *FUNCTION_WORDS)},
 }
 _FORMER = (Analyser("zh-char-bigram-1", CHINESE, _separated),)
-_BY_NAME: Mapping[str, Analyser] = {each.name: each for each in (*_FORMER, *_BY_LANGUAGE.values())}
+_BY_NAME: Mapping[str, Analyser] = {analyser.name: analyser for analyser in (*_FORMER, *_BY_LANGUAGE.values())}
 
 
 def analyser_for(language: str) -> Analyser:

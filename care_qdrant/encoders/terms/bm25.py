@@ -8,9 +8,9 @@ The middle factor is the document's sparse vector, the last one the query's, and
 search time (``Modifier.IDF``), so it always counts the documents that are there now.
 
 Documents count from their beginning, where they say what they are about: an occurrence at position p counts
-1 / (1 + p / lead) in ``tf`` and in ``length``. Positions are those of Han characters and of the other terms.
+1 / (1 + p / lead) in ``tf`` and in ``length``. Positions count Han characters and the other terms.
 
-Terms are those of an analyser (`care_qdrant.encoders.terms.analyser`), which the collection contract names.
+An analyser (`care_qdrant.encoders.terms.analyser`), which the collection contract names, cuts texts into terms.
 """
 
 from collections.abc import Iterable, Mapping
@@ -65,16 +65,16 @@ def document_vector(
         k1: Saturation of repeated terms: the larger, the longer further occurrences count.
         b: Penalty of long documents, from 0 to 1.
         lead: Position at which a term counts half as much as at the beginning; None counts all alike.
-        analyser: The collection's.
+        analyser: Analyser of the collection.
     """
     return weighted(term_counts(text, lead=lead, analyser=analyser), average_length=average_length, k1=k1, b=b)
 
 
 def weighted(counts: Mapping[int, float], *, average_length: float, k1: float, b: float) -> TermVector:
     """Return the document vector of term counts, as `document_vector` of their text returns it."""
-    found = np.fromiter(counts.values(), np.float64, len(counts))
+    frequencies = np.fromiter(counts.values(), np.float64, len(counts))
     length = sum(counts.values())
-    weights = saturated(found, length, average_length=average_length, k1=k1, b=b).tolist()
+    weights = saturated(frequencies, length, average_length=average_length, k1=k1, b=b).tolist()
     return TermVector(indices=list(counts), values=weights)
 
 
@@ -86,12 +86,12 @@ def saturated(
     k1: float = DEFAULT_K1,
     b: float = DEFAULT_B,
 ) -> Numbers:
-    """Return what documents' term counts weigh.
+    """Return the weights of documents' term counts.
 
     Args:
-        counts: Of each term in its document, (terms,).
+        counts: Count of each term in its document, (terms,).
         lengths: Sum of the document's counts, one for all or (terms,).
-        average_length: Mean of the collection.
+        average_length: Mean length in the collection.
         k1: As in `document_vector`.
         b: As in `document_vector`.
     """

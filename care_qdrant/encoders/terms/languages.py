@@ -68,7 +68,7 @@ FUNCTION_WORDS: Mapping[str, frozenset[str]] = {
 LANGUAGES = (CHINESE, WORDS, *FUNCTION_WORDS)
 
 SAMPLED_TEXTS = 256
-"""Number of texts whose language is that of a new collection."""
+"""Number of texts that decide the language of a new collection."""
 _CHARACTERS = 1_000
 """Number of characters of each that are read."""
 _MIN_FUNCTION_WORDS = 0.08
@@ -78,8 +78,8 @@ _MIN_FUNCTION_WORDS = 0.08
 def language_of(texts: Iterable[str]) -> str:
     """Return the language of BM25 that suits texts like the first ones; Chinese for none.
 
-    Texts with as many Han characters as words count as Chinese. Others have the language of which they hold most
-    function words, and `WORDS` where they hold few of any.
+    Texts with as many Han characters as words count as Chinese. Others have the language whose function words
+    they hold most, or `WORDS` if they hold few of any.
     """
     sample = [text[:_CHARACTERS].lower() for text in islice(texts, SAMPLED_TEXTS)]
     text = "\n".join(sample)

@@ -23,7 +23,7 @@ NATIVE_BM25 = "qdrant/bm25"
 
 
 def native_bm25(text: str, *, tokenizer: models.TokenizerType | None = None) -> models.Document:
-    """Return a text, document or query, of which the server makes the terms: it needs a server since Qdrant 1.15.3.
+    """Return a document or query whose terms the server makes; needs a server since Qdrant 1.15.3.
 
     Example::
 
@@ -31,7 +31,7 @@ def native_bm25(text: str, *, tokenizer: models.TokenizerType | None = None) -> 
         CareVectorStore("corpus", client, sparse_encoder=native, sparse_vector_name="terms")
 
     Args:
-        text: Of the document or query.
+        text: Text of the document or query.
         tokenizer: The same for both; None is the server's own ``word``, which takes a Chinese sentence as one term.
     """
     options = None if tokenizer is None else {"tokenizer": tokenizer.value}
@@ -85,7 +85,7 @@ class FastEmbedSparse(TwoSidedSparse):
 
 
 def document_terms(encoder: SparseQueryEncoder, texts: Sequence[str]) -> list[SparseQuery]:
-    """Return what is stored of documents, one of each, for the queries of an encoder to find."""
+    """Return the vector to store for each document, so that the queries of an encoder find it."""
     if (documents := getattr(encoder, "documents", None)) is not None:
         rows = zip(*documents(list(texts)), strict=True)
         return [models.SparseVector(indices=indices, values=values) for indices, values in rows]
@@ -93,5 +93,5 @@ def document_terms(encoder: SparseQueryEncoder, texts: Sequence[str]) -> list[Sp
 
 
 def _as_lists(embeddings: Iterable[SparseEmbedding]) -> tuple[list[list[int]], list[list[float]]]:
-    found = [(each.indices.tolist(), each.values.tolist()) for each in embeddings]
-    return [indices for indices, _ in found], [values for _, values in found]
+    vectors = [(vector.indices.tolist(), vector.values.tolist()) for vector in embeddings]
+    return [indices for indices, _ in vectors], [values for _, values in vectors]

@@ -5,13 +5,13 @@ nothing of what is asked. So a query's terms carry weights of their own, which q
 They change the query's vector alone: any collection with BM25 terms by the analyser for Chinese is searched with them
 as it is.
 
-What a term counts depends on the question that it is in::
+The value of a term depends on the question that it is in::
 
     log value = g + (spread + spread_by_length * (log n - 3.5)) * (g - mean of g) + repetition * log(count of t)
 
 where n is the number of the query's different terms, and g the sum of the term's own weight, of its kind's, and of one
-weight for each of the two characters beside it: 痛 in 头痛 and 痛 in 痛快 are the same term. A term or a neighbour that
-the questions did not have adds 0. With no more than weights of terms, a term counts its weight times its count.
+weight for each of the two neighbouring characters: 痛 in 头痛 and 痛 in 痛快 are the same term. A term or a neighbour
+that the questions did not have adds 0. With no more than weights of terms, a term counts its weight times its count.
 """
 
 from dataclasses import astuple, dataclass, field
@@ -28,7 +28,7 @@ from care_qdrant.errors import ModelError
 from care_qdrant.types import TermVector
 
 NO_NEIGHBOUR = 1
-"""Key of the neighbours of a term that is no Han text: no weight has it."""
+"""Key of the neighbours of a term that is not Han text: no weight has it."""
 
 Keys = npt.NDArray[np.uint32]
 Numbers = npt.NDArray[np.float64]
@@ -36,7 +36,7 @@ Numbers = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class QueryTerms:
-    """The different terms of a query, in the order of their first occurrences, and what is beside them there."""
+    """The different terms of a query, in the order of their first occurrences, and their neighbours there."""
 
     ids: list[int]
     """Indices in sparse vectors (`bm25.term_id`)."""
@@ -60,7 +60,7 @@ class QueryTerms:
             if length == 2:
                 pairs[position] = term
         contexts: list[int] = []
-        # Two characters of a run that are neighbours make a pair, so the pairs tell what is beside a term.
+        # Two characters of a run that are neighbours make a pair, so the pairs show the neighbours of a term.
         for length, position in first:
             if not length:
                 contexts += (0, NO_NEIGHBOUR, NO_NEIGHBOUR)
@@ -93,7 +93,7 @@ class Shape:
     """Growth of that share with the logarithm of the number of terms."""
 
     def values(self, logarithms: Numbers, counts: Numbers, rows: npt.NDArray[np.int64]) -> Numbers:
-        """Return what the terms of queries count.
+        """Return the values of the terms of queries.
 
         Args:
             logarithms: g of each term, (terms,).
@@ -141,12 +141,12 @@ class TermWeights:
         contexts: Table = Table(),
         shape: Shape = Shape(),
     ) -> None:
-        """Take the weights.
+        """Set the weights.
 
         Args:
             terms: Indices of terms (`bm25.term_id`), ascending, (terms,).
             weights: Their weights.
-            contexts: Weights of what a term is and what is beside it, by the keys of `QueryTerms`.
+            contexts: Weights of the kind and the neighbours of a term, by the keys of `QueryTerms`.
             shape: The other numbers of the formula.
         """
         self._terms = Table(terms, np.log(np.maximum(weights, np.finfo(np.float16).tiny)))
@@ -160,7 +160,7 @@ class TermWeights:
         """Read a file of `save`.
 
         Raises:
-            ModelError: It is no such file, or its terms are those of an analyser for another language.
+            ModelError: It is not such a file, or its terms are from an analyser for another language.
         """
         try:
             with np.load(path, allow_pickle=False) as arrays:
@@ -171,9 +171,9 @@ class TermWeights:
                     shape = Shape(*arrays["shape"].tolist())
         except (OSError, EOFError, KeyError, TypeError, ValueError, BadZipFile) as error:
             raise ModelError(f"{path}: holds no weights of terms ({error}); make them again") from error
-        if (found := find_analyser(analyser)) is None or found.language != DEFAULT.language:
+        if (known := find_analyser(analyser)) is None or known.language != DEFAULT.language:
             raise ModelError(
-                f"{path}: its terms are those of analyser {analyser!r}, expected {DEFAULT.name!r}; make them again "
+                f"{path}: its terms are from analyser {analyser!r}, expected {DEFAULT.name!r}; make them again "
                 "with: care-train terms"
             )
         return cls(terms.astype(np.uint32), weights.astype(np.float32), contexts, shape)
@@ -193,7 +193,7 @@ class TermWeights:
     def query_vector(self, text: str, analyser: Analyser = DEFAULT) -> TermVector:
         """Return a query's weighted term counts; empty for a text without terms.
 
-        The weights are those of Chinese terms: an analyser for another language gets counts.
+        The weights are for Chinese terms: with an analyser for another language, return plain counts.
         """
         if analyser.language != DEFAULT.language:
             return query_vector(text, analyser)
