@@ -32,7 +32,7 @@ class CareNodeText(TransformComponent):
     """Makes nodes embed as ``care-ingest`` embeds documents: ``"title text"``, without the other metadata.
 
     LlamaIndex puts ``"key: value"`` lines of all metadata in front of the text by default, and the vectors then differ
-    silently from those of the ingestion. `CareEmbedding` does this by itself when it is a transformation of an
+    silently from the vectors of the ingestion. `CareEmbedding` does this by itself when it is a transformation of an
     ``IngestionPipeline``; ``VectorStoreIndex`` passes it finished texts, so there this goes into ``transformations``,
     behind what splits documents: ``[SentenceSplitter(), CareNodeText()]``. The metadata stay on the node, for filters
     and for display.
@@ -90,7 +90,7 @@ class CareEmbedding(BaseEmbedding):
     )
     revision: str | None = Field(default=None, frozen=True, description="Branch, tag or commit on the hub.")
     precision: Precision = Field(
-        default="auto", frozen=True, description="Of the query encoder; 'auto' is int8 where its gate passed."
+        default="auto", frozen=True, description="Precision of the query encoder; 'auto' is int8 where its gate passed."
     )
     device: str | None = Field(
         default=None, frozen=True, description="Device of the document encoder, as torch names it."
@@ -187,7 +187,7 @@ class CareEmbedding(BaseEmbedding):
         return super().model_copy(deep=deep)
 
     def contract(self) -> "VectorContract":
-        """Return what a collection must say of its vectors for this embedding to search it; reads no weights."""
+        """Return the contract that a collection must carry for this embedding to search it; reads no weights."""
         return self._shared().contract()
 
     def query_terms(self, text: str, analyser: Analyser = DEFAULT) -> "TermVector":

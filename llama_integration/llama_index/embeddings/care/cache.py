@@ -78,7 +78,7 @@ class RoleCache(BaseKVStore):
         is_query = role == "query"
         parts = [_BASE_COLLECTION, fingerprint[:16], role]
         parts += [settings.precision] if is_query else []
-        # A text that is too long must not come out of what an embedding that cuts texts has put in.
+        # An embedding that refuses long texts must not read the vector of a text that another one has cut.
         parts += ["whole"] if settings.on_truncation == "error" else []
         parts += (
             ["task", settings.query_task] if is_query and settings.query_task and settings.query_prompt is None else []
@@ -88,5 +88,5 @@ class RoleCache(BaseKVStore):
         return "/".join(parts if prompt is None else [*parts, "prompt", prompt])
 
     async def _ascoped(self, collection: str) -> str:
-        """The fingerprint can mean to read a file or to ask the hub: not on the event loop."""
+        """Return `_scoped` from a thread: reading a fingerprint, perhaps from the hub, would block the event loop."""
         return await asyncio.to_thread(self._scoped, collection)

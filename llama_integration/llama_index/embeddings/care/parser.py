@@ -51,9 +51,9 @@ class CareNodeParser(NodeParser):
         ['二甲双胍会引起恶心。']
     """
 
-    embedding: SerializeAsAny[CareEmbedding] = Field(description="Whose document encoder has to read the nodes whole.")
+    embedding: SerializeAsAny[CareEmbedding] = Field(description="Its document encoder has to read the nodes whole.")
     id_func: IdFuncCallable = Field(
-        default=_id_of_chunk, exclude=True, description="Id of a node, of its number and its document."
+        default=_id_of_chunk, exclude=True, description="Returns the id of a node from its number and its document."
     )
 
     _parsed: dict[str, tuple[str, ...]] = PrivateAttr(default_factory=dict)
@@ -101,7 +101,7 @@ class CareNodeParser(NodeParser):
         return parsed
 
     def _tell_replaced(self, documents: Sequence[BaseNode]) -> None:
-        """Log once that nodes of an earlier call will be replaced: new texts are meant, or pages that share an id."""
+        """Warn once that nodes of an earlier call will be replaced, by new texts or by pages that share an id."""
         hashes: dict[str, tuple[str, ...]] = {}
         for document in documents:
             hashes[document.node_id] = (*hashes.get(document.node_id, ()), document.hash)
@@ -132,9 +132,9 @@ class CareNodeParser(NodeParser):
         own = {document_id: parent for document_id, parent in parent_doc_map.items() if document_id not in shared}
         pieces = [node for node in nodes if isinstance(node, TextNode)]
         spans = [(piece.start_char_idx, piece.end_char_idx) for piece in pieces]
-        # The metadata come here, and with them what must not be embedded.
+        # This adds the metadata, with keys that must not be embedded.
         nodes = super()._postprocess_parsed_nodes(nodes, own)
-        # It has looked for each text from the last find on, and found an earlier copy where a text repeats itself.
+        # It also searches for each text behind the last match, and takes an earlier copy of a text that is repeated.
         for piece, span in zip(pieces, spans, strict=True):
             piece.start_char_idx, piece.end_char_idx = span
         for node in nodes:

@@ -73,7 +73,7 @@ class SharedModel:
         return shared_model, (self.settings,)
 
     def contract(self) -> "VectorContract":
-        """Return what a collection must say of its vectors for this model to search it."""
+        """Return the contract that a collection must carry for this model to search it."""
         return self._model().contract()
 
     def query_terms(self, text: str, analyser: Analyser = DEFAULT) -> TermVector:
@@ -91,7 +91,7 @@ class SharedModel:
         return self._model().document_tokenizer
 
     def embed_query(self, text: str) -> list[float]:
-        """Return the vector of a query, ``(dim,)``, computed in this thread when nothing else is."""
+        """Return the vector of a query, ``(dim,)``, computed in this thread if the encoder is idle."""
         return _as_list(self._query_vector(text))
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
@@ -109,7 +109,7 @@ class SharedModel:
         return vector
 
     async def aembed_query(self, text: str) -> list[float]:
-        """Return the vector of a query, computed in the worker together with those that wait."""
+        """Return the vector of a query, computed in the worker together with waiting queries."""
         vector = self._recent.get(text)
         if vector is None:
             vector = await asyncio.wrap_future(self._batcher.submit(text))
@@ -125,10 +125,10 @@ class SharedModel:
             encoder = self._model().document_encoder
         except (MissingExtra, IncompleteModel) as error:
             raise type(error)(f"{error}. {_INGEST_INSTEAD}") from error
-        # As `embedded_text` does it for the ingestion: a last line feed is a token to a language model.
+        # Strip as `embedded_text` does for the ingestion: a trailing line feed is a token to a language model.
         texts = [text.strip() for text in texts]
         require_texts(texts)
-        # An index makes a call for every ten texts: the first one says it.
+        # An index makes a call for every ten texts: only the first one warns.
         accepted: OnTruncation = (
             "ignore" if self._has_cut and settings.on_truncation == "warn" else settings.on_truncation
         )
@@ -158,7 +158,7 @@ _lock = ForkLock()
 
 
 def shared_model(settings: ModelSettings) -> SharedModel:
-    """Return the one model of these settings in this process; it lives as long as somebody refers to it."""
+    """Return the shared model of these settings in this process; it lives as long as it is referred to."""
     key = (settings, _saved_at(settings.model))
     with _lock:
         shared = _shared.get(key)
@@ -187,7 +187,7 @@ def _as_list(vector: Vector) -> list[float]:
 
 
 def _saved_at(source: str) -> int | None:
-    """Return the time of a local model's card, so that one that is trained again in place is read again."""
+    """Return the time of a local model's card, so that a model that is trained again in place is read again."""
     card = Path(source, CARD_FILE)
     return card.stat().st_mtime_ns if card.is_file() else None
 
@@ -200,10 +200,10 @@ def _encode_queries(model: CareModel, texts: Sequence[str], settings: ModelSetti
 
 
 def _encode_all(encoder: Encoder, texts: Sequence[str], prompt: str | None) -> Vectors:
-    """Return a vector of each text: of one without a token that the model weighs the first axis, with a warning.
+    """Return a vector for each text; a text without a token that the model weighs gets the first axis, with a warning.
 
-    LlamaIndex's splitters embed blank lines and pages as the stock classes do, and compare neighbours by cosine: the
-    first axis is as far from every text, where a zero vector would be no number.
+    LlamaIndex's splitters embed blank lines and pages, as the stock classes do, and compare neighbours by cosine, which
+    is NaN for a zero vector.
     """
     try:
         return encoder.encode(texts, prompt=prompt)
@@ -220,7 +220,7 @@ def _encode_all(encoder: Encoder, texts: Sequence[str], prompt: str | None) -> V
 def _check_lengths(
     encoder: Encoder, texts: Sequence[str], role: str, prompt: str | None, on_truncation: OnTruncation
 ) -> bool:
-    """Return whether it was said that texts are cut."""
+    """Refuse texts that are cut, or warn of them; return whether a warning was logged."""
     doubtful = [text for text in texts if not _is_short((prompt or encoder.prompt) + text, encoder.max_tokens)]
     if on_truncation == "ignore" or not doubtful:
         return False

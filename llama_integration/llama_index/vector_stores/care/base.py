@@ -140,8 +140,8 @@ class CareVectorStore(StoreSettings):
             text_field: Payload field of the text, such as ``"body"`` or ``"document.body"``; None detects it.
             fusion: Fusion of hybrid queries with BM25 (`care_qdrant.search.fusion`); with another encoder, ``rrf``
                 weighs ranks and ``linear`` scales scores as LlamaIndex does. ``hybrid_fusion_fn`` replaces it.
-            fallback: The model that made the vectors, for the queries with a text of which a learned encoder is least
-                sure (`care_qdrant.search.fallback`).
+            fallback: The model that made the vectors, for the queries with a text that a learned encoder is least sure
+                of (`care_qdrant.search.fallback`).
             check_seconds: Seconds until the collection is checked again, with two short requests: an alias may be
                 switched to vectors of another model at any time.
             check_vectors: Compare the vector of each query that has a text, and of two nodes of each `add`, with those
@@ -247,7 +247,7 @@ class CareVectorStore(StoreSettings):
             self._resolver.forget()
         self.hybrid_fusion_fn = hybrid_fusion_fn or self.hybrid_fusion_fn
 
-    # The public methods. Each async one is the sync one in a thread.
+    # The public methods. Each async method runs the sync one in a thread.
 
     @override
     def query(self, query: VectorStoreQuery, **options: Any) -> VectorStoreQueryResult:
@@ -354,7 +354,7 @@ class CareVectorStore(StoreSettings):
         await _in_thread(self.clear)
 
     def _use(self, work: Callable[[ResolvedCollection], T]) -> T:
-        """Return the result of work on the collection, checked if due, and done again if it was replaced meanwhile."""
+        """Run work on the collection, which is checked if due; run it again if the collection was replaced."""
         return self._resolver.use(lambda resolved: work(self._adopt(resolved)))
 
     def _adopt(self, resolved: ResolvedCollection) -> ResolvedCollection:

@@ -3,7 +3,7 @@
 Each filter becomes one `Comparison`, which the core puts into Qdrant's words. The stock store lets NE and NIN miss
 points that lack the key (LlamaIndex counts them as different), knows no CONTAINS, ANY and ALL, lets a list of node ids
 widen an OR filter where it should narrow it, takes 2 for another number than a stored 2.0 and 1 for another value than
-a stored true (a filter of LlamaIndex holds no booleans), takes a dot in a key for a way down, and drops all of these
+a stored true (a filter of LlamaIndex holds no booleans), takes a dot in a key for nesting, and drops all of these
 filters where ``qdrant_filters=`` is given.
 
 Two operators work as in Qdrant. TEXT_MATCH, with case or without, matches words in any case if there is a full-text
@@ -44,7 +44,7 @@ Value = str | int | float
 DOCUMENT_ID_KEY = "doc_id"
 _INTEGERS = 2**63
 _PASSING_WITHOUT = (FilterOperator.NE, FilterOperator.NIN, FilterOperator.IS_EMPTY)
-"""Operators that a point passes which does not have the key."""
+"""Operators that points without the key pass."""
 _FOR_EQUAL = (
     FilterOperator.EQ,
     FilterOperator.NE,
@@ -54,7 +54,7 @@ _FOR_EQUAL = (
     FilterOperator.ALL,
     FilterOperator.CONTAINS,
 )
-"""Operators that look for values equal to those of the filter."""
+"""Operators that look for values equal to the filter's values."""
 _FOR_PART = (FilterOperator.TEXT_MATCH, FilterOperator.TEXT_MATCH_INSENSITIVE)
 """Operators that look for a part of a text."""
 _COMPARISONS: dict[FilterOperator, str] = {
@@ -67,14 +67,14 @@ _COMPARISONS: dict[FilterOperator, str] = {
     FilterOperator.LT: "<",
     FilterOperator.LTE: "<=",
 }
-"""The core's operators; of all others, ``any``."""
+"""Operators of `Comparison`; all others are ``any``."""
 _ONE_VALUE = (FilterOperator.EQ, *(operator for operator in FilterOperator if operator.value in BOUNDS))
 
 
 def metadata_conditions(
     filters: MetadataFilters | None, collection: Collection, keys: Callable[[], Keys], warnings: OnceLogger
 ) -> list[models.Condition]:
-    """Return the conditions of metadata filters, and log once of each that misses the stored values.
+    """Return the conditions of metadata filters, and warn once of each filter that misses the stored values.
 
     Args:
         filters: The filters; None, and groups without a filter, let every point pass.
@@ -90,7 +90,7 @@ def metadata_conditions(
 
 
 def document_filter(document_ids: Sequence[str], layout: Layout | None, *, to_delete: bool = False) -> models.Filter:
-    """Return the filter of points whose document has one of the ids, by the first path that is there.
+    """Return the filter of points whose document has one of the ids, by the first path that exists.
 
     Args:
         document_ids: Ids of documents, as nodes have them in ``ref_doc_id``.
@@ -100,7 +100,7 @@ def document_filter(document_ids: Sequence[str], layout: Layout | None, *, to_de
     require_list("document ids", document_ids)
     paths, are_texts = [DOCUMENT_ID_KEY], True
     if layout is not None and layout.tool not in ("care", "llama-index"):
-        # Last where our own `add` has them: points of several tools can be in one collection.
+        # Last, the key of our own `add`: points of several tools can be in one collection.
         known = layout.certain_paths if to_delete else layout.document_paths
         paths, are_texts = list(dict.fromkeys([*known, DOCUMENT_ID_KEY])), False
     matches = [models.MatchAny(any=list(document_ids))]
@@ -117,7 +117,7 @@ def document_filter(document_ids: Sequence[str], layout: Layout | None, *, to_de
 
 
 def build_filter(filters: MetadataFilters, keys: Keys) -> models.Filter:
-    """Translate filters, nested ones too; empty groups say nothing."""
+    """Translate filters, including nested ones; empty groups are left out."""
     conditions = [
         build_filter(part, keys) if isinstance(part, MetadataFilters) else _condition(part, keys)
         for part in filters.filters
@@ -136,7 +136,7 @@ def has_filters(filters: MetadataFilters | None) -> bool:
     """Return whether there is a filter in a group or in the groups inside it.
 
     Raises:
-        InputError: The group is none of LlamaIndex.
+        InputError: The group is not one of LlamaIndex's.
     """
     if filters is not None and not isinstance(filters, MetadataFilters):
         raise InputError(
@@ -161,7 +161,7 @@ def _each(filters: MetadataFilters, *, negated: bool = False) -> Iterator[tuple[
 
 
 def _passing_without(filters: MetadataFilters) -> list[MetadataFilter]:
-    """Return the filters that a point passes which does not have their key; all points where no point has it."""
+    """Return the filters that points without their key pass: all points if no point has the key."""
     return [
         part
         for part, negated in _each(filters)
@@ -177,7 +177,7 @@ def _writes_number(part: MetadataFilter) -> bool:
 
 
 def _warn_of_filters(filters: MetadataFilters, collection: Collection, keys: Keys, warnings: OnceLogger) -> None:
-    """Log once of each key that no point has, or that has numbers where a filter compares with a text."""
+    """Warn once of each key that no point has, or that has numbers while a filter compares with a text."""
     for part in _passing_without(filters):
         subject = f"key {part.key}"
         if not warnings.has_warned(subject) and not keys.has(collection, part.key):

@@ -11,17 +11,17 @@ from care_qdrant import Collection
 
 
 class IndexNodes:
-    """The index and image nodes of one store, as far as it has met them.
+    """Remembers the index and image nodes of one store.
 
     `VectorStoreIndex.as_retriever` names the whole list of its index in each query. Taken as a restriction, one such
-    node hides all texts. A list has all such nodes of a call of `add`, or none. So a query is not restricted where it
-    names all of those that this object added together, or all of the collection; one that names some of them is.
+    node hides all texts. A list has all such nodes of a call of `add`, or none. So a query is not restricted if it
+    names all such nodes of a call, or of the collection; a query that names only some of them is restricted.
     """
 
     def __init__(self) -> None:
         self._known: set[str] = set()
         self._added_with: dict[str, frozenset[str]] = {}
-        # Each of them that this object added, with the others of the same call.
+        # Each added node, with the others of the same call.
 
     def note(self, nodes: Sequence[BaseNode]) -> None:
         """Remember the index and image nodes of one call of `add`."""

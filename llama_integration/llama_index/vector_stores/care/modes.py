@@ -1,4 +1,4 @@
-"""Query modes of LlamaIndex: those that are answered, and what each searches by. No other module compares modes."""
+"""Query modes of LlamaIndex: the supported ones, and what each of them searches. No other module compares modes."""
 
 import shlex
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ _MODES = (VectorStoreQueryMode.DEFAULT, *_LEXICAL, VectorStoreQueryMode.MMR)
 
 @dataclass(frozen=True, slots=True)
 class Searched:
-    """What a query is searched by."""
+    """The parts of a query that are searched, and how."""
 
     vector: list[float] | None
     text: str | None
-    """Text whose terms are searched; None where no sparse vector is."""
+    """Text whose terms are searched; None if no sparse vector is searched."""
     top_k: int
     has_weights: bool
-    """Whether the terms get the weights that the model has learned: beside the vector, and not alone."""
+    """Whether the terms get the weights that the model has learned: in hybrid searches, not in sparse ones."""
     is_diverse: bool
     """Whether the hits are chosen to differ from each other, for which their vectors are read."""
 
@@ -32,13 +32,13 @@ class Searched:
 def searched_by(
     query: VectorStoreQuery, resolved: ResolvedCollection, *, is_hybrid: bool, finds_bm25: bool
 ) -> Searched:
-    """Return what a query is searched by; one that leaves the mode open is hybrid where the collection has BM25.
+    """Return how a query is searched; a query of the default mode is hybrid if the collection has BM25.
 
     Args:
         query: The query of LlamaIndex.
         resolved: The collection that it searches.
         is_hybrid: Whether the store searches a sparse vector.
-        finds_bm25: Whether the store takes up BM25 by itself once the collection has it.
+        finds_bm25: Whether the store uses BM25 by itself once the collection has it.
 
     Raises:
         ValueError: The mode is not answered, or needs a sparse vector where none is searched.

@@ -1,6 +1,6 @@
 """Checks that vectors come from the model of a store: their texts are encoded again, and the vectors compared.
 
-The fingerprint of a collection says what made the vectors that are stored, and nothing about those that a caller
+The fingerprint of a collection says which model made the stored vectors, and nothing about the vectors that a caller
 passes. LlamaIndex takes these from ``Settings.embed_model`` or ``embed_model=``: any model of the same dimension fits.
 """
 
@@ -20,7 +20,7 @@ from care_qdrant.types import Vectors, embedded_text
 
 @runtime_checkable
 class TextEncoder(Protocol):
-    """The part of a `CareEmbedding` and of a `CareModel` that makes vectors again."""
+    """The part of a `CareEmbedding` and of a `CareModel` that encodes texts again."""
 
     def encode_query(self, texts: Sequence[str]) -> Vectors:
         """Encode queries into unit vectors: ``(len(texts), dim)`` float32."""
@@ -84,7 +84,7 @@ def _embedded_texts(node: BaseNode) -> list[str]:
 
 
 def title_and_text(node: BaseNode) -> str:
-    """Return what ingestion embeds of a node."""
+    """Return the title and text of a node, as ingestion embeds them."""
     title = node.metadata.get(TITLE_KEY)
     return embedded_text(title if isinstance(title, str) else "", node.get_content())
 
@@ -97,7 +97,7 @@ def _check_dim(what: str, contract: VectorContract, vector: Sequence[float]) -> 
         )
 
 
-def _cosine(one: Sequence[float], other: Any) -> float:
-    """Return the cosine of two vectors; 0 where one has no length."""
-    this, that = np.asarray(one, dtype=np.float32), np.asarray(other, dtype=np.float32)
-    return float(cosines(this[None], that[None])[0])
+def _cosine(vector: Sequence[float], expected: Any) -> float:
+    """Return the cosine of two vectors; 0 if one of them is zero."""
+    rows = np.asarray(vector, dtype=np.float32)[None], np.asarray(expected, dtype=np.float32)[None]
+    return float(cosines(*rows)[0])

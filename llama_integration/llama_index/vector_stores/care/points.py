@@ -75,7 +75,7 @@ def build_points(
     layout: Layout | None,
     fingerprint: str | None,
 ) -> list[models.PointStruct]:
-    """Return the points of nodes, found and read also by the tool that made the collection.
+    """Return the points of nodes, which the tool that made the collection can also find and read.
 
     A point says by ``fingerprint`` what its vector was made of, where that is certain: metadata may be in the embedded
     text or not. ``care verify`` encodes a sample of the points that say nothing.
@@ -130,16 +130,16 @@ def is_listed(node: BaseNode) -> bool:
 IS_LISTED = models.FieldCondition(
     key="_node_type", match=models.MatchAny(any=[ImageNode.class_name(), IndexNode.class_name()])
 )
-"""Condition that such nodes pass."""
+"""Condition that index and image nodes pass."""
 
 
 def is_listed_point(record: models.Record) -> bool:
-    """Return whether a point is such a node (`is_listed`)."""
+    """Return whether a point is an index or image node (`is_listed`)."""
     return (record.payload or {}).get("_node_type") in (ImageNode.class_name(), IndexNode.class_name())
 
 
 def having_ids(node_ids: Iterable[str]) -> models.HasIdCondition:
-    """Match the points of these nodes; no point where no point can have any of the ids."""
+    """Match the points of these nodes; no point if none of the ids can be a point's."""
     require_list("node ids", node_ids)
     ids: list[int | str | UUID] = [point_id for node_id in node_ids if (point_id := as_point_id(node_id)) is not None]
     return models.HasIdCondition(has_id=ids)
@@ -162,9 +162,9 @@ def as_point_id(node_id: str) -> str | int | None:
 
 
 def writes(points: Sequence[models.PointStruct], stored: Iterable[models.Record]) -> list[Write]:
-    """Return the writes of points that leave the vectors alone which other models have on them.
+    """Return writes of points that keep the vectors of other models on the same points.
 
-    An upsert replaces a whole point. So points that are there get their vectors updated and their payload overwritten,
+    An upsert replaces a whole point. So existing points get their vectors updated and their payload overwritten,
     but for our own bookkeeping of the other vectors; only the rest is upserted. What the bookkeeping says of the
     written vectors and of the payload goes: the tool that made them sees the change and makes them again.
     """
@@ -192,7 +192,7 @@ def changed_texts(
 
 
 def _overwritten(stored: Mapping[str, Any], payload: Mapping[str, Any], written: Container[str]) -> dict[str, Any]:
-    """Return a payload with what stays true of our bookkeeping in the stored one when these vectors are replaced."""
+    """Return a payload with the stored bookkeeping that stays true when these vectors are replaced."""
     ours, own = stored.get(CARE_KEY), payload.get(CARE_KEY)
     if not isinstance(ours, Mapping) or not isinstance(own, Mapping | None):
         return dict(payload)

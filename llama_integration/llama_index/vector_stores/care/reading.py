@@ -60,7 +60,7 @@ class Reader:
         options: QueryOptions,
         settings: StoreSettings,
     ) -> VectorStoreQueryResult:
-        """Answer a query; one whose text is blank finds nothing."""
+        """Answer a query; a query with a blank text gets no hits."""
         question = query.query_str or ""
         if query.query_embedding is None and query.query_str is not None and not question.strip():
             return as_result([])
@@ -102,7 +102,7 @@ class Reader:
         return [as_node(resolved.read(record)) for page in pages for record in page]
 
     def _grouping(self, resolved: ResolvedCollection, asked: Query, options: QueryOptions) -> Grouping | None:
-        """Return the groups that the options ask for, and refuse what Qdrant's own scores are needed for."""
+        """Return the groups that the options ask for; refuse options that need a fusion by Qdrant if there is none."""
         given = [name for name in ("group_by", "group_size", "score_threshold") if getattr(options, name) is not None]
         if given and asked.is_hybrid and asked.fusion is None:
             raise InputError(
@@ -120,7 +120,7 @@ class Reader:
     def _asked(
         self, resolved: ResolvedCollection, query: VectorStoreQuery, options: QueryOptions, settings: StoreSettings
     ) -> Query:
-        """Return a query as the core takes it."""
+        """Translate a query of LlamaIndex into one of the core."""
         by = searched_by(query, resolved, is_hybrid=settings.enable_hybrid, finds_bm25=self.finds_bm25)
         terms = None
         if by.text is not None:

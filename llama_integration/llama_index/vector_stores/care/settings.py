@@ -1,4 +1,4 @@
-"""Settings of `CareVectorStore`, options of its queries, and what follows from them alone."""
+"""Settings of `CareVectorStore`, options of its queries, and functions of these alone."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, Self
@@ -20,7 +20,7 @@ class HasContract(Protocol):
     """A `CareEmbedding` or a `CareModel`: an object that knows the model of the vectors."""
 
     def contract(self) -> VectorContract:
-        """Return what a collection must say of its vectors."""
+        """Return the contract that a collection must carry."""
 
 
 class StoreSettings(BasePydanticVectorStore):
@@ -89,7 +89,7 @@ class StoreSettings(BasePydanticVectorStore):
 
     @override
     def to_dict(self, **kwargs: Any) -> dict[str, Any]:
-        """Return what the constructor takes."""
+        """Return the settings that the constructor takes."""
         fixed = ("stores_text", "is_embedding_query")
         return {name: value for name, value in super().to_dict(**kwargs).items() if name not in fixed}
 

@@ -34,7 +34,7 @@ class StoreTerms:
         self._weighted = weighted
 
     def of_query(self, resolved: ResolvedCollection, text: str, *, has_weights: bool) -> TermVector | SparseQuery:
-        """Return the terms of a query; BM25 with weights counts them as the model has learned to."""
+        """Return the terms of a query; of BM25, with the learned weights of the model if `has_weights`."""
         if self.encoder is not None:
             return self.encoder(text)
         assert resolved.bm25 is not None, "without another encoder, the sparse vector is BM25 of this package"

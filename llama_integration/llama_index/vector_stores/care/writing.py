@@ -113,11 +113,11 @@ def create_collection(
     """Create a collection with named vectors and, when the model is known, its contract.
 
     Args:
-        collection: The name that has no collection yet, not an alias.
+        collection: Name without a collection yet, not an alias.
         settings: Names and parameters of the vectors, shards and indexes.
         config: The model of the vectors, and whether the sparse vector is BM25 by this package.
         encoder: Sparse encoder in place of BM25 by this package.
-        nodes: The first ones to write, with their vectors: dimension and mean length are taken from them.
+        nodes: First nodes to write, with their vectors: dimension and mean length are taken from them.
     """
     contract, dim = config.contract, len(nodes[0].get_embedding())
     metadata = {} if contract is None else contract_metadata(settings.dense_vector_name, contract)
@@ -151,7 +151,7 @@ def create_collection(
 def deletion_filter(
     resolved: ResolvedCollection, node_ids: Sequence[str] | None, filters: MetadataFilters | None
 ) -> models.Filter:
-    """Return the filter of the nodes to delete: those that have one of the ids and pass the filters.
+    """Return the filter of the nodes to delete, which have one of the ids and pass the filters.
 
     Raises:
         InputError: Every node would pass: a filter rules nodes out by a key that no point has.
