@@ -1,4 +1,4 @@
-"""Files and folders that a person named to be written: whether they can be, before any work for them is done."""
+"""Checks that a file or a folder can be written, before any work for it is done."""
 
 import os
 from pathlib import Path
@@ -7,16 +7,16 @@ from care_qdrant.errors import InputError
 
 
 def require_writable(path: Path) -> None:
-    """Refuse a file or a folder at which nothing can be written; what is missing of it may be made.
+    """Refuse a path that cannot be written, or made with the folders that are missing.
 
     Raises:
         InputError: The user has no right to write there, or a file is where a folder has to be.
     """
-    wanted = Path(os.path.realpath(path))
-    there = wanted
+    target = Path(os.path.realpath(path))
+    there = target
     while not os.path.lexists(there):
         there = there.parent
-    if there != wanted and not there.is_dir():
+    if there != target and not there.is_dir():
         raise InputError(f"{path}: cannot be made, since {there} is not a folder; give another path")
     needed = os.W_OK | os.X_OK if there.is_dir() else os.W_OK
     if not os.access(there, needed):

@@ -26,7 +26,7 @@
 
 Exit code 8 is not an error: the run finished, but rows of the corpus were rejected. 130 is an interruption by Ctrl-C.
 Every message says where, what was found, what was expected, and what to do. None holds a secret: passwords in URLs,
-keys in command lines and known keys are hidden in whatever is printed, logged and written.
+keys in command lines and known keys are hidden in everything that is printed, logged and written.
 """
 
 import re
@@ -42,7 +42,7 @@ _SHORTEST = 8
 below find it."""
 
 _PATTERNS = (
-    # user:password@ of a URL, whatever the scheme; the password may hold an @.
+    # user:password@ of a URL with any scheme; the password may hold an @.
     (re.compile(r"(?<=://)[^/\s'\"]*@"), f"{_HIDDEN}@"),
     # The same without a scheme, as in QDRANT_URL=user:password@host:6333.
     (re.compile(r"(?<![\w/@.:-])[^\s:/@'\"=]+:[^\s/'\"]+@(?=[\w.\[])"), f"{_HIDDEN}@"),
@@ -209,10 +209,10 @@ def extra_of(package: str) -> str | None:
     except PackageNotFoundError:  # run from a source tree that is not installed
         return None
     name = re.escape(package.partition(".")[0]).replace("_", "[-_.]")
-    extras = [found.group(1) for each in requirements if (found := re.search(r"extra == ['\"]([\w-]+)", each))]
+    extras = [match[1] for line in requirements if (match := re.search(r"extra == ['\"]([\w-]+)", line))]
     lists_it = re.compile(rf"{name}\b[^;]*;.*extra == ['\"]([\w-]+)", re.IGNORECASE)
-    found_in = [found.group(1) for each in requirements if (found := lists_it.match(each))]
-    return min(found_in, key=extras.count, default=None)  # the one that installs the least
+    candidates = [match[1] for line in requirements if (match := lists_it.match(line))]
+    return min(candidates, key=extras.count, default=None)  # the one that installs the least
 
 
 def require_packages(extra: str, what: str, *packages: str) -> None:
@@ -268,7 +268,7 @@ outside of commands."""
 
 
 def next_command(words: str, *, model: bool = True) -> str:
-    """Return a command that mends what a message is about, with the options that it needs, for the message's end.
+    """Return a command that fixes the problem of a message, with the options that it needs, for the message's end.
 
     Args:
         words: The command, such as ``care attach articles``.

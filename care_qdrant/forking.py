@@ -18,7 +18,7 @@ _renewals: WeakKeyDictionary[Any, Callable[[Any], None]] = WeakKeyDictionary()
 
 
 def renew_in_child(thing: T, renew: Callable[[T], None]) -> None:
-    """Call a function with an object in each child that is forked while the object is there.
+    """Call a function with an object in each child that is forked while the object exists.
 
     Args:
         thing: Hashable, by its identity where it changes.

@@ -1,7 +1,7 @@
 """nDCG, recall and reciprocal rank of rankings whose relevant documents are known, one value a query, from 0 to 1.
 
-Relevance is binary, and the first ten places count. Graded labels, deeper rankings and ties as TREC breaks them are the
-benchmark harness's, which computes them with ir_measures; on binary labels both give the same values.
+Relevance is binary, and the first ten places count. Graded labels, deeper rankings and ties as TREC breaks them are
+left to the benchmark harness, which uses ir_measures; on binary labels both give the same values.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,22 +18,22 @@ Relevant = Sequence[Collection[object]]
 """Ids of the relevant documents of each query, at least one."""
 
 
-def ndcg_at_10(found: Rankings, relevant: Relevant) -> list[float]:
+def ndcg_at_10(rankings: Rankings, relevant: Relevant) -> list[float]:
     """Return the normalised discounted cumulative gain of each query."""
     return [
-        float(sum(_DISCOUNTS[rank] for rank, one in enumerate(best[:TOP]) if one in ids) / _DISCOUNTS[: len(ids)].sum())
-        for best, ids in zip(found, relevant, strict=True)
+        float(sum(_DISCOUNTS[rank] for rank, id_ in enumerate(best[:TOP]) if id_ in ids) / _DISCOUNTS[: len(ids)].sum())
+        for best, ids in zip(rankings, relevant, strict=True)
     ]
 
 
-def recall_at_10(found: Rankings, relevant: Relevant) -> list[float]:
+def recall_at_10(rankings: Rankings, relevant: Relevant) -> list[float]:
     """Return the fraction of each query's relevant documents that it found."""
-    return [len({*best[:TOP]} & {*ids}) / len(ids) for best, ids in zip(found, relevant, strict=True)]
+    return [len({*best[:TOP]} & {*ids}) / len(ids) for best, ids in zip(rankings, relevant, strict=True)]
 
 
-def reciprocal_rank_at_10(found: Rankings, relevant: Relevant) -> list[float]:
+def reciprocal_rank_at_10(rankings: Rankings, relevant: Relevant) -> list[float]:
     """Return 1 / rank of each query's first relevant document; 0 where it is beyond the tenth place."""
     return [
-        next((1 / rank for rank, one in enumerate(best[:TOP], start=1) if one in ids), 0.0)
-        for best, ids in zip(found, relevant, strict=True)
+        next((1 / rank for rank, id_ in enumerate(best[:TOP], start=1) if id_ in ids), 0.0)
+        for best, ids in zip(rankings, relevant, strict=True)
     ]

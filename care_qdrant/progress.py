@@ -68,7 +68,7 @@ def progress_bar(label: str, verb: str = "stored") -> Iterator[Callable[[Progres
 
 @contextmanager
 def points_bar(label: str, verb: str = "stored") -> Iterator[Callable[[int, int], None]]:
-    """Return a function that shows how many things, and of how many, are dealt with; a total of 0 is none."""
+    """Return a function that shows how many points of how many are done; a total of 0 is an unknown one."""
     with painted_bar(label, verb) as paint:
         start, before = time.monotonic(), None
 
@@ -88,7 +88,7 @@ Paint = Callable[[int, int | None, float | None, list[str]], None]
 
 @contextmanager
 def painted_bar(label: str, verb: str) -> Iterator[Paint]:
-    """Return a function that keeps the state of a bar, which a timer paints: a line a minute where no terminal is."""
+    """Return a function that keeps the state of a bar, which a timer paints: a line a minute without a terminal."""
     state = _State(verb)
     stopped = threading.Event()
     # None: only on a terminal. tqdm reads its variable only where nothing is given.
