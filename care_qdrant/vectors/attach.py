@@ -41,7 +41,7 @@ from care_qdrant.vectors.preflight import Preflight, begun_bm25, bm25_contract, 
 
 WATCHING = RetryPolicy(attempts=5)
 """Retries of one pass of ``--watch``."""
-# There is another pass soon, and a signal should not wait for longer than some seconds.
+# The next pass comes soon, and a signal should not wait for longer than a few seconds.
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class AttachSettings:
     """Settings of an attach."""
 
     text_field: str | None = None
-    """Payload field with the text, as ``body`` or ``document.body``; None guesses."""
+    """Payload field with the text, such as ``body`` or ``document.body``; None guesses."""
     quantization: Quantization | None = None
     on_disk: bool = False
     batch_tokens: int = 16_384
@@ -57,7 +57,7 @@ class AttachSettings:
     max_delete_fraction: float = 0.2
     """Largest fraction of the vectors that may be removed because their points have no text any more, in [0, 1]."""
     bm25_language: str | None = None
-    """Language of a new BM25 vector (`care_qdrant.encoders.terms.languages`); None takes that of the first texts."""
+    """Language of a new BM25 vector (`care_qdrant.encoders.terms.languages`); None detects it in the first texts."""
     any_language: bool = False
     """Attach a model also to texts of a language that it does not read."""
 
@@ -79,13 +79,13 @@ class AttachReport:
     text_field: str
     encoded: int = 0
     unchanged: int = 0
-    """Points whose vector was made of the text that they have now."""
+    """Points whose vector was made from the text that they have now."""
     without_text: int = 0
-    """Points that get no vector: without a text, or, of BM25, with a text that has no terms."""
+    """Points that get no vector: without a text or, for BM25, with a text that has no terms."""
     unreadable: list[PointId] = field(default_factory=list)
-    """Ids of the first points of `without_text` whose text is there, and holds half a surrogate pair."""
+    """Ids of the first points of `without_text` that do have a text, but one with half a surrogate pair."""
     in_other_field: int = 0
-    """Points without text that have one in another field than `text_field`."""
+    """Points without text in `text_field` that have one in another field."""
     removed: int = 0
     """Points without text whose vector of an earlier text was removed."""
     truncated: int = 0
@@ -97,7 +97,7 @@ class AttachReport:
     seconds: float = 0.0
     points_per_second: float = 0.0
     encoder_idle_fraction: float = 0.0
-    """Fraction of the encoding time in which the encoder stood still, from 0 to 1."""
+    """Fraction of the encoding time in which the encoder was idle, from 0 to 1."""
 
 
 @accepts_client
@@ -111,10 +111,10 @@ def attach_vector(
     on_preflight: Callable[[Preflight], None] = lambda _: None,
     on_progress: OnProgress = lambda _done, _total: None,
 ) -> AttachReport:
-    """Add to every point of a collection a vector of a model, or of BM25, made of the text in its payload.
+    """Add to every point of a collection a vector of a model, or of BM25, made from the text in its payload.
 
     Args:
-        collection: An open Qdrant and a name; of an alias, the collection that is behind it now.
+        collection: An open Qdrant and a name; for an alias, the collection behind it now.
         model: The model; its document encoder is loaded only if something has to be encoded. None adds BM25, as
             ingestion writes it: the first run then reads all texts once more, for their mean length.
         vector_name: None takes the model's name, or ``bm25``.
@@ -124,10 +124,10 @@ def attach_vector(
         on_progress: Called after each window and each batch.
 
     Raises:
-        InputError: There is no such collection, no text in its payloads, or a key of ours is used by others in them;
-            another text field than the recorded one; or too many vectors would be removed.
-        ContractError: Another model made the vectors of this name, or makes them since this run began.
-        QdrantError: Qdrant refused or could not be reached; what was written stays, and another run goes on from there.
+        InputError: There is no such collection, no text in its payloads, or another program uses our payload key;
+            the text field differs from the recorded one; or too many vectors would be removed.
+        ContractError: Another model made the vectors of this name, or has begun to make them during this run.
+        QdrantError: Qdrant refused or could not be reached; written vectors stay, and another run continues from there.
         EncodingError: The encoder returned no usable vector.
         MissingExtra: Documents cannot be encoded in this installation; nothing was written.
     """
@@ -167,13 +167,13 @@ def attach_encoded(
     settings: AttachSettings,
     on_progress: OnProgress = lambda _done, _total: None,
 ) -> AttachReport:
-    """Add vectors that are made already to points of a collection, as `attach_vector` does with those that it makes.
+    """Add vectors that were encoded beforehand to points of a collection, otherwise like `attach_vector`.
 
     Args:
-        collection: An open Qdrant and a name; of an alias, the collection that is behind it now.
+        collection: An open Qdrant and a name; for an alias, the collection behind it now.
         contract: Contract of the vectors.
-        pages: Some thousand tasks at a time that bring their vectors, with the key of their shards. A point whose text
-            is another one by now is left alone.
+        pages: Tasks with their vectors, a few thousand at a time, each page with the key of their shards. A point
+            whose text has changed meanwhile is skipped.
         vector_name: Name of the vector.
         settings: Settings of the attach.
         on_progress: Called after each page and each batch.
@@ -181,7 +181,7 @@ def attach_encoded(
     Raises:
         InputError: There is no such collection, or no text in its payloads.
         ContractError: Another model made the vectors of this name.
-        QdrantError: Qdrant refused or could not be reached; what was written stays, and another run goes on from there.
+        QdrantError: Qdrant refused or could not be reached; written vectors stay, and another run continues from there.
     """
     target = collection.whole()
     preflight = examine(target, vector_name, contract, settings.text_field)
@@ -198,13 +198,13 @@ def attach_encoded(
 
 
 def _nothing(target: Collection, vector_name: str, contract: VectorContract | SparseContract) -> AttachReport:
-    """Return the report on a collection whose points are gone."""
+    """Return the report on a collection that has no points any more."""
     text_field = target.schema.text_field(vector_name) or ""
     return AttachReport(target.name, vector_name, contract.fingerprint, tool="", text_field=text_field)
 
 
 def _layout(target: Collection, vector_name: str, preflight: Preflight, settings: AttachSettings) -> Layout:
-    """Return where the texts are; a vector that is there stays one of the same field."""
+    """Return the layout of the texts; refuse another text field for an existing vector."""
     layout = preflight.require_layout()
     if preflight.has_vector and not preflight.lost_contract:
         _require_same_field(target, vector_name, layout, settings)
@@ -214,7 +214,7 @@ def _layout(target: Collection, vector_name: str, preflight: Preflight, settings
 def _with_average_length(
     collection: Collection, vector_name: str, layout: Layout, language: str | None
 ) -> SparseContract:
-    """Return the BM25 constants that the collection has already, else those of all its texts."""
+    """Return the collection's existing BM25 constants, or else those computed from all its texts."""
     if (begun := begun_bm25(collection.schema, vector_name, language)) is not None:
         return begun
     return SparseContract.of_texts(texts_of(collection, layout), language)
@@ -242,9 +242,9 @@ def _prepare(
 ) -> None:
     """Create the vector, or repair the hashes of an earlier run.
 
-    The contract comes first: a run that is killed after it finds its own contract without a vector and goes on; a
-    vector without a contract could be of any model. Its text field is what makes a vector removable by detach, so one
-    that ingestion made does not get any. One that has lost its contract gets it again.
+    The contract is written first: if the run is then killed, the next one sees its own contract without a vector and
+    continues; a vector without a contract could be of any model. The text field of a contract is what makes a vector
+    removable by detach, so a vector that ingestion made does not get one. A lost contract is written again.
     """
     schema, vector_name, layout = collection.schema, reader.vector_name, reader.layout
     has_vector = schema.has_vector(vector_name)
@@ -256,7 +256,7 @@ def _prepare(
     )
     text_field, beside = layout.text_field if is_attached else None, _first_of(schema, vector_name, contract)
     metadata = contract_metadata(vector_name, replace(contract, text_field=text_field, beside=beside))
-    # In one write: a vector that is there and not whole always says so.
+    # In one write: a vector that exists and is incomplete is always marked so.
     note = {} if has_vector else _note(vector_name, {"first": True})
     collection.update("writing its model record", metadata=metadata | note)
     if not has_vector:
@@ -294,7 +294,7 @@ def _vector_config(contract: VectorContract | SparseContract) -> models.VectorNa
 
 
 def _configure(collection: Collection, vector_name: str, settings: AttachSettings) -> None:
-    """Let a server store the vector as asked; a run that was killed may have created it and no more."""
+    """Make a server store the vector as requested, also if a killed run only created it."""
     settings_of_vector = storage_settings(collection, settings.quantization, on_disk=settings.on_disk)
     params = collection.schema.dense.get(vector_name)
     if (
@@ -320,7 +320,7 @@ class _Run:
     on_progress: OnProgress
     stop: threading.Event
     is_part: bool = False
-    """Whether other runs write the other points: the note that the attach has not ended then stays for `end_attach`."""
+    """Whether other runs write the other points: the mark of an unfinished attach then stays for `end_attach`."""
 
     def go(self, windows: Iterator[PointWindow], total: int) -> AttachReport:
         """Read, encode and write, each in its own threads."""
@@ -374,7 +374,7 @@ class _Run:
         return report
 
     def _require_own_vector(self) -> None:
-        """Refuse to go on where somebody has detached the vector meanwhile, and attached that of another model."""
+        """Refuse to continue if the vector was detached meanwhile, or another model's vector was attached."""
         schema, name = self.collection.refresh(), self.reader.vector_name
         made = schema.contracts.get(name)
         if isinstance(made, VectorContract | SparseContract) and made.constants == self.reader.constants:
@@ -386,7 +386,7 @@ class _Run:
         )
 
     def _remove(self, text_gone: Sequence[tuple[Collection, Sequence[PointId]]]) -> int:
-        """Remove the vector, and then its hash, from points whose text is gone; return their number."""
+        """Remove the vector, and then its hash, from points that lost their text; return their number."""
         removed, name = sum(len(ids) for _, ids in text_gone), self.reader.vector_name
         if removed:
             covered, largest = self.collection.count_with_vector(name), self.settings.max_delete_fraction

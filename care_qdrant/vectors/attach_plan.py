@@ -28,9 +28,9 @@ class AttachPlan:
     points_to_encode: int
     """Number of points without the vector: an upper bound."""
     new_bytes: int | None
-    """Bytes of their vectors, in float32 and without an index; None for BM25, where the texts decide."""
+    """Bytes of their vectors, in float32 and without an index; None for BM25, where it depends on the texts."""
     refusals: list[str]
-    """Reasons to refuse; empty where nothing stands in the way."""
+    """Reasons to refuse; empty where there are none."""
     notices: list[str]
 
 
@@ -51,8 +51,8 @@ def plan_attach(
         model: The model, whose weights are not read; None adds BM25.
         vector_name: None takes the model's name, or ``bm25``.
         text_field: Payload field with the text; None guesses.
-        any_language: Whether the model may be one that does not read the texts.
-        bm25_language: Language of a new BM25 vector; None takes that of the texts.
+        any_language: Whether to accept a model that does not read the language of the texts.
+        bm25_language: Language of a new BM25 vector; None detects it in the texts.
 
     Raises:
         InputError: There is no such collection.
@@ -67,7 +67,9 @@ def plan_attach(
         contract = bm25_contract(target.schema, name, bm25_language, first)
     todo = target.count() - (target.count_with_vector(name) if target.schema.has_vector(name) else 0)
     refusals = [
-        str(each) for each in (*preflight.problems, problem_of(model.require_documents) if model else None) if each
+        str(problem)
+        for problem in (*preflight.problems, problem_of(model.require_documents) if model else None)
+        if problem
     ]
     unfinished = target.schema.unfinished
     return AttachPlan(

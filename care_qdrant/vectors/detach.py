@@ -39,7 +39,7 @@ def detach_vector(collection: Collection, vector_name: str | None = None) -> Det
 
     Args:
         collection: An open Qdrant and a name: the collection, or an alias of it.
-        vector_name: None takes the one that was attached, when there is one.
+        vector_name: Name of the vector; None takes the attached one if there is exactly one.
 
     Raises:
         InputError: The vector was not attached, or points that were written after it have no other vector.
@@ -55,15 +55,15 @@ def detach_vector(collection: Collection, vector_name: str | None = None) -> Det
     cleaned = sum(_clean_payloads(part, name) for part in target.parts())
     if is_there:
         target.remove_vector(name)
-    # In the end, so that a run that was killed is finished by the same command.
+    # Last, so that the same command finishes a run that was killed.
     target.update("removing what was recorded of the vector", metadata=_without_records(target.refresh(), name))
     return DetachReport(target.name, name, points, cleaned)
 
 
 def _without_records(schema: CollectionSchema, vector_name: str) -> dict[str, Any]:
-    """Return the change of the metadata that removes the records of a vector.
+    """Return the metadata update that removes the records of a vector.
 
-    Of the vectors that were attached beside it, the first takes its place for readers that name no vector.
+    The first of the vectors that were attached next to it takes its place for readers that name no vector.
     """
     change: dict[str, Any] = dict.fromkeys(of_vector(schema.metadata, vector_name))
     first: str | None = None
@@ -102,14 +102,14 @@ def _checked_name(schema: CollectionSchema, vector_name: str | None) -> str:
 
 
 def _is_as_attached(schema: CollectionSchema, vector_name: str) -> bool:
-    """Return whether a vector is there as an attach makes it, and not one of that name that another program made."""
+    """Return whether a vector exists as an attach created it, rather than one of its name by another program."""
     made, params = schema.contracts[vector_name], schema.dense.get(vector_name)
     if not isinstance(made, VectorContract) or params is None:
         return isinstance(made, SparseContract) and vector_name in schema.sparse
     if (params.size, params.distance) != (made.dim, made.qdrant_distance):
         logger.warning(
             "collection %r: vector %r has %d dimensions and distance %s, and care attach made it with %d and %s: "
-            "another program has made it again, so it stays, and the records of it are removed",
+            "another program has recreated it, so it stays, and its records are removed",
             *(schema.name, vector_name, params.size, params.distance.value, made.dim, made.distance),
         )
         return False
@@ -142,12 +142,12 @@ def _require_other_vectors(collection: Collection, vector_name: str) -> None:
 
 
 def _is_by_attach(payload: Mapping[str, Any], vector_name: str) -> bool:
-    """Return whether attach made a vector of a point that another program had written; ingestion notes the chunk."""
+    """Return whether attach made the vector of a point that another program wrote; ingestion also stores the chunk."""
     return stored_hash(payload, vector_name) is not None and payload[CARE_KEY].keys() == {"vectors"}
 
 
 def _clean_payloads(collection: Collection, vector_name: str) -> int:
-    """Remove our hash of the vector, and our whole key where nothing else is under it; return the number of points."""
+    """Remove our hash of the vector, and our key if it holds nothing else; return the number of points changed."""
     cleaned = 0
     for records in collection.scroll(payload=[CARE_KEY]):
         whole: list[PointId] = []

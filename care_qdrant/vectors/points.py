@@ -1,4 +1,4 @@
-"""The points of a live collection: reads their texts, tells whose vector is missing or outdated."""
+"""Reads the texts of a live collection's points, and finds points whose vector is missing or outdated."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,9 +18,9 @@ from care_qdrant.qdrant.readable import PointId
 from care_qdrant.types import CARE_KEY, embedded_text, half_character
 
 MOST_UNREADABLE = 100
-"""Largest number of ids that a report gives of points with half a character in their text."""
+"""Largest number of ids that a report lists for points with half a character in their text."""
 NOTICEABLE_FRACTION = 0.05
-"""Fraction of points with their text in another field from which on it is reported."""
+"""Least fraction of points with their text in another field that is reported."""
 
 _OUR_ENTRIES = {"chunk": int, "chunks": int, "payload": str, "vectors": Mapping, STAND_INS: list}
 """Entries that ingestion and attach write under `CARE_KEY`, with their types."""
@@ -28,7 +28,7 @@ _OUR_ENTRIES = {"chunk": int, "chunks": int, "payload": str, "vectors": Mapping,
 
 @dataclass(frozen=True, slots=True)
 class PointTask(Task):
-    """The text of a stored point, which lacks the vector of it."""
+    """The text of a stored point that lacks the vector of this text."""
 
     id: PointId
     hash: str
@@ -42,11 +42,11 @@ class PointWindow(Window[PointTask]):
     read: int = 0
     without_text: int = 0
     unreadable: list[PointId] = field(default_factory=list)
-    """Points of `without_text` whose text is there, and holds half a character."""
+    """Points of `without_text` that do have a text, but one with half a character."""
     in_other_field: int = 0
     """Number of points without a text under the layout's field that have one in another field."""
     text_gone: list[PointId] = field(default_factory=list)
-    """Points without a text, or without terms for BM25, that have a vector of the text that they had."""
+    """Points without a text, or without terms for BM25, that have a vector of an earlier text."""
 
 
 class Characters:
@@ -61,15 +61,15 @@ class Characters:
 
 @dataclass(frozen=True, slots=True)
 class PointReader:
-    """Tells which points of a collection need a vector."""
+    """Finds the points of a collection that need a vector."""
 
     layout: Layout
     vector_name: str
     constants: str
-    """Model, or analyser and constants, that a content hash holds besides the text."""
+    """Model, or analyser and constants, as part of a content hash, which the text completes."""
     counter: TokenCounter
     sparse: SparseContract | None = None
-    """Contract of BM25, where it is the vector: a text without terms gets none."""
+    """Contract of a BM25 vector, which a text without terms does not get; None for a dense vector."""
 
     def needs_vector(self, payload: Mapping[str, Any]) -> bool:
         """Return whether a point that has the hash of a text needs the vector."""
@@ -77,9 +77,9 @@ class PointReader:
         return self.sparse is None or not has_text or self.sparse.has_terms(stored_text(self.layout, payload))
 
     def windows(self, collection: Collection, where: models.Filter | None = None) -> Iterator[PointWindow]:
-        """Read the points that pass a filter and return those that need a vector, some thousand at a time.
+        """Read the points that pass a filter and yield those that need a vector, a few thousand at a time.
 
-        An attach reads all of them in one process: the encoder is what it waits for.
+        An attach reads all of them in one process, since the encoder is its bottleneck.
         """
         for part in collection.parts():
             window = PointWindow(part)
@@ -91,7 +91,7 @@ class PointReader:
             yield window
 
     def lacking(self, place: Collection, tasks: Sequence[PointTask]) -> PointWindow:
-        """Return the tasks whose point still has the text that their vector was made of, and no vector of it."""
+        """Return the tasks whose point still has the text of their vector and still lacks the vector."""
         window = PointWindow(place)
         self.sort(window, list(place.retrieve([task.id for task in tasks]).values()))
         lacking = {(task.id, task.hash): task.unchanged for task in window.encode}
@@ -101,7 +101,7 @@ class PointReader:
         return window
 
     def sort(self, window: PointWindow, records: Sequence[models.Record]) -> None:
-        """Add stored points to a window by what they need."""
+        """Add stored points to a window: as tasks if they need a vector, as counts otherwise."""
         window.read += len(records)
         todo = []
         for record in records:
@@ -130,35 +130,35 @@ class PointReader:
 
 
 def stored_text(layout: Layout, payload: Mapping[str, Any]) -> str:
-    """Return what the document encoder reads of a point that has a text."""
+    """Return the text that the document encoder reads for a point that has one."""
     layout = layout.of_point(payload)
     return embedded_text(layout.title(payload), layout.text(payload))
 
 
 def texts_of(collection: Collection, layout: Layout) -> Iterator[str]:
-    """Return what a document encoder reads of the points of a collection that have a text, page by page."""
+    """Return the texts that a document encoder reads for the points of a collection, read page by page."""
     payloads = (record.payload or {} for page in collection.scroll("reading texts") for record in page)
     return (stored_text(layout, payload) for payload in payloads if layout.of_point(payload).find_text(payload))
 
 
 def possible_texts(layout: Layout, payload: Mapping[str, Any]) -> list[str]:
-    """Return every text that the vector of a point may rightly have been made of; first what attach encodes."""
+    """Return every text from which a point's vector may rightly have been made; first the one that attach encodes."""
     return list(dict.fromkeys([stored_text(layout, payload), *_texts_of_node(layout, payload)]))
 
 
 def _texts_of_node(layout: Layout, payload: Mapping[str, Any]) -> list[str]:
-    """Return what LlamaIndex may have embedded of a point; empty where its node holds another text than the point.
+    """Return the texts that LlamaIndex may have embedded; empty where the node's text differs from the point's.
 
-    The points of ingestion hold a text and a node: an edit of the text leaves the former one in the node.
+    Points that ingestion wrote hold a text and a node: an edit of the text leaves the former text in the node.
     """
     texts = (lookup(payload, path) for path in NODE_TEXTS)
     return node_embedded_texts(payload) if layout.of_point(payload).find_text(payload) in texts else []
 
 
 def expected_hash(layout: Layout, payload: Mapping[str, Any], vector_name: str, fingerprint: str) -> str | None:
-    """Return the hash of the present text; None without one that an encoder can read.
+    """Return the hash of the current text; None without a text that an encoder can read.
 
-    Of a node that LlamaIndex wrote, this is the stored hash where that is of a text that LlamaIndex embeds of it.
+    For a node that LlamaIndex wrote, it is the stored hash if that is of any text that LlamaIndex embeds for the node.
     """
     if layout.of_point(payload).find_text(payload) is None or is_unreadable(layout, payload):
         return None
@@ -177,7 +177,7 @@ def is_unreadable(layout: Layout, payload: Mapping[str, Any]) -> bool:
 
 
 def unreadable_warning(points: Sequence[PointId]) -> str | None:
-    """Return what to say of points with half a character in their text, at most `MOST_UNREADABLE`; None for none."""
+    """Return the warning about points with half a character in their text; None without such points."""
     if not points:
         return None
     count = f"{len(points)} points" if len(points) < MOST_UNREADABLE else f"{MOST_UNREADABLE} or more points"
@@ -189,16 +189,16 @@ def unreadable_warning(points: Sequence[PointId]) -> str | None:
 
 
 def other_text_field(layout: Layout, payload: Mapping[str, Any]) -> str | None:
-    """Return the field in which a point without a text under the layout's field has one, None where it has none."""
+    """Return the field that holds the text of a point without one under the layout's field; None without any."""
     try:
-        found = layout.of_point(payload).find_text(payload)
-        return guess_layout([payload]).text_field if found is None else None
+        text = layout.of_point(payload).find_text(payload)
+        return guess_layout([payload]).text_field if text is None else None
     except InputError:
         return None
 
 
 def other_field_warning(points: int, in_other_field: int, text_field: str) -> str | None:
-    """Return what to say of points with their text in another field, None where they are a negligible fraction."""
+    """Return the warning about points with their text in another field; None for a negligible fraction of points."""
     if in_other_field < max(1, NOTICEABLE_FRACTION * points):
         return None
     return (
@@ -209,7 +209,7 @@ def other_field_warning(points: int, in_other_field: int, text_field: str) -> st
 
 
 def is_key_of_others(payload: Mapping[str, Any]) -> bool:
-    """Return whether a payload has under our key what neither ingestion nor attach wrote."""
+    """Return whether a payload has values under our key that neither ingestion nor attach wrote."""
     if CARE_KEY not in payload:
         return False
     care = payload[CARE_KEY]

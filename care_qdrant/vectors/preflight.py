@@ -1,4 +1,4 @@
-"""Examines what attaching a vector to a collection would meet: where the texts are, and every reason to refuse."""
+"""Examines a collection before a vector is attached: where its texts are, and every reason to refuse."""
 
 import re
 from collections import Counter
@@ -48,13 +48,13 @@ class Preflight:
     has_vector: bool
     """Whether the collection has the vector already, from an earlier run."""
     problems: tuple[CareError, ...]
-    """Reasons that an attach is refused for; empty where it is not."""
+    """Reasons to refuse an attach; empty where there are none."""
     notices: tuple[str, ...]
     """Notices to the owner of the collection."""
     lost_contract: bool = False
     """Whether the vector has lost its contract, while the hashes in the payloads say that this model made it."""
     has_hashes: bool = False
-    """Whether payloads of the sample say of which text the vector was made; without a vector, it was deleted."""
+    """Whether payloads of the sample hold a hash of the vector's text; if the vector is missing, it was deleted."""
 
     @property
     def is_emptied(self) -> bool:
@@ -62,7 +62,7 @@ class Preflight:
         return self.has_vector and not self.sampled and not self.problems
 
     def require_layout(self) -> Layout:
-        """Return where the texts are, in a collection that is not emptied."""
+        """Return the layout of the texts; raise the first problem if there is one."""
         if self.problems or self.layout is None:
             raise self.problems[0]
         return self.layout
@@ -75,7 +75,7 @@ def examine(
     text_field: str | None,
     reader: object = None,
 ) -> Preflight:
-    """Examine a collection as an attach would; a ``reader`` is the tokenizer that has to read its texts."""
+    """Examine a collection before an attach; ``reader`` is the tokenizer that has to read its texts."""
     schema, points, sample = collection.schema, collection.count(), collection.sample(SAMPLE_POINTS)
     payloads = [record.payload or {} for record in sample]
     has_vector = schema.has_vector(vector_name)
@@ -110,21 +110,22 @@ def examine(
 
 
 _BAD_IN_NAMES = re.compile(r'[<>:"/\\|?*\0\x1f]')
-"""Characters that Qdrant takes in no name: names are folders on its disk."""
+"""Characters that Qdrant accepts in no name, since names are folders on its disk."""
 _LONGEST_NAME_BYTES = 200
 
 
 def require_vector_name(name: str) -> None:
-    """Refuse a name that no server gives a vector; it would say so after the collection was marked."""
+    """Refuse a name that servers do not accept for a vector, before the collection is marked."""
     size = len(name.encode())
     if not name or size > _LONGEST_NAME_BYTES:
         raise InputError(f"vector name {name[:40]!r} has {size} bytes; expected 1 to {_LONGEST_NAME_BYTES}")
     if (bad := _BAD_IN_NAMES.search(name)) is not None:
         raise InputError(
-            f"vector name {name!r} holds {bad[0]!r}, which Qdrant takes in no name; give another one with --vector-name"
+            f"vector name {name!r} holds {bad[0]!r}, which Qdrant does not accept in names; give another one with "
+            "--vector-name"
         )
     if name in (".", ".."):
-        raise InputError(f"vector name {name!r} is one of a folder, which Qdrant does not take; give another one")
+        raise InputError(f"vector name {name!r} is that of a folder, which Qdrant does not accept; give another one")
 
 
 def _require_language(
@@ -140,7 +141,7 @@ def _require_language(
 
 
 def bytes_per_point(params: models.VectorParams) -> int:
-    """Return the bytes of one vector on the server, without index and quantization; of a multivector, of one row."""
+    """Return the bytes of one vector, or row of a multivector, on the server, without index and quantization."""
     return round(params.size * datatype_of(params).bytes_per_number)
 
 
@@ -156,7 +157,7 @@ def _layout(
 
 
 def problem_of(check: Callable[[], object]) -> CareError | None:
-    """Return what a check refuses, None where it passes."""
+    """Return the error that a check raises; None if it passes."""
     try:
         check()
     except CareError as error:
@@ -174,8 +175,8 @@ def _require_reopenable(
 ) -> None:
     """Refuse a second dense vector in a collection that Haystack wrote without sparse vectors.
 
-    Its ``QdrantDocumentStore`` opens a collection only where the configuration has one unnamed dense vector, or where
-    one is named ``text-dense``. A second one makes a list of the first case, which stays one after a detach.
+    Its ``QdrantDocumentStore`` opens a collection only if its configuration is one unnamed dense vector, or has one
+    named ``text-dense``. A second dense vector turns the first case into a list, which remains one after a detach.
     """
     by_haystack = (isinstance(payload.get("meta"), Mapping) and {"id", "content"} <= {*payload} for payload in payloads)
     if _lists_vectors(schema, contract) and any(by_haystack):
@@ -194,17 +195,17 @@ def _has_lost_contract(
     layout: Layout | None,
     payloads: Sequence[Mapping[str, Any]],
 ) -> bool:
-    """Return whether a vector without a contract is of this model: most texts carry the hash of the two."""
+    """Return whether this model made a vector without a contract: most points have the hash of model and text."""
     params = schema.dense.get(vector_name)
     if layout is None or params is None or vector_name in schema.contracts:
         return False
-    found = [
+    matches = [
         expected == stored_hash(payload, vector_name)
         for payload in payloads
         if (expected := expected_hash(layout, payload, vector_name, contract.fingerprint)) is not None
     ]
     is_alike = params.size == contract.dim and params.distance == contract.qdrant_distance
-    return is_alike and 2 * sum(found) > len(found)
+    return is_alike and 2 * sum(matches) > len(matches)
 
 
 def _require_free_or_ours(
@@ -226,15 +227,17 @@ def _require_free_or_ours(
 
 def begun_bm25(schema: CollectionSchema, vector_name: str, language: str | None) -> SparseContract | None:
     """Return the contract of an existing BM25 vector of a language (None for any); None without one."""
-    found = schema.contracts.get(vector_name)
-    analyser = find_analyser(found.fingerprint) if isinstance(found, SparseContract) else None
-    return found if isinstance(found, SparseContract) and analyser and language in (None, analyser.language) else None
+    contract = schema.contracts.get(vector_name)
+    if not isinstance(contract, SparseContract):
+        return None
+    analyser = find_analyser(contract.fingerprint)
+    return contract if analyser and language in (None, analyser.language) else None
 
 
 def bm25_contract(
     schema: CollectionSchema, vector_name: str, language: str | None, texts: Iterable[str] = ()
 ) -> SparseContract:
-    """Return the contract of a BM25 vector that is there; of a new one, that of some texts."""
+    """Return the contract of an existing BM25 vector, or of a new one for some texts."""
     return begun_bm25(schema, vector_name, language) or SparseContract.of_texts(texts, language)
 
 
@@ -253,7 +256,7 @@ def _require_free_keys(collection: str, sample: Sequence[models.Record]) -> None
 def _require_room(
     schema: CollectionSchema, vector_name: str, contract: VectorContract | SparseContract, points: int
 ) -> None:
-    """Refuse what strict mode would stop in the middle: a server writes no vector once one of these is reached."""
+    """Refuse an attach that strict mode would stop midway: at these limits, a server writes no more vectors."""
     limits = schema.strict_mode
     if limits is None:
         return
@@ -283,9 +286,9 @@ def _notices(schema: CollectionSchema, contract: VectorContract | SparseContract
         )
     if isinstance(contract, VectorContract) and schema.dense.keys() == {""}:
         yield (
-            "the collection has an unnamed vector, which unnamed searches go on using; but its configuration will "
+            "the collection has an unnamed vector, which unnamed searches continue to use; but its configuration will "
             "list two vectors, and programs that read config.params.vectors.size will fail. LlamaIndex's own "
-            "QdrantVectorStore searches the unnamed one whatever dense_vector_name= says: read the new one with "
+            "QdrantVectorStore searches the unnamed one regardless of dense_vector_name=: read the new one with "
             "CareVectorStore"
         )
 
@@ -293,12 +296,12 @@ def _notices(schema: CollectionSchema, contract: VectorContract | SparseContract
 def _text_notices(layout: Layout | None, payloads: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if layout is None:
         return
-    found = [field for payload in payloads if (field := other_text_field(layout, payload)) is not None]
-    if found and len(found) >= NOTICEABLE_FRACTION * len(payloads):
-        fields = ", ".join(f"{field!r} ({count})" for field, count in Counter(found).most_common(3))
+    others = [field for payload in payloads if (field := other_text_field(layout, payload)) is not None]
+    if others and len(others) >= NOTICEABLE_FRACTION * len(payloads):
+        fields = ", ".join(f"{field!r} ({count})" for field, count in Counter(others).most_common(3))
         yield (
-            f"{counted(len(found), 'sampled point', 'have', of=len(payloads))} no text under {layout.text_field!r} and "
-            f"one under {fields}: they would get no vector. Put all texts under one field; for a vector that is not "
-            "there yet, name the field of most texts with --text-field; or attach another vector for the others: "
+            f"{counted(len(others), 'sampled point', 'have', of=len(payloads))} no text under {layout.text_field!r} "
+            f"and one under {fields}: they would get no vector. Put all texts under one field; for a vector that does "
+            "not exist yet, name the field of most texts with --text-field; or attach another vector for the others: "
             "--vector-name NAME --text-field FIELD"
         )

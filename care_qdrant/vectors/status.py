@@ -1,4 +1,4 @@
-"""The state of collections for `care status`: their vectors, the makers of these, and the place of the texts."""
+"""The state of collections for `care status`: their vectors, which models made them, and where the texts are."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class VectorSummary:
     dim: int | None = None
     distance: str | None = None
     made_by: str | None = None
-    """Model or analyser; None where another tool wrote it."""
+    """Model or analyser that made the vector; None where another tool wrote it."""
     fingerprint: str | None = None
     learned: str | None = None
     """Query encoder that was learned from it; None where there is none."""
@@ -42,7 +42,7 @@ class VectorSummary:
     stand_ins: int | None = 0
     """Points whose vector a learned query encoder made, in place of the model; None where they cannot be counted."""
     stand_in_models: tuple[str, ...] = ()
-    """Learned query encoders that made them."""
+    """Learned query encoders that made the vectors of `stand_ins`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class CollectionSummary:
     points: int
     vectors: tuple[VectorSummary, ...]
     unfinished: str | None = None
-    """Warning that work writes to the collection, or did when it was interrupted."""
+    """Warning that a run writes to the collection, or was interrupted while writing; None without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +76,11 @@ class CollectionDetail:
     sampled: int
     sampled_without_text: int
     unread_by_included: int | None
-    """Number of sampled texts that the included model does not read; None where no vector is its."""
+    """Number of sampled texts that the included model does not read; None if it made no vector."""
     version_of: str | None
-    """Collection that ``care publish`` copied; None for no copy."""
+    """Source of which ``care publish`` made this copy; None where it did not."""
     versions: list[str]
-    """Versions of its aliases, itself included."""
+    """Versions of its aliases, including itself."""
 
 
 @accepts_client
@@ -103,7 +103,7 @@ def inspect_collection(collection: Collection) -> CollectionDetail:
         layout = guess_layout(payloads, text_field=known) if payloads else None
     except InputError as error:
         evidence = str(error)
-    texts = [stored_text(layout, each) for each in payloads if layout is not None and layout.find_text(each)]
+    texts = [stored_text(layout, payload) for payload in payloads if layout is not None and layout.find_text(payload)]
     return CollectionDetail(
         summary=summary,
         server_version=target.server_version(),

@@ -1,4 +1,4 @@
-"""Checks the vectors of a collection: made of the present texts, by this model, and found by its query encoder."""
+"""Verifies that the vectors of a collection were made from the current texts by a model whose queries find them."""
 
 from care_qdrant.contracts.contract import SparseContract, VectorContract
 from care_qdrant.encoders.agreement import LEAST_HALF_PRECISION
@@ -26,16 +26,17 @@ def verify_collection(
     text_field: str | None = None,
     settings: VerifySettings | None = None,
 ) -> VerifyReport:
-    """Count, compare hashes, encode a sample again and search for it; nothing is written.
+    """Verify the vectors of a collection by counts, hashes, and a sample that is re-encoded; nothing is written.
 
     Args:
         collection: An open Qdrant and a name: the collection, or an alias of it. A `Collection` with several readers is
             counted by slices, in as many processes.
-        model: The model that is said to have made the vectors; None for BM25.
-        vector_name: None takes the one that the model made, and then all others that this package made: BM25 in the
-            same way, those of other models without encoding a sample. Without a model it takes BM25 alone.
-        text_field: Payload field with the text; None takes what attach took, or guesses.
-        settings: Limits within which a vector counts as right.
+        model: The model that should have made the vectors; None for BM25.
+        vector_name: Name of one vector. None verifies the one that the model made, and then all others that this
+            package made: BM25 in the same way, vectors of other models without encoding a sample. Without a model, it
+            verifies BM25 only.
+        text_field: Payload field with the text; None takes the one that attach used, or guesses.
+        settings: Limits within which a vector counts as correct.
 
     Raises:
         ContractError: Another model made the vectors.
@@ -53,25 +54,28 @@ def verify_collection(
         report = _verify(target, name, contract, model, text_field, settings)
     if model is not None and vector_name is None:
         report.others = [_verify_other(target, other, model, settings) for other in _others(schema, name)]
-        report.problems += [f"vector {each.vector_name!r}: {said}" for each in report.others for said in each.problems]
+        report.problems += [
+            f"vector {other.vector_name!r}: {problem}" for other in report.others for problem in other.problems
+        ]
     verified = [name] if vector_name is not None else [name, *schema.contracts]
-    report.problems += dict.fromkeys(said for each in verified if (said := schema.unfinished_of(each)) is not None)
+    warnings = (schema.unfinished_of(vector) for vector in verified)
+    report.problems += dict.fromkeys(warning for warning in warnings if warning is not None)
     return report
 
 
 def _vector_of(schema: CollectionSchema, model: str, contract: VectorContract) -> str:
-    """Return the vector of a model that readers search who name none."""
+    """Return the vector of a model that searches use by default."""
     made = schema.all_made_by(contract.fingerprint)
     return next((name for name in made if not schema.is_beside(name)), model)
 
 
 def _others(schema: CollectionSchema, name: str) -> list[str]:
-    """Return the other vectors that this package made, or says that it made."""
+    """Return the other vectors that have a contract."""
     return [other for other in schema.contracts if other != name and schema.has_vector(other)]
 
 
 def _verify_other(collection: Collection, name: str, model: TwoSidedModel, settings: VerifySettings) -> VerifyReport:
-    """Verify another vector than that of the model, as far as possible; a refusal is a problem of the report."""
+    """Verify a vector other than the model's, as far as possible; a refusal becomes a problem of the report."""
     contract = collection.schema.contracts[name]
     report = VerifyReport(collection.name, name, contract.fingerprint, name in collection.schema.attached)
     try:
@@ -93,7 +97,7 @@ def _verify(
     text_field: str | None,
     settings: VerifySettings,
 ) -> VerifyReport:
-    """Verify one vector, whose contract is the right one; without its model, no sample is encoded."""
+    """Verify one vector, whose contract was checked; without its model, no sample is encoded."""
     report = VerifyReport(target.name, name, contract.fingerprint, name in target.schema.attached)
     preflight = examine(target, name, contract, text_field)
     if preflight.is_emptied:
@@ -118,19 +122,19 @@ def _verify(
 
 
 def _rounding(model: TwoSidedModel | None) -> float:
-    """Return the least cosine of two vectors of a text by one model, on two machines or by two engines."""
+    """Return the least cosine expected between a model's vectors of one text on two machines or by two engines."""
     card = model.card if isinstance(model, CareModel) else None
     return LEAST_HALF_PRECISION if card is None else card.least_document_cosine
 
 
 def _makers(schema: CollectionSchema, name: str, contract: VectorContract | SparseContract) -> list[str]:
-    """Return what the hashes of a vector hold besides the text: its model, or also the one that it was learned from."""
+    """Return the makers in a vector's hashes: its model, and the model from which that was learned, if any."""
     made = schema.contracts.get(name) if name in schema.learned_by(contract.fingerprint) else None
     return [contract.constants, *([made.constants] if isinstance(made, VectorContract) else [])]
 
 
 def _finishing(report: VerifyReport, contract: VectorContract | SparseContract, model: TwoSidedModel | None) -> str:
-    """Return the command that makes the vectors which are missing, by the model that made the others."""
+    """Return the command that adds the missing vectors, with the model that made the others."""
     words = f"care attach {report.collection} --vector-name {report.vector_name}"
     if isinstance(contract, VectorContract) and model is None:
         return f"{next_command(words, model=False)}, and with --model {contract.model!r}, which made the others"

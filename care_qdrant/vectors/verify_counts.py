@@ -1,4 +1,4 @@
-"""Counts what the payloads of a collection say of a vector, and draws the points whose vectors are checked."""
+"""Counts points by what their payloads record about a vector, and samples points whose vectors are then checked."""
 
 import heapq
 from collections import Counter
@@ -25,20 +25,20 @@ _SEED = 20260413
 Sample = list[tuple[PointId, Mapping[str, Any]]]
 """Points with their payloads."""
 _Drawn = tuple[bytes, PointId, Mapping[str, Any]]
-"""Point that may be of the sample, after its place in the random order of all points."""
+"""Candidate for the sample: its sort key in the random order of all points, its id and its payload."""
 
 
 @dataclass(slots=True)
 class _Counts:
-    """Numbers and samples of some points, by what their payloads say."""
+    """Numbers and samples of some points, by what their payloads record."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    """Numbers of points, by the field of the report."""
+    """Numbers of points, by field of the report."""
     unreadable: list[PointId] = field(default_factory=list)
     claims: list[_Drawn] = field(default_factory=list)
-    """Some of the points that say that their vector is of their text."""
+    """Sample of the points whose hash says that the vector was made from their text."""
     silent: list[_Drawn] = field(default_factory=list)
-    """Some of the points that have the vector and do not say of which text it was made."""
+    """Sample of the points that have the vector without a hash of its text."""
 
     def add(self, other: "_Counts", size: int) -> None:
         """Add the counts of other points."""
@@ -54,45 +54,45 @@ def _first(points: list[_Drawn], size: int) -> list[_Drawn]:
 
 @dataclass(frozen=True, slots=True)
 class _Counting:
-    """The question that counting answers: which points have the vector, of which text."""
+    """Settings of a count of the points that have a vector, and of which text; picklable for reader processes."""
 
     layout: Layout
     vector_name: str
     makers: Sequence[str]
-    """Strings that the hashes of the vector hold besides the text."""
+    """Makers in the vector's hashes, which the texts complete."""
     learned: frozenset[str]
     """Fingerprints of the learned encoders that stood in for the vector's model."""
     is_attached: bool
     sparse: SparseContract | None
-    """Contract of BM25, where it is the vector: a text without terms needs none."""
+    """Contract of a BM25 vector, which a text without terms does not need; None for a dense vector."""
     size: int
     """Number of points to draw."""
 
     def read_slice(self, collection: Collection, slice_: Slice, note: Note) -> _Counts:
-        """Count what the payloads of one slice say."""
-        found = _Counts()
+        """Count and sample the points of one slice."""
+        tally = _Counts()
         of_slice: list[models.Condition] = [] if slice_.where is None else [slice_.where]
         has_vector = models.HasVectorCondition(has_vector=self.vector_name)
         with_vector = models.Filter(must=[has_vector, *of_slice])
         for where, is_there in (with_vector, True), (models.Filter(must_not=[has_vector], must=of_slice), False):
             for page in collection.scroll(where=where):
-                found.add(self._count(page, is_there), self.size)
+                tally.add(self._count(page, is_there), self.size)
                 note(len(page))
-        return found
+        return tally
 
     def _count(self, page: Sequence[models.Record], is_there: bool) -> _Counts:
-        layout, found = self.layout, _Counts()
-        counts = found.counts
+        layout, tally = self.layout, _Counts()
+        counts = tally.counts
         for record in page:
             payload = record.payload or {}
             stored = stored_hash(payload, self.vector_name)
             standing_in = self.learned.intersection(stand_ins(payload))
             made_by = (*self.makers, *standing_in)
-            expected = [expected_hash(layout, payload, self.vector_name, each) for each in made_by]
+            expected = [expected_hash(layout, payload, self.vector_name, maker) for maker in made_by]
             counts["points"] += 1
             if expected[0] is None:
                 if is_unreadable(layout, payload):
-                    found.unreadable.append(record.id)
+                    tally.unreadable.append(record.id)
                 counts["text_gone"] += stored is not None and is_there
                 counts["written_by_others"] += stored is None and is_there
                 counts["in_other_field"] += other_text_field(layout, payload) is not None
@@ -100,7 +100,7 @@ class _Counting:
             if not is_there and self.sparse and not self.sparse.has_terms(stored_text(layout, payload)):
                 continue
             counts["with_text"] += 1
-            # A hash says nothing where the vector is not there.
+            # A hash means nothing where the vector is missing.
             counts["without_vector"] += not is_there or (stored is None and self.is_attached)
             if not is_there:
                 continue
@@ -108,21 +108,21 @@ class _Counting:
             counts["outdated"] += stored is not None and stored not in expected
             counts["stand_ins"] += bool(standing_in) and stored in expected
             if stored is None or stored in expected[: len(self.makers)]:
-                drawn = found.silent if stored is None else found.claims
+                drawn = tally.silent if stored is None else tally.claims
                 drawn.append((place_in_order(record.id, _SEED), record.id, payload))
-        return found
+        return tally
 
 
 def count_points(
     collection: Collection, report: VerifyReport, layout: Layout, makers: Sequence[str], size: int
 ) -> Sample:
-    """Fill in the counts of a report; return a sample of the points whose vector should be right.
+    """Fill in the counts of a report; return a sample of the points whose vector should be correct.
 
     Args:
-        collection: All its points are read.
-        report: Names the vector.
-        layout: Where the texts are.
-        makers: Strings that the hashes of the vector hold besides the text.
+        collection: The collection, of which all points are read.
+        report: The report, which names the vector.
+        layout: Layout of the payloads.
+        makers: Makers in the vector's hashes, which the texts complete.
         size: Largest number of points to draw.
     """
     made = collection.schema.contracts.get(report.vector_name)
@@ -131,8 +131,8 @@ def count_points(
     counting = _Counting(layout, report.vector_name, makers, learned, report.is_attached, sparse, size)
     slices = slices_for_readers(collection)
     total = _Counts()
-    for found in read_slices(collection, partial(stateless, counting.read_slice), slices):
-        total.add(found, size)
+    for tally in read_slices(collection, partial(stateless, counting.read_slice), slices):
+        total.add(tally, size)
     for name, number in total.counts.items():
         setattr(report, name, number)
     report.unreadable = total.unreadable

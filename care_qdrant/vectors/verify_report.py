@@ -1,4 +1,4 @@
-"""The report of a verification, and the limits within which a vector counts as right."""
+"""The report of a verification, and the limits within which a vector counts as correct."""
 
 from dataclasses import dataclass, field
 
@@ -10,15 +10,15 @@ from care_qdrant.search.tuning import Rescoring
 
 @dataclass(frozen=True, slots=True)
 class VerifySettings:
-    """Limits within which a vector counts as right."""
+    """Limits within which a vector counts as correct."""
 
     sample: int = 64
     """Number of points to encode again."""
     least_cosine: float | None = None
-    """Least cosine between a stored vector and the one that is made again. None is what rounding may do to the vectors
-    of the model: 0.999, and less where a graph of its document encoder computes in 8 bits."""
+    """Least cosine between a stored vector and the re-encoded one. None allows for the rounding of the model's vectors:
+    0.999, and less where a graph of its document encoder computes in 8 bits."""
     least_known: float = 0.5
-    """Least fraction of sampled documents that their own opening has to find among the first ten."""
+    """Least fraction of sampled documents that searches by their own openings must find among the first ten hits."""
 
     def __post_init__(self) -> None:
         if self.sample < 0:
@@ -42,14 +42,14 @@ class VerifyReport:
     covered: int = 0
     """Number of points that have the vector, counted by Qdrant."""
     without_vector: int = 0
-    """Points that have a text and not the vector. Of a vector that ``care attach`` made, also `without_hash`: any
-    program may have written those; of others, they are sampled."""
+    """Points that have a text and lack the vector. For a vector that ``care attach`` made, `without_hash` is included,
+    since any program may have written those points; for other vectors, those are sampled."""
     without_hash: int = 0
-    """Points with a text and the vector, and without the hash of the text that it was made of."""
+    """Points with a text and the vector, but without the hash of the text from which it was made."""
     outdated: int = 0
     """Points that have the vector, and whose text has changed since it was made."""
     text_gone: int = 0
-    """Points whose text is gone, and whose vector is still there."""
+    """Points that have the vector and no longer a text."""
     stand_ins: int = 0
     """Points whose vector a learned query encoder made in place of the vector's model."""
     written_by_others: int = 0
@@ -59,14 +59,14 @@ class VerifyReport:
     in_other_field: int = 0
     """Points without a text in the field from which the vector is made that have one in another field."""
     sampled: int = 0
-    """Points that were encoded again; 0 where another model than the given one made the vector."""
+    """Points that were re-encoded; 0 if a model other than the given one made the vector."""
     lowest_cosine: float | None = None
     known_items: float | None = field(default=None, metadata={"unit": "fraction"})
-    """Fraction of the sample that was found by its own opening, from 0 to 1."""
+    """Fraction of the sample that searches by the texts' own openings found, from 0 to 1."""
     rescoring: Rescoring | None = None
     """Quality of searches of a quantised vector by the query encoder, with the recorded oversampling, or with the
     least one that is enough."""
     problems: list[str] = field(default_factory=list)
-    """Faults that were found; empty where all is right, also with `others`."""
+    """Faults that were found, including those of `others`; empty where there are none."""
     others: "list[VerifyReport]" = field(default_factory=list)
-    """Reports of the other vectors that this package made; empty where one vector was asked for."""
+    """Reports of the other vectors that this package made; empty where one vector was requested."""

@@ -1,4 +1,4 @@
-"""Makes the vectors of sampled points again, and searches for the points by the beginnings of their texts."""
+"""Re-encodes sampled points, and searches for the points by the beginnings of their texts."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ from care_qdrant.vectors.verify_counts import Sample
 from care_qdrant.vectors.verify_report import VerifyReport
 
 OPENING_CHARACTERS = 40
-"""Length of the beginning of a text that, as a query, has to find it."""
+"""Length of the beginning of a text with which a search must find the text."""
 
 
 class TwoSidedModel(DocumentModel, Protocol):
@@ -42,7 +42,7 @@ class TwoSidedModel(DocumentModel, Protocol):
 
     @property
     def query_encoder(self) -> Encoder:
-        """The encoder of the queries that have to find known documents."""
+        """The encoder of the queries that must find known documents."""
 
 
 def is_learned(model: TwoSidedModel) -> TypeGuard[CareModel]:
@@ -58,7 +58,7 @@ def check_sample(
     layout: Layout,
     sample: Sample,
 ) -> None:
-    """Fill in what a report says of sampled points; without its model, a dense vector is only looked at."""
+    """Fill in the findings of a report on sampled points; without its model, a dense vector is only inspected."""
     name = report.vector_name
     records = collection.retrieve([point_id for point_id, _ in sample], payload=False, vectors=True)
     stored = {point_id: vectors_of(record) for point_id, record in records.items()}
@@ -75,16 +75,16 @@ def check_sample(
     possible = [possible_texts(layout, payload) for _, payload in pairs]
     encoder: Encoder | None = None
     own = [True] * len(pairs)
-    if model is not None and is_learned(model):  # it can make no vectors but its own
+    if model is not None and is_learned(model):  # it can only re-encode its own vectors
         own = [contract.fingerprint in stand_ins(payload) for _, payload in pairs]
         encoder = model.standing_in().document_encoder if any(own) else None
     elif model is not None:
         encoder = model.document_encoder
     report.sampled = sum(own)
     if any(own):
-        again = [stored[point_id][name] for point_id, _ in compress(pairs, own)]
-        found = list(_cosines(encoder, contract, again, list(compress(possible, own))))
-        report.lowest_cosine = round(float(np.min(np.nan_to_num(found))), 6)  # NaN counts as a vector without length
+        vectors = [stored[point_id][name] for point_id, _ in compress(pairs, own)]
+        highest = list(_cosines(encoder, contract, vectors, list(compress(possible, own))))
+        report.lowest_cosine = round(float(np.min(np.nan_to_num(highest))), 6)  # NaN counts as a vector without length
     openings = [stored_text(layout, payload)[:OPENING_CHARACTERS] for _, payload in pairs]
     queries: list[Any] = (
         [sparse_vector(bm25.query_vector(text, contract.analyser)) for text in openings]
@@ -106,7 +106,7 @@ def _cosines(
     stored: Sequence[Any],
     possible: Sequence[Sequence[str]],
 ) -> Iterator[float]:
-    """Return the highest cosine of each stored vector with those of the texts that it may be of."""
+    """Yield each stored vector's highest cosine with the vectors of the texts from which it may have been made."""
     if isinstance(contract, SparseContract):
         for vector, texts in zip(stored, possible, strict=True):
             yield max(_sparse_cosine(vector, contract.vector(text)) for text in texts)
@@ -120,12 +120,12 @@ def _cosines(
 
 def _sparse_cosine(stored: Any, made: models.SparseVector) -> float:
     """Return the cosine of two sparse vectors; two empty ones are equal."""
-    one = dict(zip(stored.indices, stored.values, strict=True))
-    other = dict(zip(made.indices, made.values, strict=True))
-    lengths = math.hypot(*one.values()) * math.hypot(*other.values())
-    return (
-        sum(value * other.get(index, 0.0) for index, value in one.items()) / lengths if lengths else float(one == other)
-    )
+    before = dict(zip(stored.indices, stored.values, strict=True))
+    now = dict(zip(made.indices, made.values, strict=True))
+    lengths = math.hypot(*before.values()) * math.hypot(*now.values())
+    if not lengths:
+        return float(before == now)
+    return float(sum(value * now.get(index, 0.0) for index, value in before.items()) / lengths)
 
 
 def _check_quantization(collection: Collection, report: VerifyReport, queries: Sequence[Sequence[float]]) -> None:
@@ -151,12 +151,14 @@ def _is_among(
 ) -> bool:
     """Return whether a point, or another one with the same text, is among the hits."""
     text = layout.of_point(payload).text(payload)
-    others = (hit.payload or {} for hit in hits)
-    return point_id in {hit.id for hit in hits} or any(layout.of_point(one).find_text(one) == text for one in others)
+    if point_id in {hit.id for hit in hits}:
+        return True
+    payloads = (hit.payload or {} for hit in hits)
+    return any(layout.of_point(other).find_text(other) == text for other in payloads)
 
 
 def _search(collection: Collection, vector_name: str, vectors: Sequence[Any]) -> list[list[models.ScoredPoint]]:
     limit = collection.limits.top_k(TOP_K)
     using = vector_name or None
-    requests = [models.QueryRequest(query=each, using=using, limit=limit, with_payload=True) for each in vectors]
+    requests = [models.QueryRequest(query=vector, using=using, limit=limit, with_payload=True) for vector in vectors]
     return collection.search("searching for the sample", requests)
