@@ -1,1 +1,1 @@
-"""Texts into a collection: compare what is stored with the corpus, encode what is missing, write it, count it."""
+"""Ingests texts into a collection: compares them with the stored points, encodes missing ones, writes and counts."""

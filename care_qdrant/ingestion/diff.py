@@ -16,9 +16,9 @@ from care_qdrant.qdrant.readable import Payloads, PointId
 from care_qdrant.types import CARE_KEY, Chunk, Vectors, embedded_text, point_id
 
 NeedsVector = Callable[[Mapping[str, Any]], bool]
-"""Whether the point of a payload needs a vector."""
+"""Function that returns whether the point with a payload needs a vector."""
 Orphans = Mapping[str, Set[PointId]]
-"""Points that have the hash of a vector and not the vector, by its name."""
+"""Points that have the hash of a vector but lack the vector, by its name."""
 NO_ORPHANS: Orphans = {}
 
 
@@ -39,16 +39,16 @@ class ChunkTask(Task):
 
     chunk: Chunk
     stored: Stored | None
-    """The point as it is stored; None for one that is not there yet."""
+    """The stored point; None where there is none yet."""
     hashes: dict[str, str]
     """Content hash of each vector that this run writes, by vector name."""
 
     def lacks(self, vector_name: str) -> bool:
-        """Return whether the stored point has no vector of this name that was made of this text by this model."""
+        """Return whether the stored point lacks a vector of this name, made from this text by this model."""
         return self.stored is None or self.stored.vectors.get(vector_name) != self.hashes[vector_name]
 
     def point(self, vectors: PointVectors, vector: Vectors | None) -> models.PointStruct:
-        """Build the point, with those of its vectors that have to be written."""
+        """Build the point with the vectors that have to be written."""
         written: dict[str, Any] = {} if vector is None else {vectors.vector_name: vector}
         if vectors.sparse is not None and self.lacks(SPARSE_VECTOR_NAME):
             terms = vectors.sparse.vector(self.text, self.chunk.terms)
@@ -59,7 +59,7 @@ class ChunkTask(Task):
         payload = chunk_payload(
             self.chunk, {**others, **self.hashes}, self._stand_ins(vectors, is_encoded=vector is not None)
         )
-        # Validation would walk every number of a vector that `check_vectors` has looked at.
+        # Validation would walk every number of a vector that `check_vectors` has already inspected.
         return models.PointStruct.model_construct(id=self.chunk.point_id, vector=written, payload=payload)
 
     def _stand_ins(self, vectors: PointVectors, *, is_encoded: bool) -> list[str]:
@@ -67,7 +67,7 @@ class ChunkTask(Task):
         before = () if self.stored is None else self.stored.stand_ins
         if not is_encoded:
             return list(before)
-        kept = [each for each in before if each not in vectors.former_stand_ins]
+        kept = [fingerprint for fingerprint in before if fingerprint not in vectors.former_stand_ins]
         return kept if vectors.stand_in is None else [*kept, vectors.stand_in.fingerprint]
 
 
@@ -97,7 +97,7 @@ def make_diff(
     is_new: bool,
     orphans: Orphans = NO_ORPHANS,
 ) -> Diff:
-    """Compare the chunks of a window with what is stored; the hashes of orphans do not count."""
+    """Compare the chunks of a window with the stored points; the hashes of orphans do not count."""
     diff = Diff(collection, documents=len(documents))
     ids = [chunk.point_id for chunks in documents for chunk in chunks]
     stored = {} if is_new else read_stored(collection, ids, orphans)
@@ -105,9 +105,9 @@ def make_diff(
     for chunks in documents:
         longest = 0
         for chunk in chunks:
-            found = stored.get(chunk.point_id)
-            task = chunk_task(chunk, found, vectors)
-            longest = max(longest, found.chunks if found else 0)
+            point = stored.get(chunk.point_id)
+            task = chunk_task(chunk, point, vectors)
+            longest = max(longest, point.chunks if point else 0)
             _sort_in(diff, task, vectors)
         document_id = chunks[0].document.id
         surplus += [point_id(document_id, number) for number in range(len(chunks), longest)]
@@ -130,7 +130,7 @@ def chunk_task(chunk: Chunk, stored: Stored | None, vectors: PointVectors) -> Ch
 
 
 def points_of_other_writers(collection: Collection, document_ids: Sequence[str]) -> list[PointId]:
-    """Return the stored points of documents that ingestion did not write, as LlamaIndex nodes with random ids."""
+    """Return the stored points of documents that ingestion did not write, such as LlamaIndex nodes with random ids."""
     return [
         record.id
         for page in collection.scroll("looking for other writers", where=_others(document_ids), payload=False)
@@ -157,16 +157,16 @@ def _others(document_ids: Sequence[str] | None) -> models.Filter:
 
 
 def read_stored(collection: Collection, ids: Sequence[str], orphans: Orphans = NO_ORPHANS) -> dict[str, Stored]:
-    """Return what the payloads of the points that exist say, by point id."""
-    found: dict[str, Stored] = {}
+    """Return the hashes and numbers in the payloads of existing points, by point id."""
+    existing: dict[str, Stored] = {}
     for point, record in collection.retrieve(ids, "reading stored hashes", payload=[CARE_KEY]).items():
         care = (record.payload or {}).get(CARE_KEY) or {}
         made_of = care.get("vectors") or {}
         hashes = {name: digest for name, digest in made_of.items() if point not in orphans.get(name, ())}
-        found[str(point)] = Stored(
+        existing[str(point)] = Stored(
             int(care.get("chunks", 0)), str(care.get("payload", "")), hashes, stand_ins(record.payload or {})
         )
-    return found
+    return existing
 
 
 def _sort_in(diff: Diff, task: ChunkTask, vectors: PointVectors) -> None:
@@ -195,7 +195,7 @@ def remove_orphaned_hashes(collection: Collection, vector_name: str, needs_vecto
 
     Deleting a named vector leaves the payloads as they are, and ingestion trusts their hashes: without this, a corpus
     would be reported as unchanged while none of its points could be found. Points keep the hash where ``needs_vector``
-    says of their payload that they need no vector, as of a text without terms.
+    returns False for their payload, for example for a text without terms.
     """
     removed = 0
     for part, ids in orphaned(collection, vector_name, needs_vector):
@@ -207,7 +207,7 @@ def remove_orphaned_hashes(collection: Collection, vector_name: str, needs_vecto
 def orphaned(
     collection: Collection, vector_name: str, needs_vector: NeedsVector | None = None
 ) -> Iterator[tuple[Collection, list[PointId]]]:
-    """Return the points whose hash `remove_orphaned_hashes` removes, page by page, each page with its part."""
+    """Yield the points whose hash `remove_orphaned_hashes` removes, page by page, each page with its part."""
     without = models.Filter(must_not=[models.HasVectorCondition(has_vector=vector_name)])
     for part in collection.parts():
         read: Payloads = needs_vector is not None or [CARE_KEY]
@@ -224,5 +224,5 @@ def orphaned(
 
 
 def has_terms(sparse: SparseContract, payload: Mapping[str, Any]) -> bool:
-    """Return whether the text of a point of ingestion has terms."""
+    """Return whether the text of a point that ingestion wrote has terms."""
     return sparse.has_terms(embedded_text(str(payload.get("title") or ""), str(payload.get("text") or "")))

@@ -1,4 +1,4 @@
-"""Estimate of the cost of an ingestion; nothing is written."""
+"""Estimates the cost of an ingestion without writing anything."""
 
 import json
 import time
@@ -26,7 +26,7 @@ def estimate(
     encoder: Callable[[], Encoder],
     batch_tokens: int,
 ) -> Estimate:
-    """Count what would be written, and measure the encoder for some seconds on chunks from all over the corpus.
+    """Count what would be written, and measure the encoder for a few seconds on chunks from all over the corpus.
 
     ``report`` gets the counts, and ``encoder`` is called only if something would be encoded.
     """
@@ -59,9 +59,9 @@ def estimate(
 
 
 def _measure(tasks: list[ChunkTask], maker: Maker, encoder: Encoder, batch_tokens: int) -> tuple[float, float, float]:
-    """Return tokens a second, padding and idle fraction: of batches of all lengths, until the time is over."""
+    """Return tokens per second, padding and idle fraction, measured on batches of all lengths until the time is up."""
     batches = [[tasks[index] for index in batch] for batch in maker.batches(tasks, batch_tokens)]
-    # From both ends and the middle in turn: the longest come first, and have a rate of their own.
+    # From both ends and the middle in turn: the longest batches come first, and their rate is not typical.
     order = sorted(range(len(batches)), key=lambda number: number * 0.618_034 % 1)
     encoder.encode([min(tasks, key=lambda task: task.tokens).text])  # the first call also builds kernels
     meter = Meter()
@@ -78,7 +78,7 @@ def _measure(tasks: list[ChunkTask], maker: Maker, encoder: Encoder, batch_token
             maker.make(batch)
 
     device = meter_of(encoder, meter)
-    device.reset()  # loading, and the first call, are no idle time of a long run
+    device.reset()  # loading and the first call do not count as idle time in a long run
     with closing(run_ahead(timely(), run, maker.calls)) as done:
         for _ in done:
             pass
@@ -86,7 +86,7 @@ def _measure(tasks: list[ChunkTask], maker: Maker, encoder: Encoder, batch_token
 
 
 def rounded(value: float) -> float:
-    """Round to three digits: some seconds say no more about a night."""
+    """Round to three digits: a few seconds cannot predict hours more precisely."""
     return float(f"{value:.3g}")
 
 

@@ -1,6 +1,6 @@
-"""Corpus to collection: read, skip what is stored, encode the rest in full batches, write, count.
+"""Ingests a corpus into a collection: reads it, skips stored chunks, encodes the rest in batches, writes and counts.
 
-The loop itself is `care_qdrant.ingestion.pipeline`; here is what a corpus needs before, between and after its windows.
+The loop itself is `care_qdrant.ingestion.pipeline`; this module does the work before, between and after its windows.
 """
 
 import gc
@@ -84,12 +84,12 @@ def ingest(
     on_progress: Callable[[Progress], None] = lambda _: None,
     on_stopped: Callable[[IngestReport], None] = lambda _: None,
 ) -> IngestReport:
-    """Put a corpus into a named vector of a collection, which is created where it is not there.
+    """Ingest a corpus into a named vector of a collection, which is created if it does not exist.
 
     Args:
-        corpus: Files (see `Corpus`), whose rejected rows go to a file beside them; or documents.
+        corpus: Files (see `Corpus`), whose rejected rows go to a file next to them; or documents.
         model: The model; its document encoder is loaded only if something has to be encoded.
-        collection: An open Qdrant and a name: the collection, or an alias of it. With a shard key, its shards alone.
+        collection: An open Qdrant and a name: the collection, or an alias of it. With a shard key, only its shards.
         vector_name: None takes the model's name.
         settings: Treatment of the documents.
         storage: Storage of the vectors of a new collection.
@@ -100,8 +100,8 @@ def ingest(
     Raises:
         InputError: The corpus or a setting is wrong, or a sync would delete too much.
         ContractError: The collection belongs to another model; nothing was written.
-        QdrantError: Qdrant refused or could not be reached; what was stored stays, and another run goes on from there.
-        EncodingError: The encoder gave no usable vector.
+        QdrantError: Qdrant refused or could not be reached; stored points stay, and another run continues from there.
+        EncodingError: The encoder returned no usable vector.
         MissingExtra: Documents cannot be encoded in this installation; nothing was written.
     """
     settings, name = settings or IngestSettings(), name_of_vector(vector_name, model)
@@ -120,7 +120,7 @@ def ingest(
             run = _Run(target, model, vectors, settings, is_new, seen, entry, on_progress)
             return run.go(replace(source, rows=rows), on_stopped)
     except KeyboardInterrupt:
-        if run is None:  # it waited for the first rows, of a pipe that is idle
+        if run is None:  # it was waiting for the first rows of an idle pipe
             made_by, seconds = model.contract().fingerprint, round(time.perf_counter() - start, 3)
             nothing = IngestReport(collection=target.name, vector_name=name, fingerprint=made_by, seconds=seconds)
             on_stopped(replace(nothing, stopped="interrupted"))
@@ -128,13 +128,13 @@ def ingest(
 
 
 def _standing_in(model: DocumentModel, collection: Collection) -> DocumentModel:
-    """Return a learned model whose query encoder encodes documents, for a collection that is there."""
+    """Return a learned model whose query encoder also encodes documents, for an existing collection."""
     if not isinstance(model, CareModel):
         raise InputError(f"--stand-in: model {model.name!r} was not learned from a collection; leave the option out")
     if not collection.exists():
         raise InputError(
-            f"--stand-in: there is no collection {collection.name!r}, so no vectors beside which documents could be "
-            "encoded; give the collection that the encoder was learned from, with --collection"
+            f"--stand-in: there is no collection {collection.name!r}, and so no vectors to which documents could be "
+            "added; give the collection that the encoder was learned from, with --collection"
         )
     return model.standing_in()
 
@@ -190,12 +190,12 @@ def ingest_encoded(
     inputs: Sequence[str] = (),
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> IngestReport:
-    """Put documents that come cut and encoded into a collection, as `ingest` does with those that it encodes.
+    """Ingest documents that are already cut and encoded into a collection, otherwise like `ingest`.
 
     Args:
-        documents: The chunks of each document, each with its vector; read by a thread of its own.
+        documents: The chunks of each document, each with its vector; read by a separate thread.
         vectors: The contract of the vectors. An existing collection keeps its own BM25, or has none.
-        collection: Created where it is not there, without a search graph until its load is finished.
+        collection: The collection; created if it does not exist, without a search graph until its load is finished.
         settings: Treatment of the documents.
         storage: Storage of the vectors of a new collection.
         inputs: Files and folders that the documents come from.
@@ -203,7 +203,7 @@ def ingest_encoded(
 
     Raises:
         ContractError: The collection belongs to another model; nothing was written.
-        QdrantError: Qdrant refused or could not be reached; what was stored stays, and another run goes on from there.
+        QdrantError: Qdrant refused or could not be reached; stored points stay, and another run continues from there.
     """
     target = _target(collection, settings)
     joined = join_collection(target, vectors.vector_name, vectors.dense, sparse=False)  # it keeps what it has
@@ -211,7 +211,7 @@ def ingest_encoded(
         _refuse_version(target)
     else:
         joined = create_collection(target, vectors, storage or Storage(), defer_graph=True)
-    # Also a new collection is compared with: another loader may write to it from now on.
+    # Documents are also compared with a new collection: another loader may write to it from now on.
     join_shard_key(target, storage or Storage(), is_new=joined is None, dry_run=False)
     vectors = joined or vectors
     target.create_indexes(index_schemas(settings.indexes))
@@ -222,7 +222,7 @@ def ingest_encoded(
 
 
 def _target(collection: Collection, settings: IngestSettings) -> Collection:
-    """Return the collection that a name or an alias stands for now, which need not be there yet."""
+    """Return the collection behind a name or an alias, which need not exist yet."""
     if collection.is_embedded and collection.shard_key is not None:
         raise InputError("--shard-key needs a server: the embedded database has no shards")
     if collection.is_embedded and any(kind != "tenant" for kind in settings.indexes.values()):
@@ -232,11 +232,12 @@ def _target(collection: Collection, settings: IngestSettings) -> Collection:
 
 @contextmanager
 def _untraced_heap() -> Iterator[None]:
-    """Keep what is in memory now, as modules and the model, out of garbage collections until the end of the block.
+    """Exclude objects that exist now, such as modules and the model, from garbage collection during the block.
 
-    Else each of the many collections of an ingestion walks through all of it, which took a fifth of the CPU time.
+    Otherwise each of the many collections of an ingestion walks through all of them, which took a fifth of the CPU
+    time.
     """
-    if gc.get_freeze_count():  # by the program around, which would not expect an unfreeze
+    if gc.get_freeze_count():  # by the calling program, which would not expect an unfreeze
         yield
         return
     gc.freeze()
@@ -247,7 +248,7 @@ def _untraced_heap() -> Iterator[None]:
 
 
 def _refuse_version(collection: Collection) -> None:
-    """Refuse what ``care publish`` made, while its source is there: the next version would lose what is written."""
+    """Refuse a version that ``care publish`` made, while its source exists: the next version would lose the writes."""
     record = collection.schema.version_record
     if record is not None and collection.sibling(record.source).exists():
         raise InputError(
@@ -262,7 +263,7 @@ class _Run:
 
     collection: Collection
     model: DocumentModel | None
-    """Model that cuts and encodes the documents; None where they come cut and encoded."""
+    """Model that cuts and encodes the documents; None where they are already cut and encoded."""
     vectors: PointVectors
     settings: IngestSettings
     is_new: bool
@@ -273,9 +274,9 @@ class _Run:
     compared: int = 0
     """Chunks that were read and compared."""
     compared_tokens: int = 0
-    """Tokens of those that are to be encoded."""
+    """Tokens of the compared chunks that are to be encoded."""
     inserted: int = 0
-    """Points that were not there before."""
+    """Points that did not exist before."""
     surplus: int = 0
     """Chunks beyond the end of a document that became shorter."""
     orphans: dict[str, set[PointId]] = field(default_factory=dict)
@@ -295,7 +296,7 @@ class _Run:
 
     @property
     def meter(self) -> Meter:
-        """Meter of the encoder's device where it has one, else of its calls."""
+        """Meter of the encoder's device if it has one, otherwise of its calls."""
         own = self.worker.meter
         if self.model is None or self.settings.dry_run or not own.tokens:
             return own
@@ -334,7 +335,7 @@ class _Run:
         return points
 
     def _prepare(self) -> int:
-        """Repair the hashes of a collection that is there, or note them; return the number of its points."""
+        """Remove orphaned hashes from an existing collection, or note them; return the number of its points."""
         if self.is_new:
             return 0
         needs: dict[str, NeedsVector | None] = {self.vectors.vector_name: None}
@@ -408,19 +409,20 @@ class _Run:
             self._show(self.last)
 
     def _begin(self, diff: Diff) -> None:
-        """Check the collection, and delete what the documents of a window have no more."""
+        """Check the collection, and delete the points that the documents of a window no longer have."""
         self._note(diff)
         self.entry.check()
         if diff.encode and self.model is not None:
             require_encoder(self.model)
         if diff.has_changes:
             self.entry.begin()
-        # Surplus chunks go before those that say how many there are: a run that is killed in between finds them again.
+        # Surplus chunks are deleted before the chunks that hold their number are rewritten: after a kill in between,
+        # the next run finds them again.
         self.collection.delete(self._gone(diff))
         self.report.updated += len(diff.update)
 
     def _gone(self, diff: Diff) -> list[PointId]:
-        """Return the points that the documents of a window do not have any more."""
+        """Return the stored points that the documents of a window no longer have."""
         return [*(diff.others if self.settings.replace_others else ()), *diff.surplus]
 
     def _note_batch(self, diff: Diff, tasks: Sequence[ChunkTask]) -> None:
@@ -429,12 +431,12 @@ class _Run:
         self._show(diff)
 
     def _tidy(self, changed: Sequence[str]) -> InputError | None:
-        """Delete what the corpus does not have any more, or in a dry run count it; return why a sync deletes nothing.
+        """Delete points that the corpus no longer has, or count them in a dry run; return why a sync deletes nothing.
 
-        A sync that is refused is the error of a run that stored its corpus.
+        A refused sync is an error of a run that has stored its corpus.
         """
         settings, is_dry = self.settings, self.settings.dry_run
-        if not (is_dry and self.is_new):  # else it may not be there
+        if not (is_dry and self.is_new):  # otherwise it may not exist
             self.entry.check()
         refusal = self._refusal(changed) if settings.sync else None
         if is_dry and self.is_new:
@@ -444,7 +446,7 @@ class _Run:
             return refusal
         in_shard = settings.shard.has
         stale = count_stale(self.collection, self.seen, in_shard=in_shard)
-        if is_dry:  # the real run deletes these before, and inserts those
+        if is_dry:  # by now, a real run would have deleted the surplus and inserted the new points
             stale.surplus -= self.surplus
             stale.kept += self.inserted
         if stale.surplus and not is_dry:
@@ -464,7 +466,7 @@ class _Run:
         return None
 
     def _refusal(self, changed: Sequence[str]) -> InputError | None:
-        """Return why it is not known which documents are missing; None where it is."""
+        """Return why the missing documents are not known; None where they are."""
         done = "This was a dry run" if self.settings.dry_run else "The others are stored"
         if changed:
             return InputError(
@@ -480,7 +482,7 @@ class _Run:
         return None
 
     def _of_others(self, stale: Stale) -> InputError | None:
-        """Return why what is missing may be documents of files that this run does not read; None where it is not."""
+        """Return why missing documents may be of files that this run does not read; None where they cannot be."""
         others = self.entry.other_inputs()
         if not (stale.missing and others) or self.settings.sync_other_files:
             return None
@@ -527,17 +529,17 @@ class _Run:
         return points
 
     def _count_stand_ins(self) -> int:
-        """Return the number of points of learned encoders, and remove the record of these where there are none left."""
+        """Return the number of points of learned encoders; remove the record of these encoders if none are left."""
         name, entry = self.vectors.vector_name, self.entry
-        found = self.collection.count_stand_ins(name)
-        # A run beside this one may have left its record, and not written its points yet.
+        points = self.collection.count_stand_ins(name)
+        # A concurrent run may have written its record, and not its points yet.
         is_alone = not (entry.may_have_surplus or entry.cannot_note)
-        if found == 0 and name in self.collection.schema.stand_ins and is_alone:
+        if points == 0 and name in self.collection.schema.stand_ins and is_alone:
             self.collection.update("removing the record of stand-ins", metadata=stand_in_metadata(name, None))
-        return found or 0
+        return points or 0
 
     def _close(self, rejects: RejectsFile | None, seconds: float) -> None:
-        """Note what is known at the end alone."""
+        """Fill in the figures of the report that are known only at the end."""
         report = self.report
         report.chunks = self._chunks
         report.seconds = round(seconds, 3)
@@ -545,7 +547,7 @@ class _Run:
         report.tokens_per_second = round(self.worker.meter.tokens_per_second, 1)
         report.encoder_idle_fraction = round(self.meter.idle_fraction, 4)
         report.rejects_file = str(rejects.path) if rejects is not None and report.rejected else None
-        # Documents of a program have no such file.
+        # Documents that a program passes have no rejects file.
         if report.rejected and rejects is None and not self.settings.dry_run:
             logger.warning(
                 "collection %r: %s rejected, so not stored as given: %s",
@@ -558,7 +560,7 @@ class _Run:
 
     @property
     def _model(self) -> DocumentModel:
-        """The model of a run whose documents neither come cut nor encoded."""
+        """The model of a run that cuts and encodes its documents."""
         assert self.model is not None
         return self.model
 

@@ -1,4 +1,4 @@
-"""The pipeline of ingestion and attach: a window of texts, what they lack, its encoding, its writing.
+"""The pipeline of ingestion and attach: compares windows of texts with stored points, encodes and writes them.
 
 A source (`ingestion.rows` for a corpus, `vectors.points` for a collection) compares content hashes
 with the stored ones and yields windows of tasks. A `Worker` encodes the tasks in batches of equal length and writes
@@ -29,7 +29,7 @@ from care_qdrant.types import Vectors
 
 WINDOW_TEXTS = 4_096
 """Number of documents of a corpus, or of points to encode, that make a window."""
-# So many fill batches of texts of equal length: padding is then about 1 %.
+# This many fill batches with texts of equal length: padding is then about 1 %.
 WINDOWS_AHEAD = 2
 """Number of windows that are read and compared while the encoder works on another one."""
 TERM_NUMBERS = 512
@@ -41,7 +41,7 @@ LEAVE_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A text that a point needs a vector of."""
+    """A text of which a point needs the vector."""
 
     text: str
     """Text that the encoder reads."""
@@ -65,15 +65,15 @@ Rows = Sequence[Any] | Vectors
 
 @dataclass(slots=True)
 class Window(Generic[T]):
-    """Some thousand texts that were compared with what is stored, before any encoding."""
+    """A few thousand texts that were compared with the stored points, before any encoding."""
 
     place: Collection
-    """Collection that the texts are written to, or its shards of one key."""
+    """Collection to which the texts are written, or its shards of one key."""
     encode: list[T] = field(default_factory=list)
     update: list[T] = field(default_factory=list)
-    """Tasks whose stored dense vector is right, while payload or sparse vector are not."""
+    """Tasks whose stored dense vector is current, while the payload or the sparse vector is not."""
     unchanged: int = 0
-    """Texts that are stored as they should be."""
+    """Texts whose stored points are current."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +83,20 @@ class Maker:
     make: Callable[[Sequence[Any]], Rows]
     """Return the vectors of tasks, checked."""
     numbers: int
-    """Numbers of a vector, at least about: requests are cut by size."""
+    """Approximate number of components of a vector, by which requests are cut to size."""
     calls: Callable[[], int] = lambda: 1
-    """Return how many batches `make` can use at a time; asked before the first one."""
+    """Return how many batches `make` can process at a time; called before the first batch."""
     alike: Callable[[], float] = lambda: ALIKE
-    """Return how alike in length `make` wants the texts of a batch to be."""
+    """Return how similar in length the texts of a batch should be for `make`."""
 
     def batches(self, tasks: Sequence[Task], batch_tokens: int) -> Iterator[list[int]]:
         """Yield batches of indices of tasks, the longest texts first."""
-        if tasks:  # else no encoder is loaded to be asked
+        if tasks:  # otherwise no encoder is loaded that could answer
             yield from token_batches([task.tokens for task in tasks], batch_tokens, alike=self.alike())
 
 
 def document_vectors(model: DocumentModel, dim: int) -> Maker:
-    """Return the maker that encodes by a model's document encoder, and refuses what Qdrant would never find again."""
+    """Return the maker that encodes with a model's document encoder, and refuses vectors that no search would find."""
 
     def make(tasks: Sequence[Task]) -> Rows:
         vectors = model.document_encoder.encode([task.text for task in tasks])
@@ -107,7 +107,7 @@ def document_vectors(model: DocumentModel, dim: int) -> Maker:
 
 
 def brought_vectors(dim: int) -> Maker:
-    """Return the maker for tasks that bring their vectors, which are checked as those of an encoder are."""
+    """Return the maker for tasks that already have their vectors, which are checked like an encoder's."""
 
     def make(tasks: Sequence[Task]) -> Rows:
         vectors: Vectors = np.stack([task.vector for task in tasks])  # type: ignore[misc]  # each brings one
@@ -120,11 +120,11 @@ def brought_vectors(dim: int) -> Maker:
 def require_encoder(model: DocumentModel) -> None:
     """Load the document encoder of a model whose first vector is about to be written.
 
-    So its weights, its packages, its device and its servers are known to be there before the collection says that a run
-    has begun.
+    So its weights, packages, device and servers are known to be available before the collection records that a run has
+    begun.
     """
     model.require_documents()
-    model.document_encoder  # noqa: B018  # loaded by being read
+    model.document_encoder  # noqa: B018  # reading it loads it
 
 
 def term_vectors(contract: SparseContract) -> Maker:
@@ -138,7 +138,7 @@ class Worker(Generic[T]):
 
     maker: Maker
     point: Callable[[T, Any], models.PointStruct]
-    """Return what is written for a task, with its vector; with None where that is stored already."""
+    """Return the point to write for a task and its vector, which is None if it is already stored."""
     batch_tokens: int
     """Padded tokens of one batch."""
     names: tuple[str, ...]
@@ -175,7 +175,7 @@ class Worker(Generic[T]):
     def _batches(
         self, windows: Iterator[Window[T]], begin: Callable[[Any], None]
     ) -> Iterator[tuple[Window[T], list[T]]]:
-        """Return the batches of all windows; a window begins while the last batches of the one before it run."""
+        """Yield the batches of all windows; a window begins while the last batches of the previous one are encoded."""
         assert self.sender is not None
         for window in windows:
             begin(window)
@@ -191,11 +191,11 @@ class Worker(Generic[T]):
             return self.maker.make(tasks)
 
     def requests(self, tasks: Sequence[T], rows: Rows | None, size: int) -> Iterator[Write]:
-        """Build points, for a sender's thread, so that the encoder does not wait; ``rows`` None keeps the vectors."""
+        """Build points in a sender's thread, so that the encoder does not wait; None for ``rows`` keeps the vectors."""
         for start in range(0, len(tasks), size):
             page = tasks[start : start + size]
-            found = [None] * len(page) if rows is None else rows[start : start + size]
-            points = [(task, self.point(task, row)) for task, row in zip(page, found, strict=True)]
+            page_rows = [None] * len(page) if rows is None else rows[start : start + size]
+            points = [(task, self.point(task, row)) for task, row in zip(page, page_rows, strict=True)]
             unchanged = {point.id: task.unchanged for task, point in points if task.unchanged}
             for kind in dict.fromkeys(task.kind for task in page):
                 of_kind = [point for task, point in points if task.kind == kind]
@@ -212,7 +212,7 @@ _END: Any = object()
 
 
 def read_ahead(items: Iterator[I], depth: int) -> Generator[I, None, None]:
-    """Return the items in order, while a thread makes up to ``depth`` more; what it raises is raised in its place."""
+    """Yield the items in order, while a thread makes up to ``depth`` more; its error is raised in place of an item."""
     ready: SimpleQueue[Any] = SimpleQueue()
     room = threading.Semaphore(depth)
     stopped = threading.Event()
@@ -229,7 +229,7 @@ def read_ahead(items: Iterator[I], depth: int) -> Generator[I, None, None]:
         else:
             ready.put(_END)
 
-    # A daemon, since it may wait for a pipe for ever, and an executor's threads are joined at exit, against Ctrl-C.
+    # A daemon, since it may wait for a pipe for ever; an executor would join its threads at exit and block Ctrl-C.
     reader = threading.Thread(target=produce, name="reader", daemon=True)
     reader.start()
     try:

@@ -1,4 +1,4 @@
-"""A sample of a stream whose length is not known."""
+"""A random sample of a stream of unknown length."""
 
 import random
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 class Reservoir(Generic[T]):
-    """Items of which each had the same chance to be drawn (Vitter 1985, algorithm R)."""
+    """A sample of items, each drawn with the same probability (Vitter 1985, algorithm R)."""
 
     def __init__(self, size: int, seed: int | None = None) -> None:
         self.drawn: list[T] = []

@@ -1,6 +1,6 @@
-"""Rows of a corpus: read from files or documents, and compared with the stored points.
+"""Reads the rows of a corpus from files or documents, and compares them with the stored points.
 
-Rows are checked early, duplicates go, long documents are cut, and windows are compared with what is stored.
+Rows are checked early, duplicates dropped, long documents cut, and windows compared with the stored points.
 """
 
 import logging
@@ -30,26 +30,26 @@ from care_qdrant.qdrant.create import PointVectors
 from care_qdrant.types import Chunk, Document, embedded_text
 
 WINDOW_CHARACTERS = 4_000_000
-"""Number of characters from which on a window of long documents ends before it has `WINDOW_TEXTS` of them."""
-# Else memory would grow with the length of the documents.
+"""Number of characters at which a window of long documents ends before it has `WINDOW_TEXTS` of them."""
+# Otherwise memory would grow with the length of the documents.
 
 CutDocument = list[Chunk]
-"""All chunks of one document, with the vectors that a bulk job has made of them."""
+"""All chunks of one document, with their vectors if a bulk job has made them."""
 Row = Document | CutDocument | Reject
 Cut = Callable[[Sequence[Document]], Iterator[CutDocument | Reject]]
-"""Function that cuts documents: for each, in order, its chunks, or the reason why it has none."""
+"""Function that cuts documents: it yields for each, in order, its chunks or the reason why it has none."""
 
 logger = logging.getLogger(__name__)
 
 FROM_PROGRAM = "a program"
-"""Input that stands for documents which a program gave."""
+"""Input that stands for documents that a program passed."""
 FIRST_REJECTS = 3
 """Number of rejected rows that a report quotes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Rows to read, wherever they come from."""
+    """Rows to read, from files, a program or a bulk job."""
 
     rows: Iterator[Row]
     share_read: Callable[[], float | None] = lambda: None
@@ -57,14 +57,14 @@ class Source:
     changed: Sequence[str] = ()
     """Files that were written to while they were read; grows while the rows are read."""
     inputs: Sequence[str] = ()
-    """Files and folders that were given, by which a later run knows the corpus again."""
+    """Files and folders that were given, by which a later run recognises the corpus."""
     files: Sequence[str] = ()
     """Files that are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Fields and encoding by which the files of a corpus are read."""
+    """Fields and encoding with which the files of a corpus are read."""
 
     fields: Fields = field(default_factory=Fields)
     encoding: str = UTF_8
@@ -84,7 +84,7 @@ def open_source(
     *,
     dry_run: bool = False,
 ) -> Iterator[Source]:
-    """Open a corpus for one reading; the rows are read lazily."""
+    """Open a corpus to be read once; the rows are read lazily."""
     if isinstance(corpus, Document):
         raise InputError(f"one document ({corpus.id!r}) is given where several are expected; write [document]")
     if not _is_path(corpus):
@@ -114,15 +114,15 @@ def open_source(
         if file.found:
             others = f", the first of {len(file.files):,} files" if len(file.files) > 1 else ""
             logger.info("%s: %s%s", file.files[0].path, file.found[0], others)
-        files = [each.path for each in file.files]
+        files = [corpus_file.path for corpus_file in file.files]
         yield Source(rows, lambda: file.share_read, rejects, file.changed, inputs_of(corpus), files)
 
 
 def inputs_of(corpus: CorpusPath) -> list[str]:
-    """Return the files and folders of a corpus as absolute paths, sorted; a URL and standard input as they are."""
+    """Return the files and folders of a corpus as absolute paths, sorted; URLs and standard input stay as given."""
     given = [corpus] if isinstance(corpus, str | Path) else corpus
     # A symbolic link such as "current" keeps its name.
-    return sorted({each if each == STDIN or "://" in each else os.path.abspath(each) for each in map(str, given)})  # noqa: PTH100
+    return sorted({path if path == STDIN or "://" in path else os.path.abspath(path) for path in map(str, given)})  # noqa: PTH100
 
 
 def _typed(corpus: CorpusPath, reading: Reading) -> Fields:
@@ -136,7 +136,7 @@ def _is_path(corpus: CorpusPath | Iterable[Document]) -> TypeGuard[CorpusPath]:
 
 
 def _readable(rows: Iterator[Document | Reject]) -> Iterator[Document | Reject]:
-    """Return the rows of a file after a look at the first ones: that they are rows, and that their fields are known."""
+    """Return the rows of a file; refuse it if all of the first rows are rejected, for example for unknown fields."""
     first = list(islice(rows, FIRST_ROWS))
     if (problem := all_rejected(first)) is not None:
         raise InputError(
@@ -147,7 +147,7 @@ def _readable(rows: Iterator[Document | Reject]) -> Iterator[Document | Reject]:
 
 
 def require_document(rows: Iterator[Row], collection: str) -> Iterator[Row]:
-    """Return the rows again after making sure that there is a document to make a collection of."""
+    """Return the rows again after making sure that they hold a document for a new collection."""
     first: list[Row] = []
     for row in rows:
         first.append(row)
@@ -160,7 +160,7 @@ def require_document(rows: Iterator[Row], collection: str) -> Iterator[Row]:
 
 
 def require_readable(rows: Iterator[Row], model: DocumentModel) -> Iterator[Row]:
-    """Return the rows again after a look at the first documents: that the model reads their language."""
+    """Return the rows again after checking that the model reads the language of the first documents."""
     first = list(islice(rows, SAMPLED_TEXTS))
     texts = [embedded_text(row.title, row.text) for row in first if isinstance(row, Document)]
     require_language(model.name, model.document_tokenizer, texts)
@@ -168,7 +168,7 @@ def require_readable(rows: Iterator[Row], model: DocumentModel) -> Iterator[Row]
 
 
 def sparse_contract(rows: Iterator[Row], language: str | None) -> tuple[SparseContract, Iterator[Row]]:
-    """Return the BM25 constants of the first documents, in a language or in their own, and the rows again."""
+    """Return the BM25 constants of the first documents, in the given or detected language, and the rows again."""
     first: list[Row] = []
     texts: list[str] = []
     for row in rows:
@@ -187,11 +187,11 @@ class Reader:
     collection: Collection
     vectors: PointVectors
     cut: Cut
-    """Called for documents that do not come cut."""
+    """Function called for documents that are not cut yet."""
     shard: Shard
     is_new: bool
     has_others: bool
-    """Whether another writer made points of the collection, which then are looked for."""
+    """Whether another writer made points of the collection, which are then looked up."""
     seen: Seen
     report: IngestReport
     on_reject: Callable[[Reject], None]
@@ -200,15 +200,15 @@ class Reader:
     beginnings: Beginnings = field(default_factory=Beginnings)
 
     def diffs(self, rows: Iterable[Row], share_read: Callable[[], float | None]) -> Iterator[Diff]:
-        """Return the diff of one window after the other."""
+        """Yield the diff of each window in turn."""
         for window in self._windows(rows):
             diff = make_diff(self.collection, self.vectors, self._cut(window), is_new=self.is_new, orphans=self.orphans)
             if self.has_others:
                 diff.others = points_of_other_writers(self.collection, [_document_of(row).id for row in window])
             diff.share_read = share_read()
             yield diff
-        if (found := self.beginnings.most_common()) is not None:
-            self.report.same_beginning, self.report.same_beginning_share = found
+        if (beginning := self.beginnings.most_common()) is not None:
+            self.report.same_beginning, self.report.same_beginning_share = beginning
 
     def _windows(self, rows: Iterable[Row]) -> Iterator[list[Document | CutDocument]]:
         window: list[Document | CutDocument] = []
@@ -223,7 +223,7 @@ class Reader:
             yield window
 
     def _accept(self, row: Row) -> Document | CutDocument | None:
-        """Let a row of this shard pass, once."""
+        """Return a row of this shard at its first occurrence; None for other rows, which are counted."""
         if isinstance(row, Reject):
             self._reject(row)
             return None

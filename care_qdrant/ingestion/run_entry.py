@@ -1,10 +1,10 @@
-"""Watches that a run writes into the collection that it checked, and that an interrupted run leaves a trace.
+"""Ensures that a run writes into the collection that it checked, and that an interrupted run leaves an entry.
 
-A collection can be deleted and made again under the same name while a run is writing; the vectors of the run would then
-stand under the contract of another model. So the contract and the identity of the collection are checked before every
+A collection can be deleted and recreated under the same name while a run is writing; the vectors of the run would then
+be under the contract of another model. So the contract and the identity of the collection are checked before every
 window and at the end. Each run that writes keeps an entry in the collection's metadata until it has finished: a later
-run that finds an entry knows that chunks may be left behind which no document leads to. An entry goes with its own run,
-with a whole run of the same corpus, or with a sync, after which there is no other corpus.
+run that finds an entry knows that chunks may be left behind to which no document leads. An entry is removed by its own
+run, by a whole run of the same corpus, or by a sync, after which no other corpus is stored.
 """
 
 import glob
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class RunEntry:
-    """The checks of one run."""
+    """The entry of one run in a collection's metadata, and its checks of the collection."""
 
     collection: Collection
     vectors: PointVectors
@@ -47,7 +47,7 @@ class RunEntry:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     has_begun: bool = False
     cannot_note: bool = False
-    """Whether the key has no right to change the collection's metadata."""
+    """Whether the key may not change the collection's metadata."""
     may_have_surplus: bool = False
     """Whether another run was interrupted, or writes at the same time: chunks of either may be left behind."""
 
@@ -60,7 +60,7 @@ class RunEntry:
         identity = IDENTITY.find(schema.metadata)
         if self.identity is not None and identity != self.identity:
             raise FingerprintMismatch(
-                f"collection {schema.name!r} was deleted and made again while this run wrote to it; what was written "
+                f"collection {schema.name!r} was deleted and recreated while this run wrote to it; what was written "
                 "before is gone. Run the same command again"
             )
         self.identity = identity
@@ -70,7 +70,7 @@ class RunEntry:
             self.may_have_surplus = True
 
     def is_lost(self) -> bool:
-        """Return whether the collection is gone, or another one has its name now; False where nobody answers."""
+        """Return whether the collection is gone, or another one has its name now; False if Qdrant does not answer."""
         try:
             schema = self.collection.refresh()
         except CareError as error:
@@ -78,9 +78,9 @@ class RunEntry:
         return self.identity is not None and IDENTITY.find(schema.metadata) != self.identity
 
     def begin(self) -> None:
-        """Leave the trace of this run in the collection's metadata, before its first write.
+        """Write the entry of this run into the collection's metadata, before its first write.
 
-        A key for the points of one collection may not do that: a run with it looks for chunks left behind in any case.
+        A key that may only write points cannot do that: a run with such a key always looks for chunks left behind.
         """
         if self.has_begun or self.cannot_note:
             return
@@ -89,9 +89,9 @@ class RunEntry:
             metadata = RUN.change(entry, self.id) | self._recorded() | self.vectors.stand_in_metadata()
             self.collection.update("noting the run", metadata=metadata)
         except Rejected as error:
-            if not is_forbidden(error) or self.vectors.stand_in is not None:  # nothing would tell of its vectors
+            if not is_forbidden(error) or self.vectors.stand_in is not None:  # nothing would mark its vectors
                 raise
-            self.collection.delete([str(uuid.uuid4())])  # whether it may write, asked without writing
+            self.collection.delete([str(uuid.uuid4())])  # tests the permission to write without writing
             self.cannot_note = self.may_have_surplus = True
             logger.warning(
                 "collection %r: this key may write points and not metadata, so the run is not noted. If it is killed, "
@@ -102,7 +102,7 @@ class RunEntry:
             self.has_begun = True
 
     def end(self) -> None:
-        """Remove the trace, and those of interrupted runs whose work this one has done."""
+        """Remove this run's entry, and the entries of interrupted runs whose work it has done."""
         self.check()
         others = _other_runs(self.collection.schema, self.id)
         settled = [run for run, entry in others.items() if self._covers(entry)]
@@ -121,11 +121,11 @@ class RunEntry:
                 raise
 
     def other_inputs(self) -> list[str]:
-        """Return the files and folders whose documents are stored, and which this run does not read."""
-        return [each for each in self._stored_inputs() if not self._reads(each)]
+        """Return the files and folders whose documents are stored, but which this run does not read."""
+        return [path for path in self._stored_inputs() if not self._reads(path)]
 
     def _stored_inputs(self) -> list[str]:
-        """Return the files whose documents are stored, in the shards of the key where there is one."""
+        """Return the files whose documents are stored, in the shards of the key if there is one."""
         stored = INPUTS.find(self.collection.schema.metadata, self._shard_key)
         return stored if isinstance(stored, list) else []
 
@@ -135,17 +135,17 @@ class RunEntry:
         return None if key is None else str(key)
 
     def _recorded(self) -> dict[str, Any]:
-        """Return the change of the record of the files whose documents are stored; empty where it is right."""
+        """Return the update of the record of files whose documents are stored; empty where it is current."""
         before = self._stored_inputs()
         is_alone = self.has_synced and self.settings.shard.of == 1
         after = [*({} if is_alone else dict.fromkeys(before)) | dict.fromkeys(self.inputs)]
         return {} if before == after or not self.inputs else INPUTS.change(after, self._shard_key)
 
     def _reads(self, given: str) -> bool:
-        """Return whether this run answers for a path that was given to another one.
+        """Return whether this run also reads a path that was given to another run.
 
-        It was given the path too; or a folder or pattern that holds it, and reads all files that are there: a folder is
-        read without hidden and linked ones, and without those that have a format by --format alone.
+        It was given the same path; or a folder or pattern that holds it, and reads all its files: a folder is read
+        without hidden and linked files, and without files that only --format makes readable.
         """
         if given in self.inputs:
             return True
@@ -154,12 +154,12 @@ class RunEntry:
 
     @property
     def _place(self) -> dict[str, Any]:
-        """Part of the corpus that this run writes, and the key of the shards."""
+        """Shard of the corpus that this run writes, and the key of the collection's shards."""
         key, shard = self.collection.shard_key, self.settings.shard
         return {"shard": f"{shard.number}/{shard.of}"} | ({} if key is None else {"shard_key": key})
 
     def _covers(self, run: dict[str, Any]) -> bool:
-        """Return whether this run has finished what another one had begun."""
+        """Return whether this run has finished the work of another one."""
         own = self._place
         if run.get("shard_key") != own.get("shard_key") or own["shard"] not in ("1/1", run.get("shard")):
             return False

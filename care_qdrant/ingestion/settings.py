@@ -1,4 +1,4 @@
-"""Settings and report of ingestion, and the part of a model that it needs."""
+"""Settings and report of ingestion, and the interface of models that it needs."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -24,42 +24,42 @@ class DocumentModel(Protocol):
         """Name of the model, and the default name of its vector."""
 
     def contract(self) -> VectorContract:
-        """Return what the collection remembers of the model's vectors."""
+        """Return the contract that a collection stores for the model's vectors."""
 
     def require_documents(self) -> None:
         """Refuse a model whose documents cannot be encoded here, before anything is written."""
 
     @property
     def document_tokenizer(self) -> TokenCounter:
-        """Loaded by every run, since it decides where a long document is cut."""
+        """Tokenizer that decides where a long document is cut; every run loads it."""
 
     @property
     def document_encoder(self) -> Encoder:
-        """Loaded when the first chunk has to be encoded, and not before."""
+        """Document encoder, loaded only when the first chunk has to be encoded."""
 
 
 def name_of_vector(given: str | None, model: DocumentModel | None) -> str:
-    """Return the name of the vector that a model, or BM25 for None, gets: the given one, or that of its maker."""
+    """Return the name of a vector: the given one, or the default of its model or, for None, of BM25."""
     if given == "":
-        raise InputError("a vector that is added needs a name: give --vector-name one, or leave the option out")
+        raise InputError("a new vector needs a name: give --vector-name a value, or leave the option out")
     return given if given is not None else bm25.VECTOR_NAME if model is None else model.name
 
 
 def require_bm25_language(language: str | None) -> None:
-    """Refuse a language that BM25 does not have."""
+    """Refuse a language that BM25 does not support."""
     if language not in (None, *LANGUAGES):
         raise InputError(f"BM25 has no language {language!r}; expected one of {', '.join(LANGUAGES)}")
 
 
 def require_fraction(option: str, value: float) -> None:
-    """Refuse a value that is no fraction."""
+    """Refuse a value that is not a fraction from 0 to 1."""
     if not 0 <= value <= 1:
         raise InputError(f"{option} is {value}; expected a fraction from 0 to 1")
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Share of a corpus by a hash of the document id that never changes: one of ``of`` disjoint ones, from 1."""
+    """One of ``of`` disjoint shares of a corpus, numbered from 1, by a stable hash of the document id."""
 
     number: int = 1
     of: int = 1
@@ -87,37 +87,37 @@ class IngestSettings:
 
     overflow: Overflow = "split"
     sparse: bool | None = False
-    """Whether to write BM25 vectors. An existing collection that has them gets them in any case; one that lacks them is
-    refused for True. None gives them to a new collection, and leaves an existing one as it is."""
+    """Whether to write BM25 vectors. An existing collection that has them always gets them; one that lacks them is
+    refused for True. None adds them to a new collection, and leaves an existing one as it is."""
     bm25_language: str | None = None
-    """Language of BM25 in a new collection (`care_qdrant.encoders.terms.languages`); None takes that of the first
-    texts. A collection that is there keeps its own: another one is refused."""
+    """Language of BM25 in a new collection (`care_qdrant.encoders.terms.languages`); None detects it in the first
+    texts. An existing collection keeps its own: another language is refused."""
     limit: int | None = None
     """Largest number of rows to read."""
     shard: Shard = field(default_factory=Shard)
     sync: bool = False
-    """Delete the points of documents that the corpus does not have any more."""
+    """Delete the points of documents that the corpus no longer has."""
     max_delete_fraction: float = 0.2
     """Largest fraction of the stored points that a sync may delete, in [0, 1]."""
     sync_despite_rejects: bool = False
-    """A rejected row may be a document that is stored: without this, a sync then deletes nothing."""
+    """Let a sync delete points although rows were rejected, each of which may be a stored document."""
     sync_other_files: bool = False
-    """Let a sync also delete documents of files that earlier runs read, and this one does not."""
+    """Let a sync also delete documents of files that earlier runs read and this one does not."""
     replace_others: bool = False
     """Delete points of the corpus's documents that another writer made under other ids."""
     dry_run: bool = False
-    """Write nothing; say what would be written."""
+    """Write nothing; report what would be written."""
     stand_in: bool = False
-    """Encode documents by the query encoder, where the model that it was learned from no longer exists. A document that
-    this model has encoded keeps its vector; the others are marked."""
+    """Encode documents with the query encoder, if the model that it was learned from no longer exists. A document that
+    this model encoded keeps its vector; the others are marked."""
     any_language: bool = False
-    """Let a model make a new collection also of texts whose language it does not read."""
+    """Accept texts of a language that the model does not read also for a new collection."""
     batch_tokens: int = 16_384
-    """Largest number of tokens, padding included, of a batch."""
+    """Largest number of tokens in a batch, including padding."""
     indexes: Mapping[str, Index] = field(default_factory=dict)
     """Payload indexes that the collection gets before its search graph: key to type of its values."""
     finish: bool = True
-    """Let the server build its search graph at the end; False leaves that to whoever finishes the last part."""
+    """Let the server build its search graph at the end; False leaves that to the run that finishes the last part."""
 
     def __post_init__(self) -> None:
         require_bm25_language(self.bm25_language)
@@ -133,7 +133,7 @@ class IngestSettings:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Size and cost that a dry run expects of the real one."""
+    """Size and cost of a run, as its dry run estimates them."""
 
     points: int
     """Points to write."""
@@ -149,7 +149,7 @@ class Estimate:
     padding: float | None = None
     """Padded tokens for each token, 1 or more."""
     encoder_idle_fraction: float | None = None
-    """Fraction of the time in which the encoder stood still, in [0, 1]."""
+    """Fraction of the time in which the encoder was idle, in [0, 1]."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -160,7 +160,7 @@ class IngestReport:
     """Number of documents that were read and accepted, each id once."""
     chunks: int = 0
     encoded: int = 0
-    """Chunks that the encoder read; those of a run that was stopped may not all be stored."""
+    """Chunks that were encoded; after a run that was stopped, not all of them may be stored."""
     updated: int = 0
     """Chunks written without encoding: only their metadata or their sparse vector differed."""
     unchanged: int = 0
@@ -171,15 +171,15 @@ class IngestReport:
     other_points: int = 0
     """Points of the same documents that another writer made under other ids."""
     points: int = 0
-    """Points of the collection with this vector, counted exactly; of a stopped run those that it stored or found."""
+    """Points of the collection with this vector, counted exactly; for a stopped run, points that it stored or found."""
     tokens: int = 0
     """Number of tokens that were encoded."""
     seconds: float = 0.0
     documents_per_second: float = 0.0
     tokens_per_second: float = 0.0
-    """Tokens encoded a second, from the start of the first batch to the end of the last."""
+    """Tokens encoded per second, from the start of the first batch to the end of the last."""
     encoder_idle_fraction: float = 0.0
-    """Fraction of that time in which the encoder stood still, in [0, 1]."""
+    """Fraction of that time in which the encoder was idle, in [0, 1]."""
     collection: str
     vector_name: str
     fingerprint: str
@@ -191,15 +191,15 @@ class IngestReport:
     stand_ins: int = 0
     """Points whose vector a learned query encoder made in place of the vector's model."""
     other_vectors: list[str] = field(default_factory=list)
-    """Vectors that the collection has beside those of this run, and that the encoded points do not have of their text:
+    """Vectors of the collection that this run does not write, so that its encoded points lack them for their text;
     empty where nothing was encoded."""
     same_beginning: str | None = None
-    """Text that many of the first documents begin with, such as a letterhead; None where there is no such text."""
+    """Text with which many of the first documents begin, such as a letterhead; None where there is no such text."""
     same_beginning_share: float = 0.0
     """Share of the first documents that begin with it, in [0, 1]."""
     first_deleted: list[str] = field(default_factory=list)
-    """First of the documents that --sync deleted, or would delete."""
+    """First documents that --sync deleted, or would delete."""
     engine: Mapping[str, Any] = field(default_factory=dict)
     """Engine that encoded: its device and kernels, or the counts of each server; empty where nothing was encoded."""
     stopped: str | None = None
-    """Reason why the run did not finish: what was refused, or the interruption. None for a run that did."""
+    """Reason why the run did not finish: the error or the interruption. None for a run that finished."""
