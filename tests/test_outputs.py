@@ -241,6 +241,6 @@ def test_a_manifest_of_another_program_is_no_job(tmp_path: Path, command: str, c
     into = ["--collection", "corpus", "--url", "http://127.0.0.1:1"] if command in ("load", "verify") else []
     result = CliRunner().invoke(care_bulk, [command, *corpus, str(tmp_path), *into])
     assert isinstance(result.exception, InputError), result.output
-    assert "is not of a bulk job" in str(result.exception)
+    assert "does not belong to a bulk job" in str(result.exception)
     assert (tmp_path / "manifest.json").read_text() == content
     assert {path.name for path in tmp_path.iterdir()} == {"corpus.jsonl", "manifest.json"}

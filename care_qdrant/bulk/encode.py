@@ -1,6 +1,6 @@
-"""One unit: read its rows, cut them, encode, write one Parquet part, the rejected rows and the receipt.
+"""Encodes one unit: reads and cuts its rows, and writes one Parquet part, the rejected rows and the receipt.
 
-The bytes of a part follow from the unit, the model and the machine's arithmetic: two workers on one unit write the
+The bytes of a part depend only on the unit, the model and the machine's arithmetic: two workers on one unit write the
 same. Nothing is shared between units, so any scheduler may run them in any order, twice, or on another machine.
 """
 
@@ -30,13 +30,13 @@ from care_qdrant.qdrant.create import PointVectors
 from care_qdrant.types import Chunk, Document, TermCounts, Vectors
 
 ROW_GROUP = 1_024
-"""Rows of a group of a part, which a loader holds at once."""
+"""Rows of a row group in a part; a loader holds one group in memory."""
 CUT_DOCUMENTS = 512
 _MODEL_KEY = b"care_fingerprint"
 
 
 def encode_unit(job: Job, manifest: Manifest, unit: Unit, model: DocumentModel, batch_tokens: int) -> Receipt:
-    """Write the part of a unit, and then its receipt."""
+    """Encode a unit: write its part, and then its receipt, which is returned."""
     if model.contract().fingerprint != manifest.fingerprint:
         raise FingerprintMismatch(
             f"{job.url}: is a job of model {manifest.model_name!r} ({manifest.fingerprint[:12]}), and this worker has "
@@ -50,7 +50,7 @@ def encode_unit(job: Job, manifest: Manifest, unit: Unit, model: DocumentModel, 
     chunks = [task.chunk for task in tasks]
     content = _parquet(tasks, vectors, manifest)
     if rejects:
-        lines = [{"file": unit.label, "line": each.line, "id": each.id, "reason": each.reason} for each in rejects]
+        lines = [{"file": unit.label, "line": row.line, "id": row.id, "reason": row.reason} for row in rejects]
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         job.write(f"rejects/{unit.name}.jsonl", text.encode())
     job.write(f"parts/{unit.name}.parquet", content)
@@ -70,12 +70,12 @@ def encode_unit(job: Job, manifest: Manifest, unit: Unit, model: DocumentModel, 
 
 
 def read_part(job: Job, manifest: Manifest, receipt: Receipt) -> Iterator[list[Chunk]]:
-    """Return the chunks of a part with their vectors, some at a time, after checking that it is that of its receipt."""
+    """Yield the chunks of a part with their vectors, a row group at a time, after checking it against its receipt."""
     content = job.read(f"parts/{receipt.unit}.parquet")
     if content is None or hashlib.sha256(content).hexdigest() != receipt.sha256:
-        found = "is missing" if content is None else "is not the file of its receipt"
+        problem = "is missing" if content is None else "is not the file of its receipt"
         raise NotVerified(
-            f"{job.url}/parts/{receipt.unit}.parquet: {found}; care bulk encode {job.url} makes it again once its "
+            f"{job.url}/parts/{receipt.unit}.parquet: {problem}; care bulk encode {job.url} makes it again once its "
             f"receipt, receipts/{receipt.unit}.json, is removed"
         )
     file = pq.ParquetFile(io.BytesIO(content))
@@ -117,7 +117,7 @@ def _chunks(job: Job, manifest: Manifest, unit: Unit, model: DocumentModel, reje
 def _encode(
     tasks: Sequence[ChunkTask], maker: Maker, batch_tokens: int, rejects: list[Reject]
 ) -> tuple[list[ChunkTask], Vectors]:
-    """Return the tasks with their vectors, in order; a document with a text of no usable vector is rejected whole."""
+    """Return the tasks with their vectors, in order; documents with a text that has no usable vector are rejected."""
     vectors = np.zeros((len(tasks), maker.numbers), dtype=np.float32)
     failed: dict[int, EncodingError] = {}
 
@@ -132,7 +132,7 @@ def _encode(
             failed |= dict.fromkeys(batch, rows)
         else:
             vectors[batch] = rows
-    for _ in range(2):  # alone, and again: a server may have been out of order for a while
+    for _ in range(2):  # each text alone, and once more: a server may have failed for a while
         for index in [*failed]:
             rows = run([index])
             if isinstance(rows, EncodingError):
@@ -154,7 +154,7 @@ def _encode(
 def _require_sound(
     run: Callable[[list[int]], Vectors | EncodingError], failed: Mapping[int, EncodingError], tasks: int
 ) -> None:
-    """Fail the unit where the encoder, and not a text, is the reason: it has to encode another text still."""
+    """Fail the unit if the encoder rather than a text is at fault: it must still be able to encode another text."""
     sound = next((index for index in range(tasks) if index not in failed), None)
     if sound is None:
         raise EncodingError(f"no document of the unit has a usable vector: {next(iter(failed.values()))}")
@@ -183,8 +183,8 @@ def _parquet(tasks: Sequence[ChunkTask], vectors: Vectors, manifest: Manifest) -
     if manifest.sparse is not None:
         analyser = manifest.sparse.analyser
         counts = [bm25.term_counts(chunk.embedded_text, lead=manifest.lead, analyser=analyser) for chunk in chunks]
-        columns["terms"] = pa.array([list(each) for each in counts], type=pa.list_(pa.uint32()))
-        columns["counts"] = pa.array([list(each.values()) for each in counts], type=pa.list_(pa.float64()))
+        columns["terms"] = pa.array([list(terms) for terms in counts], type=pa.list_(pa.uint32()))
+        columns["counts"] = pa.array([list(terms.values()) for terms in counts], type=pa.list_(pa.float64()))
     strings = ("point_id", "id", "title", "text", "metadata", "hash")
     arrays = {
         name: pa.array(values, type=pa.string()) if name in strings else values for name, values in columns.items()

@@ -27,7 +27,7 @@ MANIFEST = "manifest.json"
 ROWS = "rows"
 """Folder with the rows of each unit."""
 DRAFT_SECONDS = 86_400
-_REPLAN = "plan the corpus anew, into another folder"
+_REPLAN = "plan the corpus again, into another folder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ class Unit:
     documents: int
     """Documents that no earlier row has."""
     rejected: int
-    """Rows that are no documents, or have the id of an earlier one and other content."""
+    """Rows that are not documents, or that have the id of an earlier document and other content."""
     tokens: int
     """Tokens to encode, estimated from a sample of the corpus."""
     hash: str
-    """SHA-256 of the rows of the file: another plan notices a corpus that was changed."""
+    """SHA-256 of the rows of the file, by which another plan notices a changed corpus."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,9 @@ class Manifest:
     average_length: float | None = None
     """Mean document length in terms, of the BM25 vectors; None without them."""
     lead: float | None = None
-    """Position constant by which the parts have counted BM25 terms (see `SparseContract`)."""
+    """Position constant with which the BM25 terms of the parts were counted (see `SparseContract`)."""
     analyser: str = "zh-char-bigram-1"
-    """Name of the analyser that has cut those terms; jobs of before this key have that of the default."""
+    """Name of the analyser that made these terms; jobs older than this key used the default."""
     collection: str | None = None
     """Collection whose points are encoded; None for a job over a corpus."""
     text_field: str | None = None
@@ -80,7 +80,7 @@ class Manifest:
     unit_rows: int = 8_192
     units: tuple[Unit, ...] = ()
     inputs: tuple[str, ...] = ()
-    """Files and folders that were planned, which a collection remembers; empty in a job of an earlier version."""
+    """Files and folders that were planned, which a collection records; empty in a job of an earlier version."""
     format: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -137,7 +137,7 @@ class Job:
     """The folder of one job. Safe to use from many processes at once."""
 
     def __init__(self, url: str) -> None:
-        """Open a folder; a URL as ``s3://bucket/job`` needs the package that fsspec names for it."""
+        """Open a folder; a URL such as ``s3://bucket/job`` needs the package that fsspec names for it."""
         self.url = url.rstrip("/")
         try:
             self._files, root = fsspec.core.url_to_fs(self.url)
@@ -146,14 +146,14 @@ class Job:
         self._root = PurePosixPath(root)
 
     def manifest(self, name: str = MANIFEST) -> Manifest:
-        """Read the manifest, or that of a share of a plan."""
+        """Read the manifest of the job, or of one share of a plan."""
         try:
             raw = self.read(name)
         except OSError as error:
             raise InputError(f"{self.url}/{name}: cannot be read: {error}; check the credentials") from error
         if raw is None:
             raise InputError(f"{self.url}: holds no bulk job; make one with care bulk plan CORPUS {self.url}")
-        foreign = f"{self.url}/{name}: is not of a bulk job, and is left as it is; give another folder for the job"
+        foreign = f"{self.url}/{name}: does not belong to a bulk job and was not changed; give another folder"
         try:
             values = json.loads(raw)
         except ValueError as error:
@@ -168,37 +168,37 @@ class Job:
             raise InputError(foreign) from error
 
     def write_manifest(self, manifest: Manifest, name: str = MANIFEST) -> None:
-        """Write the manifest, or that of a share of a plan."""
-        if self._is_local:  # by these two names a folder is known as a job, and is no part of a corpus around it
+        """Write the manifest of the job, or of one share of a plan."""
+        if self._is_local:  # these two names mark a folder as a job, which is not part of a surrounding corpus
             self._files.makedirs(str(self._root / "receipts"), exist_ok=True)
         self.write(name, json.dumps(asdict(manifest), ensure_ascii=False, indent=1).encode())
 
     def receipts(self) -> dict[str, Receipt]:
-        """Return the receipts of the finished units, by name: those whose part has the length that they say.
+        """Return the receipts of the finished units by name, if their part has the recorded length.
 
-        A damaged one declares nothing done.
+        A damaged receipt does not count.
         """
         receipts: list[Receipt] = []
         for name in self.files("receipts"):
-            # A receipt may go between the list and the reading of it: whoever has another part made removes it.
+            # A receipt may disappear between listing and reading: users remove it to have its part made again.
             with suppress(ValidationError):
                 receipts.append(_RECEIPT.validate_json(self.read(f"receipts/{name}") or b""))
         parts = self.files("parts")
         return {receipt.unit: receipt for receipt in receipts if parts.get(f"{receipt.unit}.parquet") == receipt.bytes}
 
     def finished(self) -> set[str]:
-        """Return the names of the units that have a receipt, of all workers; reads none of them."""
+        """Return the names of the units that have a receipt of any worker, without reading the receipts."""
         return {name.removesuffix(".json") for name in self.files("receipts")}
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of a file, None where it is not there."""
+        """Return the content of a file; None if it does not exist."""
         try:
             return cast(bytes, self._files.cat_file(str(self._root / name)))
         except FileNotFoundError:
             return None
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file whole."""
+        """Write a file atomically."""
         path = self._root / name
         if not self._is_local:
             self._files.pipe_file(str(path), content)
@@ -215,12 +215,12 @@ class Job:
             Path(draft).unlink(missing_ok=True)
 
     def remove(self, folder: str) -> None:
-        """Remove a folder with its files, if it is there."""
+        """Remove a folder with its files, if it exists."""
         with suppress(FileNotFoundError):
             self._files.rm(str(self._root / folder), recursive=True)
 
     def remove_drafts(self) -> None:
-        """Remove what killed workers have left half written, a day after: no unit takes that long to write."""
+        """Remove the half-written files of killed workers after a day: no unit takes that long to write."""
         if not self._is_local:
             return
         with tempfile.NamedTemporaryFile(dir=self._root) as probe:  # the storage's clock, not that of this machine
@@ -231,13 +231,13 @@ class Job:
                     draft.unlink(missing_ok=True)
 
     def files(self, folder: str) -> dict[str, int]:
-        """Return the files of a folder with their lengths in bytes; drafts are none."""
+        """Return the files of a folder with their lengths in bytes, without drafts."""
         self._files.invalidate_cache()
         try:
-            found: list[dict[str, Any]] = self._files.ls(str(self._root / folder), detail=True)
+            entries: list[dict[str, Any]] = self._files.ls(str(self._root / folder), detail=True)
         except FileNotFoundError:
             return {}
-        named = {PurePosixPath(entry["name"]).name: int(entry["size"] or 0) for entry in found}
+        named = {PurePosixPath(entry["name"]).name: int(entry["size"] or 0) for entry in entries}
         return {name: size for name, size in sorted(named.items()) if not name.startswith(".")}
 
     @property

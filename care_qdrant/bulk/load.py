@@ -1,7 +1,7 @@
-"""Parts into a collection, by ingestion and attach themselves: the tasks bring their vectors out of the parts.
+"""Loads parts into a collection through ingestion and attach, whose tasks get their vectors from the parts.
 
-So both ways mix, loading twice writes once, and the collection is the one that direct ingestion writes. Several
-loaders share the parts; the index waits until all of them are through, whoever is the last.
+So both ways can be mixed, loading twice writes once, and the collection is the one that direct ingestion writes.
+Several loaders share the parts; the last one to finish starts the index.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ from care_qdrant.vectors.attach import AttachReport, AttachSettings, attach_enco
 from care_qdrant.vectors.points import PointTask, expected_hash
 
 SEARCHED = 256
-"""Points that `verify` searches for, to measure the search graph."""
+"""Number of points for which `verify` searches, to measure the search graph."""
 DRAWN_A_PART = 16
 """Points of each part whose vectors `verify` compares."""
 
@@ -53,7 +53,7 @@ def load(
     indexes: Mapping[str, Index] | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> IngestReport:
-    """Load the parts of a job, or one loader's share of them."""
+    """Load the parts of a job, or one loader's share of them, into a collection."""
     manifest, receipts = _finished(job)
     vectors = _vectors(manifest)
     loader = _Loader(*part)
@@ -85,9 +85,9 @@ def load_points(
     settings: AttachSettings | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> AttachReport:
-    """Write the vectors of a job over a collection to its points, beside the vectors that they have.
+    """Add the vectors of a job over a collection to its points, which keep their other vectors.
 
-    A point whose text is not that of the part any more is left alone, as are points that were added since: the report
+    A point whose text differs from the part's by now is skipped, as are points that were added since: the report
     counts how many points have the vector.
     """
     manifest, receipts = _finished(job)
@@ -112,14 +112,14 @@ def load_points(
 def _finish(
     job: Job, target: Collection, vectors: PointVectors, part: tuple[int, int], receipts: Sequence[Receipt]
 ) -> None:
-    """Build the index if all loaders are through, also those that died and were run again."""
+    """Build the index if all loaders have finished, including loaders that died and were run again."""
     if _all_are_through(job, target, part, receipts):
         finish_load(target)
         record_rescoring(target, vectors.vector_name)
 
 
 def _all_are_through(job: Job, target: Collection, part: tuple[int, int], receipts: Sequence[Receipt]) -> bool:
-    """Note that a loader is through, and return whether all are."""
+    """Record that a loader has finished, and return whether all have."""
     number, of = part
     identity = str(IDENTITY.find(target.refresh().metadata) or target.name)
     digest = hashlib.sha256("".join(receipt.sha256 for receipt in receipts).encode()).hexdigest()
@@ -130,7 +130,7 @@ def _all_are_through(job: Job, target: Collection, part: tuple[int, int], receip
 
 
 class _Loader(Shard):
-    """A share of the parts: ingestion notes it as a shard, and every document that it gives belongs to it."""
+    """A share of the parts: ingestion records it as a shard, and all its documents belong to it."""
 
     @override
     def has(self, document_id: str) -> bool:
@@ -161,7 +161,7 @@ def _vectors(manifest: Manifest) -> PointVectors:
 
 
 def _documents(job: Job, manifest: Manifest, receipts: Sequence[Receipt]) -> Iterator[CutDocument]:
-    """Return the chunks of each document of some parts; all chunks of a document are in one part, side by side."""
+    """Yield the chunks of each document of some parts; all chunks of a document are adjacent in one part."""
     for receipt in receipts:
         chunks = chain.from_iterable(read_part(job, manifest, receipt))
         yield from (list(group) for _, group in groupby(chunks, key=lambda chunk: chunk.document.id))
@@ -170,7 +170,7 @@ def _documents(job: Job, manifest: Manifest, receipts: Sequence[Receipt]) -> Ite
 def _pages(
     job: Job, manifest: Manifest, receipts: Sequence[Receipt]
 ) -> Iterator[tuple[models.ShardKey | None, list[PointTask]]]:
-    """Return the points of some parts of a job over a collection, with the key of their shards."""
+    """Yield the points of some parts of a job over a collection, with the key of their shards."""
     for chunks in chain.from_iterable(read_part(job, manifest, receipt) for receipt in receipts):
         for key, group in groupby(chunks, key=lambda chunk: chunk.document.metadata.get("shard_key")):
             yield (
@@ -200,16 +200,16 @@ class BulkVerification:
     chunks: int
     """Chunks of all parts."""
     points: int
-    """Points of the collection with this vector; others may have written some of them."""
+    """Points of the collection with this vector, some of which other programs may have written."""
     right: int = 0
     missing: int = 0
     outdated: int = 0
-    """Points whose hash is of another text or model than that of the part."""
+    """Points whose hash is of another text or model than the part's."""
     changed: int = 0
-    """Points that others have edited or deleted since the plan, of a job over a collection."""
+    """Points that were edited or deleted since the plan, for a job over a collection."""
     compared_vectors: int = 0
     least_cosine: float | None = None
-    """Least cosine of a stored vector to that of its part, over all that were compared."""
+    """Least cosine of a stored vector to the part's vector, over all that were compared."""
     recall: float | None = None
     """Share of the 10 nearest points that the search graph finds, mean over sampled vectors; None without a graph."""
     wrong_units: list[str] = field(default_factory=list)
@@ -225,8 +225,8 @@ def verify(
 ) -> BulkVerification:
     """Compare the plan with the parts, and each part with the collection.
 
-    Every row of the plan has to be in a part or among its rejected rows. Every point and hash of a part is compared, a
-    sample of the vectors, and the recall of the search graph.
+    Every row of the plan must be in a part or among its rejected rows. Every point and hash of a part and a sample of
+    the vectors are compared, and the recall of the search graph is measured.
     """
     manifest, receipts = _finished(job)
     target = collection.sibling(collection.aliases().get(collection.name, collection.name))
@@ -243,8 +243,9 @@ def verify(
         layout = guess_layout(payloads, text_field=manifest.text_field)
     counts, agreements, drawn = Counter[str](), list[float](), list[Vectors]()
     with ThreadPoolExecutor(threads) as pool:
-        found = pool.map(lambda each: _compare(job, manifest, target, layout, each), receipts)
-        for done, (receipt, (its_counts, its_agreements, its_drawn)) in enumerate(zip(receipts, found, strict=True), 1):
+        compared = pool.map(lambda receipt: _compare(job, manifest, target, layout, receipt), receipts)
+        pairs = zip(receipts, compared, strict=True)
+        for done, (receipt, (its_counts, its_agreements, its_drawn)) in enumerate(pairs, 1):
             counts.update(its_counts)
             agreements += its_agreements
             drawn += its_drawn
@@ -254,7 +255,7 @@ def verify(
     report.outdated, report.changed = counts["outdated"], counts["changed"]
     report.compared_vectors, report.least_cosine = len(agreements), min(agreements, default=None)
     plan = {unit.name: unit.documents + unit.rejected for unit in manifest.units}
-    if partial := [each.unit for each in receipts if each.documents + each.rejected != plan[each.unit]]:
+    if partial := [receipt.unit for receipt in receipts if receipt.documents + receipt.rejected != plan[receipt.unit]]:
         report.wrong_units += [name for name in partial if name not in report.wrong_units]
         report.problems.append(
             f"the parts of {counted(len(partial), 'unit')} do not account for each row of the plan ({partial[0]}): "
@@ -275,7 +276,7 @@ def verify(
 def _compare(
     job: Job, manifest: Manifest, target: Collection, layout: Layout | None, receipt: Receipt
 ) -> tuple[Counter[str], list[float], list[Vectors]]:
-    """Return what the points of a part are, the cosines of sampled vectors to theirs, and these vectors."""
+    """Return counts of a part's points by state, cosines of sampled stored vectors, and the sample's vectors."""
     counts, compared, drawn, name = Counter[str](), list[Vectors](), list[Vectors](), manifest.vector_name
     rows = random.Random(receipt.unit).sample(range(receipt.chunks), min(DRAWN_A_PART, receipt.chunks))
     first = 0
@@ -299,7 +300,7 @@ def _compare(
         vectors = {id_: stored_vector(record.vector, name) for id_, record in with_vectors.items()}
         for row in sample:
             if (vector := vectors.get(ids[row])) is None:
-                counts["missing"] += layout is None  # of a point, its hash says that
+                counts["missing"] += layout is None  # for a job over a collection, the hash says that
                 continue
             compared.append(vector)
             drawn.append(cast(Vectors, chunks[row].vector))
@@ -309,7 +310,7 @@ def _compare(
 
 
 def _recall(target: Collection, name: str, vectors: Sequence[Vectors]) -> float | None:
-    """Compare the search graph with an exact search; None where there is nothing to search with, or no graph."""
+    """Return the recall of the search graph against exact search; None without sampled vectors or without a graph."""
     if not vectors or target.is_embedded:
         return None
     queries = [vector.tolist() for vector in vectors]

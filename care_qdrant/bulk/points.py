@@ -1,8 +1,8 @@
-"""A live collection as the source of a job: its texts without a right vector become units, and parts become vectors.
+"""Plans a job over a live collection: texts without a current vector become units, and their parts become vectors.
 
-The planner alone reads the collection, and writes the texts of each unit into the job: workers need no database, and
-what others write meanwhile changes no unit. A loader writes the vector of a point only where its text is still that of
-the part, so a job of any age does no harm; what was added or edited since is left to `care attach` or to another plan.
+Only the planner reads the collection, and writes the texts of each unit into the job: workers need no database, and
+concurrent writes change no unit. A loader writes the vector of a point only if its text is still the part's, so a job
+of any age does no harm; points that were added or edited since are left to `care attach` or to another plan.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from care_qdrant.vectors.points import stored_text
 from care_qdrant.vectors.preflight import examine
 
 SAMPLED = 1_024
-"""Points whose texts stand for those of all, where tokens are estimated."""
+"""Number of points whose texts are sampled to estimate tokens."""
 
 
 def plan_points(
@@ -39,7 +39,7 @@ def plan_points(
         job: The folder of the job, new or of an earlier plan.
         draft: The manifest without its units.
         counter: The tokenizer of the document encoder, for estimates.
-        text_field: Payload field with the text; None takes what was taken before, or guesses.
+        text_field: Payload field with the text; None takes the one of the earlier plan, or guesses.
         on_progress: Called with the number of points that were read.
     """
     former = job.manifest() if job.read(MANIFEST) is not None else None
@@ -66,7 +66,7 @@ def plan_points(
 
 
 def _sample(target: Collection, layout: Layout) -> list[str]:
-    """Return the texts of some points, of those that have one which can be encoded."""
+    """Return the texts of sampled points that can be encoded."""
     payloads = [record.payload or {} for record in target.sample(SAMPLED)]
     texts = (stored_text(layout, payload) for payload in payloads if layout.of_point(payload).find_text(payload))
     return [text for text in texts if not half_character(text)]

@@ -1,8 +1,8 @@
 """Lists the slices of a collection into units.
 
-What is listed of a slice is noted in the job as soon as its units are there, so that a plan which was killed goes on
-with the slices that are left. The notes stand in a folder that is named after the manifest which the plan began with:
-as soon as the plan has written another one, they count no more, whether or not they were removed.
+A slice is recorded in the job as soon as its units are written, so that a killed plan continues with the remaining
+slices. The records are in a folder named after the manifest with which the plan began: as soon as the plan has written
+another manifest, they no longer count, whether or not they were removed.
 """
 
 import hashlib
@@ -24,19 +24,19 @@ from care_qdrant.types import Document
 from care_qdrant.vectors.points import Characters, PointReader, PointTask, PointWindow
 
 UNITS_OF_SLICE = 4
-"""Units that a slice has at least, since its last one is seldom full."""
+"""Least number of units in a slice, since its last one is seldom full."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan over a collection, as each process that reads a part of it gets it."""
+    """A plan over a collection, as it is passed to each process that reads a part of it."""
 
     url: str
     """The job."""
     draft: Manifest
     layout: Layout
     tokens_per_character: float
-    """Tokens of a sample of the texts, over their characters, by which those of a unit are estimated."""
+    """Tokens per character in a sample of the texts, to estimate the tokens of a unit."""
 
     @cached_property
     def job(self) -> Job:
@@ -50,11 +50,11 @@ class Plan:
 
     def listed(self) -> dict[tuple[int, int], str]:
         """Return the notes of an interrupted plan: number of the slice and of all slices, to the file."""
-        found = {name: re.fullmatch(r"(\d+)-of-(\d+)\.json", name) for name in self.job.files(self.folder)}
-        return {(int(match[1]), int(match[2])): f"{self.folder}/{name}" for name, match in found.items() if match}
+        matches = {name: re.fullmatch(r"(\d+)-of-(\d+)\.json", name) for name in self.job.files(self.folder)}
+        return {(int(match[1]), int(match[2])): f"{self.folder}/{name}" for name, match in matches.items() if match}
 
     def units(self, note: str) -> tuple[Unit, ...]:
-        """Return the units of a slice that is listed, which has to be of the same plan."""
+        """Return the units of a listed slice; refuse one of another plan."""
         listed = self.job.manifest(note)
         require_same(listed, self.draft, self.url, sparse=False)
         return listed.units
@@ -74,7 +74,7 @@ class Plan:
         self.job.write_manifest(replace(self.draft, units=tuple(units)), name)
 
     def planned(self) -> Seen:
-        """Return the texts that the job has from earlier plans."""
+        """Return the record of the texts that the job has from earlier plans."""
         seen = Seen()
         if self.job.read(MANIFEST) is not None:
             for unit in self.job.manifest().units:
@@ -108,16 +108,16 @@ class Plan:
 
 
 def list_slices(plan: Plan, target: Collection, points: int, on_progress: Callable[[int], None]) -> list[Unit]:
-    """List those slices of a collection that no interrupted plan has listed; return the units of all."""
+    """List the slices of a collection that no interrupted plan has listed; return the units of all slices."""
     listed = plan.listed()
-    wanted = points // (UNITS_OF_SLICE * plan.draft.unit_rows)
-    slices = slices_of(target, max((of for _, of in listed), default=wanted))
-    for note in (listed[each.number, each.total] for each in slices if (each.number, each.total) in listed):
-        plan.units(note)  # of another model or another field: said before the work
-    left = [each for each in slices if (each.number, each.total) not in listed]
+    full_slices = points // (UNITS_OF_SLICE * plan.draft.unit_rows)
+    slices = slices_of(target, max((of for _, of in listed), default=full_slices))
+    for note in (listed[part.number, part.total] for part in slices if (part.number, part.total) in listed):
+        plan.units(note)  # refuses another model or another field before the work
+    left = [part for part in slices if (part.number, part.total) not in listed]
     read_slices(target, plan.open_reader, left, on_progress)
     listed = plan.listed()
-    return [unit for each in slices for unit in plan.units(listed[each.number, each.total])]
+    return [unit for part in slices for unit in plan.units(listed[part.number, part.total])]
 
 
 def _planned(point: str, text: str) -> Document:
@@ -127,7 +127,7 @@ def _planned(point: str, text: str) -> Document:
 def _batches(
     windows: Iterator[PointWindow], planned: Seen, size: int, on_read: Callable[[int], None]
 ) -> Iterator[tuple[object, list[PointTask]]]:
-    """Return the texts that no earlier unit has, in lists of one shard key each."""
+    """Yield the texts that no earlier unit has, in lists of one shard key each."""
     for key, group in groupby(windows, key=lambda window: window.place.shard_key):
         waiting: list[PointTask] = []
         for window in group:

@@ -1,7 +1,7 @@
 """Lists a corpus into units: reads every row once, and writes the manifest.
 
-The planner copies the rows of each unit into the job, compressed. So a worker reads its own rows alone, needs no access
-to the corpus, and encodes what was planned, whatever the format of the corpus is and whatever became of it.
+The planner copies the rows of each unit into the job, compressed. So a worker reads only its own rows, needs no access
+to the corpus, and encodes what was planned, regardless of the format of the corpus and of later changes to it.
 """
 
 import hashlib
@@ -43,13 +43,13 @@ from care_qdrant.ingestion.seen import OTHER_CONTENT, Seen
 from care_qdrant.types import Chunk, Document, embedded_text
 
 SAMPLE = 32
-"""Distance of the documents that are tokenised for the estimates: each 32nd one is."""
+"""Interval between documents that are tokenised for the estimates: every 32nd one is."""
 AVERAGED = 4_096
-"""Documents of which the mean length of BM25 is taken, as in direct ingestion."""
+"""Number of first documents from which the mean length of BM25 is computed, as in direct ingestion."""
 
 Row = Document | Reject
 PlannedUnit = tuple[Unit, list[Row] | None]
-"""A unit and the rows that are written into the job; None where an earlier plan has written them."""
+"""A unit and the rows to write into the job; None where an earlier plan has written them."""
 
 
 def plan(
@@ -73,7 +73,7 @@ def plan(
         require_same(former, draft, job.url, sparse=sparse)
     planner = _Planner(draft, counter, former, on_progress)
     with planner.seen:
-        # Known files first: what a new one repeats of them is left out of the new one.
+        # Known files first: documents of a new file that repeat theirs are left out.
         files = sorted(corpus_files(corpus), key=lambda file: file.name not in planner.former)
         planned: Iterator[PlannedUnit] = chain.from_iterable(map(planner.units, files))
         if not any_language:
@@ -89,7 +89,7 @@ def plan(
     terms = new or (former.sparse if sparse and former is not None else None)
     if terms is not None:
         draft = replace(draft, average_length=terms.average_length, lead=terms.lead, analyser=terms.fingerprint)
-    # Units of files that this corpus does not name stay: the job is of both.
+    # Units of files that this corpus does not name stay in the job.
     known = {unit.name for unit in units}
     others = [] if former is None else [unit for unit in former.units if unit.name not in known]
     inputs = {*inputs_of(corpus), *(former.inputs if former is not None else ())}
@@ -100,13 +100,13 @@ def plan(
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """A planned job, for people."""
+    """Report of a planned job."""
 
     job: str
     units: int
     documents: int
     tokens: int
-    """Tokens to encode, estimated from each 32nd document."""
+    """Tokens to encode, estimated from every 32nd document."""
     rejected: int
     vector_bytes: int
     """Bytes of the vectors in all parts, for as many chunks as there are documents."""
@@ -130,12 +130,12 @@ class PlanReport:
 
 
 def corpus_files(corpus: Sequence[str]) -> list[CorpusFile]:
-    """Return the files of a corpus; those of a URL are the ones that fsspec lists under it."""
-    found: dict[str, Format] = {}
+    """Return the files of a corpus; for a URL, the files that fsspec lists under it."""
+    formats: dict[str, Format] = {}
     roots: list[str | Path] = []
     for given in corpus:
         if "://" not in given:
-            found |= {file.path: file.form for file in check_corpus(given)}
+            formats |= {file.path: file.form for file in check_corpus(given)}
             roots.append(root_of(given))
             continue
         system, root = fsspec.core.url_to_fs(given)
@@ -147,16 +147,16 @@ def corpus_files(corpus: Sequence[str]) -> list[CorpusFile]:
         log_unread(given, unread)
         if not chosen:
             raise InputError(f"{given}: holds nothing that can be read ({paths[0]}); expected {READABLE}")
-        found |= {system.unstrip_protocol(str(place / name)): form for name, form in chosen.items()}
+        formats |= {system.unstrip_protocol(str(place / name)): form for name, form in chosen.items()}
         roots.append(system.unstrip_protocol(str(place)))
     tell_unread([given for given in corpus if "://" not in given])
-    return name_files(found, roots)
+    return name_files(formats, roots)
 
 
 def _typed(corpus: Sequence[str], draft: Manifest, former: Manifest | None) -> Fields:
-    """Return the fields with the types of tables' columns, which a job keeps: its rows are what they were.
+    """Return the fields with the types of tables' columns, which a job keeps so that its rows stay the same.
 
-    Tables in object storage are not read for that: their columns are text where no type is given.
+    Tables in object storage are not read for their types: their columns are text unless a type is given.
     """
     if former is not None:
         types = draft.fields.types or former.fields.types
@@ -187,7 +187,7 @@ def read_unit(job: Job, unit: Unit) -> Iterator[Row]:
     name = f"{ROWS}/{unit.name}.parquet"
     content = job.read(name)
     if content is None:
-        raise InputError(f"{job.url}/{name}: is not there any more; plan again into a new folder")
+        raise InputError(f"{job.url}/{name}: no longer exists; plan again into a new folder")
     for row in pq.read_table(io.BytesIO(content)).to_pylist():
         if row["reason"] is not None:
             yield Reject(row["line"], row["reason"], row["id"])
@@ -196,7 +196,7 @@ def read_unit(job: Job, unit: Unit) -> Iterator[Row]:
 
 
 def require_same(former: Manifest, draft: Manifest, url: str, *, sparse: bool) -> None:
-    """Refuse to plan into the job of another model, or with other settings."""
+    """Refuse to plan into a job of another model or with other settings."""
     if former.fingerprint != draft.fingerprint:
         raise FingerprintMismatch(
             f"{url}: is a job of model {former.model_name!r} ({former.fingerprint[:12]}), and this is "
@@ -212,7 +212,7 @@ def require_same(former: Manifest, draft: Manifest, url: str, *, sparse: bool) -
 
 
 class _Planner:
-    """Reads one file after the other."""
+    """Plans the units of files, one file after the other."""
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ class _Planner:
         return chain(first, planned)
 
     def units(self, file: CorpusFile) -> Iterator[PlannedUnit]:
-        """Return the units of a file: those that were planned before, then new ones with the rows to write."""
+        """Yield the units of a file: first units of an earlier plan, then new ones with the rows to write."""
         rows, first = rows_of(file, self._manifest), 1
         for was in self.former.get(file.name, []):
             unit, _ = self._unit(file, was.first, list(_until(rows, was.last)), was.last)
@@ -255,7 +255,7 @@ class _Planner:
             first = unit.last + 1
 
     def _unit(self, file: CorpusFile, first: int, rows: Sequence[Row], last: int) -> tuple[Unit, list[Row]]:
-        """Return the unit of some rows, and those of them that no earlier row repeats."""
+        """Return the unit of some rows, and its rows without repetitions of earlier ones."""
         digest = hashlib.sha256()
         own: list[Row] = []
         documents = characters = 0
@@ -289,7 +289,7 @@ class _Planner:
 
 
 def _until(rows: Iterator[Row], last: int) -> Iterator[Row]:
-    """Return the rows up to a line, which is that of a row unless the file was changed."""
+    """Yield the rows up to a line, at which a row ends unless the file was changed."""
     for row in rows:
         yield row
         if row.line >= last:
@@ -297,7 +297,7 @@ def _until(rows: Iterator[Row], last: int) -> Iterator[Row]:
 
 
 def rows_of(file: CorpusFile, manifest: Manifest) -> Generator[Row, None, None]:
-    """Return all rows of a file; one in object storage is copied first."""
+    """Yield all rows of a file; a file in object storage is copied first."""
     with TemporaryDirectory(prefix="care-bulk-") as folder:
         path = file.path
         if "://" in path:
@@ -310,7 +310,7 @@ def rows_of(file: CorpusFile, manifest: Manifest) -> Generator[Row, None, None]:
 
 
 def row_hash(row: Row) -> bytes:
-    """Return what the hash of a unit is made of."""
+    """Return the bytes of a row from which the hash of a unit is computed."""
     if isinstance(row, Reject):
         return f"rejected {row.line} {row.reason}\n".encode()
     return f"{row.line} {payload_hash(Chunk(row, row.text))}\n".encode()

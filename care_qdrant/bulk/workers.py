@@ -1,8 +1,8 @@
-"""Hands units to workers and takes receipts back: to the encoder of this process, or to actors of Ray.
+"""Distributes units to workers and collects receipts: the encoder of this process, or actors of Ray.
 
 A worker holds one encoder and runs one unit at a time. Ray replaces a worker that died, and gives its unit to the new
-one. A unit that failed is reported; the next run of the command encodes it. Vectors never come here: a worker writes
-its part.
+one. A unit that failed is reported; the next run of the command encodes it. Vectors never come here: workers write
+their parts themselves.
 """
 
 import logging
@@ -22,10 +22,10 @@ from care_qdrant.ingestion.settings import Shard
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 3
-"""Workers of Ray that a unit is given to, where one after the other dies."""
+"""Number of Ray workers to which a unit is given if one after the other dies."""
 _COUNTED = ("documents", "chunks", "rejected", "tokens")
 LIST_SECONDS = 15.0
-"""Pause between two looks at what other workers have done, for the progress of this one."""
+"""Pause between two listings of the units that other workers have finished, for the progress bar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,11 @@ class Outcome:
 
 
 Submit = Callable[[Unit], "Future[Receipt]"]
-"""Function that lets one worker encode a unit."""
+"""Function that makes one worker encode a unit."""
 
 
 def run_units(units: Sequence[Unit], workers: Sequence[Submit], on_receipt: Callable[[Receipt], None]) -> Outcome:
-    """Run all units; a failing one holds up no other."""
+    """Run all units; the failure of one does not stop the others."""
     outcome = Outcome()
     waiting, free = deque(units), deque(workers)
     running: dict[Future[Receipt], tuple[Unit, Submit]] = {}
@@ -81,7 +81,7 @@ def run_units(units: Sequence[Unit], workers: Sequence[Submit], on_receipt: Call
 
 @contextmanager
 def ray_workers(count: int | None, settings: WorkerSettings) -> Iterator[list[Submit]]:
-    """Open a fixed number of actors on the Ray cluster of ``RAY_ADDRESS``: by default one a GPU, or for two cores."""
+    """Open actors on the Ray cluster of ``RAY_ADDRESS``: by default one per GPU, or per two cores without GPUs."""
     with needs_extra("ray", "--runner ray"):
         import ray
     mine = not ray.is_initialized()
@@ -144,9 +144,9 @@ class EncodeReport:
     units: int
     """Units of this run's share of the job."""
     encoded: int
-    """Units of which it wrote the part."""
+    """Units whose part this run wrote."""
     skipped: int
-    """Units that had one."""
+    """Units that already had a part."""
     documents: int
     chunks: int
     rejected: int

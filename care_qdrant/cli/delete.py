@@ -31,26 +31,26 @@ def command(collection: str, is_confirmed: bool, target: Target, as_json: bool) 
     from care_qdrant.qdrant.collection import Collection
 
     with target.open() as client:
-        found = Collection(client, collection).resolve()
-        if found.name != collection:
+        resolved = Collection(client, collection).resolve()
+        if resolved.name != collection:
             raise InputError(
-                f"{collection!r} is an alias of collection {found.name!r}; to delete that one, name it: "
-                f"care delete {found.name}"
+                f"{collection!r} is an alias of collection {resolved.name!r}; to delete that one, name it: "
+                f"care delete {resolved.name}"
             )
-        schema = found.schema
-        points, vectors = found.count(), [*schema.dense, *schema.sparse]
-        aliases = sorted(alias for alias, behind in found.aliases().items() if behind == found.name)
+        schema = resolved.schema
+        points, vectors = resolved.count(), [*schema.dense, *schema.sparse]
+        aliases = sorted(alias for alias, behind in resolved.aliases().items() if behind == resolved.name)
         lost = f"{counted(points, 'point')}, vectors: {', '.join(name or '(unnamed)' for name in vectors) or 'none'}"
         if aliases:
             lost += f", aliases: {', '.join(aliases)}"
-        echo(f"{found.name} in {target}: {lost}", err=True)
+        echo(f"{resolved.name} in {target}: {lost}", err=True)
         if not is_confirmed:
-            _ask(found.name)
-        found.drop()
+            _ask(resolved.name)
+        resolved.drop()
     if as_json:
-        show_json({"collection": found.name, "points": points, "vectors": vectors, "aliases": aliases})
+        show_json({"collection": resolved.name, "points": points, "vectors": vectors, "aliases": aliases})
     else:
-        echo(f"deleted {found.name}: {lost}")
+        echo(f"deleted {resolved.name}: {lost}")
 
 
 def _ask(name: str) -> None:

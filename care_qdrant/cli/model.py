@@ -156,7 +156,7 @@ def verify(model: str, as_json: bool) -> None:
 def export_onnx(folder: Path, as_json: bool) -> None:
     """Export the document encoder of the CARE folder FOLDER to ONNX, so that it runs without torch.
 
-    The file document/model.onnx reads the weights beside it. The fingerprint does not change, so existing collections
+    The file document/model.onnx reads the weights next to it. The fingerprint does not change, so existing collections
     stay valid. The export needs torch: pip install '.[onnx]' in a clone.
 
     \b

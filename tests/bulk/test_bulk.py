@@ -324,7 +324,7 @@ def test_a_job_of_other_settings_or_another_model_is_refused(corpus: Path, tmp_p
 def test_a_manifest_of_another_version_is_refused(corpus: Path, tmp_path: Path) -> None:
     make_plan(corpus, tmp_path / "job")
     manifest = tmp_path / "job" / "manifest.json"
-    for form, kind, advice in ((FORMAT + 1, NewerFormat, "update"), (FORMAT - 1, InputError, "plan the corpus anew")):
+    for form, kind, advice in ((FORMAT + 1, NewerFormat, "update"), (FORMAT - 1, InputError, "plan the corpus again")):
         manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": form}))
         with pytest.raises(kind, match=f"format {form}, .*{advice}"):
             Job(str(tmp_path / "job")).manifest()
@@ -514,7 +514,7 @@ def test_a_unit_that_fails_holds_up_no_other_and_is_named(corpus: Path, tmp_path
     report = json.loads(result.stdout)
     assert result.exit_code == 8
     assert report["failed"].keys() == {gone.stem, damaged.stem}
-    assert "not there any more" in report["failed"][gone.stem]
+    assert "no longer exists" in report["failed"][gone.stem]
     assert report["encoded"] == report["units"] - 2
 
 
