@@ -12,7 +12,7 @@ from care_qdrant.errors import TrainingError
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON; the file is there as a whole or as it was before."""
+    """Write a value as JSON; a crash leaves the file complete or unchanged."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial")
     partial.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")

@@ -1,7 +1,7 @@
 """The score of a model on a labelled retrieval set, with sentence-transformers' own evaluator.
 
 It encodes each side through its own route and keeps the best documents as it goes, so no matrix of all scores is held;
-its nDCG and recall are those of `care_qdrant.measures`.
+its nDCG and recall equal `care_qdrant.measures`.
 """
 
 from itertools import islice

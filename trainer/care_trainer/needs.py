@@ -1,4 +1,4 @@
-"""All that a run needs, checked before its first step and before torch is imported: one list of what is missing."""
+"""The requirements of a run, checked before its first step and before torch is imported, in one list of problems."""
 
 import importlib.util
 import json
@@ -32,7 +32,7 @@ ROWS_FOLDER = "rows"
 """Name of the folder of rows below a run's output until the model is exported, or below its cache."""
 _WRITTEN = re.compile(rb'\{\s*"name": ".*",\s*"output": ')
 HEAD_ROWS = 1_000
-"""Rows that are read of each file; the first step is only taken after all of them were."""
+"""Rows that are read from the start of each file before the first step."""
 HUB_SECONDS = 5
 """Longest wait for the hub to say whether it has a model."""
 _TOKENIZERS = (
@@ -46,7 +46,7 @@ _TOKENIZERS = (
 
 
 def require_needs(run: Run, where: str, *, weights: bool = True) -> None:
-    """Refuse a run that would miss something later, with all that it misses.
+    """Refuse a run that would fail later for something missing, and list everything that is missing.
 
     Args:
         run: The run.
@@ -58,7 +58,7 @@ def require_needs(run: Run, where: str, *, weights: bool = True) -> None:
 
 
 def missing(run: Run, *, weights: bool = True) -> Iterator[str]:
-    """Yield what a run needs and does not find, one line each."""
+    """Yield the unmet requirements of a run, one line each."""
     yield from _data_problems(run)
     if run.evaluation is not None:
         yield from _retrieval_problems(Path(run.data_root) / run.evaluation.retrieval)

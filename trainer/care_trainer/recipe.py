@@ -34,7 +34,7 @@ from care_trainer.training.loop import losses_in_words
 logger = logging.getLogger(__name__)
 
 BEGUN_FILE = "settings.json"
-"""Name of the file with the settings that a stage began with; it is resumed with the same ones."""
+"""Name of the file with the settings of a started stage, which is resumed only with the same ones."""
 MEMORY_SETTINGS = {"mini_batch_size", "mini_batch_tokens", "cached", "gradient_checkpointing"}
 """Settings that may change when a stage is resumed, so that one that ran out of memory can be made to fit."""
 SIDES = ("query", "document")
@@ -121,7 +121,7 @@ def newest(run: Run, side: str, before: Sequence[Stage] | None = None) -> Path:
 
 
 def place_digest(run: Run, stage: Stage | None) -> str:
-    """Return a digest of all that decides what a stage writes: equal digests mean equal encoders."""
+    """Return a digest of everything that determines the result of a stage: equal digests mean equal encoders."""
     if stage is None:
         data = _data_settings(run, run.vocabulary.data) if run.vocabulary else {}
         settings = {**_base_settings(run), "data_set": data}
@@ -138,12 +138,12 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def in_words(record: dict[str, Any]) -> str:
-    """Return what a stage took and how good it left the encoders, for people."""
+    """Return the time and the scores of a stage as text."""
     took = duration(record["seconds"])
     if not torch.cuda.is_available():
         took += f", {duration(record['cpu_seconds'])} of CPU time"
-    found = record.get("evaluation") or {}
-    scores = [f"{label} {found[key]:.3f}" for key, label in SHOWN_SCORES.items() if key in found]
+    measured = record.get("evaluation") or {}
+    scores = [f"{label} {measured[key]:.3f}" for key, label in SHOWN_SCORES.items() if key in measured]
     return f"{took}; on the questions of the evaluation {', '.join(scores)}" if scores else took
 
 
@@ -189,7 +189,7 @@ def _ensure_stage(context: Context) -> dict[str, Any]:
 
 
 def _conclude(context: Context, trained: Trained, settings: dict[str, Any], hashes: dict[str, str]) -> None:
-    """Save what a stage trained, score it, and write its record: the sign that it is finished."""
+    """Save the encoders of a stage, score them, and write its record, which marks it as finished."""
     run, stage, folder = context.run, context.stage, context.folder
     _save({side: model for side, model in zip(SIDES, (trained.query, trained.document), strict=True) if model}, folder)
     record = {
@@ -219,7 +219,7 @@ def _evaluate(run: Run, stage: Stage, trained: Trained) -> dict[str, float] | No
 
 
 def _finished(folder: Path, settings: Any) -> bool:
-    """Return whether a stage is finished, and refuse what would silently mix two runs."""
+    """Return whether a stage is finished; refuse one with other settings, which would silently mix two runs."""
     if not (folder / STAGE_FILE).exists():
         return False
     _require_same_settings(folder, read_record(folder)["settings"], settings)
@@ -235,19 +235,19 @@ def _require_same_settings(folder: Path, before: dict[str, Any], settings: dict[
         )
 
 
-def _changed(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """Return the settings that differ, among those that the version which wrote the record knew."""
+def _changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return the settings that differ, among those that the older record has."""
     changed = []
-    for key in sorted(found.keys() & wanted.keys()):
-        if isinstance(found[key], dict) and isinstance(wanted[key], dict) and key != "weights":
-            changed += [f"{key}.{inner}" for inner in _changed(found[key], wanted[key])]
-        elif found[key] != wanted[key]:
+    for key in sorted(before.keys() & now.keys()):
+        if isinstance(before[key], dict) and isinstance(now[key], dict) and key != "weights":
+            changed += [f"{key}.{inner}" for inner in _changed(before[key], now[key])]
+        elif before[key] != now[key]:
             changed.append(key)
     return changed
 
 
 def _settings(run: Run, stage: Stage, sources: dict[str, Path]) -> dict[str, Any]:
-    """Return all that decides what a stage trains, with the records of the encoders that it starts from."""
+    """Return everything that determines what a stage trains, with the records of the encoders it starts from."""
     tasks = set(run.data_set(stage.data).tasks.values()) if stage.data else set()
     return {
         **dataclasses.asdict(stage),
@@ -293,7 +293,7 @@ def _save(models: dict[str, SentenceTransformer], folder: Path) -> None:
 
 
 def _order_adapter(path: Path) -> None:
-    """Sort what peft writes in the order of a set, another one in each process: equal encoders have equal files."""
+    """Sort the list that peft writes in set order, which varies by process, so that equal encoders have equal files."""
     config = json.loads(path.read_text(encoding="utf-8"))
     if isinstance(config["target_modules"], list):  # else a pattern
         config["target_modules"].sort()

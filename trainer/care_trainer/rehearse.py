@@ -1,4 +1,4 @@
-"""A run in small before it is paid for: every stage at its real widths, with its own files and processes.
+"""A small rehearsal of a run before it is paid for: every stage at its real widths, with its files and processes.
 
 Each stage takes three steps: it is stopped after the first one and resumed from its checkpoint, and its last step is
 timed. Then the model is exported and loaded. With fewer layers the run is repeated with one layer less on each side,
@@ -61,7 +61,7 @@ class Part:
         return np.array([added, self.seconds, self.disk_bytes, self.teacher_seconds, self.teacher_bytes], np.float64)
 
     def deeper(self, layers: Mapping[Side, int], without_one: "Mapping[Side, Part]") -> "Part":
-        """Return what the part would take with more layers of some sides, from the same part with one less of each."""
+        """Return the forecast for more layers on some sides, from the same part with one layer less on each."""
         numbers = self.numbers()
         for side, more in layers.items():
             numbers = numbers + more * np.maximum(self.numbers() - without_one[side].numbers(), 0)
@@ -71,7 +71,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """The measured figures of a run in small, and the forecast of the whole run."""
+    """The measured figures of the small run, and the forecast of the full run."""
 
     processes: int
     layers: dict[Side, int]
@@ -92,12 +92,12 @@ class Clock:
     teacher: list[float] = field(default_factory=list)
 
     def report(self, what: str, *_: float) -> None:
-        """Note a moment."""
+        """Record the time of a step."""
         (self.teacher if what.startswith("teacher") else self.steps).append(time.monotonic())
 
 
 def rehearse(run: Run, *, layers: int | None = None, rows: int | None = None) -> Rehearsal:
-    """Run every stage, the export and the import of a run in small, and forecast the whole."""
+    """Run every stage, the export and the import of a run at small scale, and forecast the full run."""
     if layers is not None and layers < 2:
         raise InputError("--layers: expected at least 2; what a layer takes is measured by leaving one out")
     require_needs(run, run.name, weights=False)
@@ -135,14 +135,14 @@ def _gib(count: float) -> float:
 
 
 def _steps(stage: Stage, figures: Mapping[str, Any], count: int, rows: int | None) -> tuple[float, float]:
-    """Return the steps of a stage in rehearsed ones, and its rows in rehearsed rows."""
+    """Return the steps of a stage, counted in rehearsed steps, and its rows as a multiple of the rehearsed rows."""
     own = stage.rows_of_process(count) * stage.accumulate
     small = (rows or stage.rows_of_process(count)) * stage.accumulate
     if not stage.data:
         return 0.0, 0.0
-    found = figures[stage_name(stage)]
-    steps = stage.max_steps or stage.epochs * found["rows_an_epoch"] / (own * count)
-    return steps * own / small, max(1.0, found["rows"] / (STEPS * small * count))
+    figures_of_stage = figures[stage_name(stage)]
+    steps = stage.max_steps or stage.epochs * figures_of_stage["rows_an_epoch"] / (own * count)
+    return steps * own / small, max(1.0, figures_of_stage["rows"] / (STEPS * small * count))
 
 
 def _layers(run: Run, side: Side) -> int:
@@ -154,7 +154,7 @@ def _layers(run: Run, side: Side) -> int:
 
 
 def _run(run: Run, name: str, depths: Depths, full: Depths, rows: int | None) -> dict[str, Part]:
-    """Train all stages of a run in small, export the model and load it, and return what each part took."""
+    """Train all stages of a run at small scale, export and load the model, and return the cost of each part."""
     work = Path(run.output) / name
     small = _small(run, work, depths, full, rows)
     parts = {}
@@ -194,7 +194,7 @@ def _run(run: Run, name: str, depths: Depths, full: Depths, rows: int | None) ->
 
 
 def _fresh_peak() -> int:
-    """Count the peak from now on, and return the memory that is held now."""
+    """Restart the measurement of the peak, and return the memory that is held now."""
     free_memory()
     reset_peak_memory()
     return peak_memory_bytes()
@@ -205,7 +205,7 @@ def _size(folder: Path) -> int:
 
 
 def _small(run: Run, work: Path, depths: Depths, full: Depths, rows: int | None) -> Run:
-    """Return a run of three steps a stage, over as many rows as they need."""
+    """Return the run with three steps per stage, over as many rows as they need."""
     count = processes().num_processes
     stages: list[Any] = []
     for stage in run.stage:
@@ -248,7 +248,7 @@ def _cut(run: Run, side: Side, work: Path, depths: Depths, full: Depths) -> Towe
     if processes().is_main_process and not folder.exists():
         source = _base_folder(tower, side)
         with native_folder(source) as native:
-            if tower.pooling == "own":  # pooling, token weights and Dense layers lie beside the transformer
+            if tower.pooling == "own":  # the folder also holds pooling, token weights and Dense layers
                 shutil.copytree(source, folder, ignore=shutil.ignore_patterns("model*.safetensors*", "onnx"))
             config = AutoConfig.from_pretrained(native, num_hidden_layers=layers)
             if getattr(config, "layer_types", None):

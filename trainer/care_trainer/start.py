@@ -1,4 +1,4 @@
-"""Makes a scored model of question–answer pairs: a held-out part, a configuration, the training, one table."""
+"""Makes a scored model from question–answer pairs: a held-out part, a configuration, the training, one table."""
 
 import hashlib
 import json
@@ -32,20 +32,20 @@ from care_trainer.training.context import Report
 CONFIG, DATA, HELD_OUT, RESULT = "start.toml", "data", "held-out", "result.json"
 TRAIN = "train.jsonl"
 _SEARCHED = ("corpus.jsonl", "queries.jsonl", "qrels.jsonl")
-"""Files of the held-out part: documents, questions, and which answer which."""
+"""Files of the held-out part: documents, questions and judgements."""
 _WRITTEN = re.compile(rb"# Written by: care-train start ")
 """First line of a configuration that this module wrote."""
 SCRATCH = "scratch"
 FEWEST_HELD_OUT, MOST_HELD_OUT = 20, 2000
 MOST_OTHERS = 2000
-"""Answers of the training part among which held-out questions search as well: with their own alone, all find theirs."""
+"""Training answers added to the held-out corpus, since questions always succeed among their own answers alone."""
 SEEN = {"cpu": 60_000, "cuda": 600_000}
-"""Pairs that the last stage sees, by device: the epochs follow from it."""
+"""Pairs that the last stage sees, by device; it determines the epochs."""
 MOST_EPOCHS = 8
 WORTH_SAYING = 10
-"""CPU minutes from which on a run says early what a stage takes."""
+"""CPU minutes from which a run forecasts the time of a stage."""
 _TIMED_STEPS = 12
-"""Steps of a stage after its first one that tell what the others take."""
+"""Steps of a stage after its first one from which the time of the rest is forecast."""
 _TOP = 10
 _FROM_SCRATCH = """dim = 256
 
@@ -114,7 +114,7 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """The difference in words: none is clear where its interval holds 0."""
+        """Verdict in words; a difference is clear only if its interval excludes 0."""
         return "better" if self.gain.low > 0 else "worse" if self.gain.high < 0 else "no clear difference"
 
 
@@ -138,17 +138,17 @@ def prepare(
     base: str | None = None,
     held_out: int | None = None,
 ) -> Prepared:
-    """Split the pairs and write the configuration, or read what an earlier call for the same file has written.
+    """Split the pairs and write the configuration, or read the result of an earlier call for the same file.
 
     No question and no document is on both sides of the split: pairs that share one stay together.
     """
     digest = hashlib.sha256(pairs.read_bytes()).hexdigest()
     record = folder / DATA / "source.json"
     if record.is_file():
-        found = json.loads(record.read_text(encoding="utf-8"))
-        if found.pop("sha256", None) != digest:
+        known = json.loads(record.read_text(encoding="utf-8"))
+        if known.pop("sha256", None) != digest:
             raise InputError(f"{folder}: was started from another file than {pairs}; give another --output")
-        return Prepared(folder / CONFIG, **found)
+        return Prepared(folder / CONFIG, **known)
     held_out_files = [f"{DATA}/{HELD_OUT}/{name}" for name in _SEARCHED]
     require_own(folder, CONFIG, _WRITTEN, [f"{DATA}/{TRAIN}", *held_out_files, RESULT])
     read = list(iter_pairs(Data(files=(pairs.name,)), pairs.parent))
@@ -174,9 +174,9 @@ def prepare(
     documents = _write_held_out(kept, train, trained, folder)
     write_rows(folder / DATA / TRAIN, [pair.row() for pair in train])
     run = load_run(config)
-    if found := leaks(run):
+    if leaked := leaks(run):
         raise InputError(
-            f"{folder}: {counted(len(found), 'held-out text', 'are')} in the training part, as {found[0]!r}"
+            f"{folder}: {counted(len(leaked), 'held-out text', 'are')} in the training part, such as {leaked[0]!r}"
         )
     licenses = dict(Counter(license_of(pair.other) for pair in read).most_common())
     prepared = Prepared(config, len(train), len({pair.query for pair in kept}), documents, licenses, chosen)
@@ -189,10 +189,10 @@ def prepare(
 def forecasting(
     report: Report, tell: Callable[[str, float], None], clock: Callable[[], float] = time.process_time
 ) -> Report:
-    """Return a report that also tells, once for each stage, how many minutes of a CPU the rest of it takes.
+    """Return a report that also calls ``tell``, once per stage, with the CPU minutes that the rest of it takes.
 
-    The first steps on this machine tell that: models, lengths of texts and the kernels of a CPU differ by a factor of
-    five, and no constant knows them. The very first one is left out, since it also builds kernels.
+    The forecast comes from the first steps on this machine, since models, text lengths and CPU kernels differ by a
+    factor of five. The very first step is left out, since it also builds kernels.
     """
     begun: dict[str, tuple[int, float]] = {}
     told: set[str] = set()
@@ -260,8 +260,8 @@ def measure(run: Run, model: Path, before: str | None) -> Result:
         for name, source, mode in searches:
             collection = f"held-out-{list(loaded).index(source)}"
             hits = Retriever(client, collection, loaded[source], mode=mode).search(list(queries.values()), _TOP)
-            found = [[hit.document_id for hit in row] for row in hits]
-            ndcg[name], recall[name] = ndcg_at_10(found, relevant), recall_at_10(found, relevant)
+            ranked = [[hit.document_id for hit in row] for row in hits]
+            ndcg[name], recall[name] = ndcg_at_10(ranked, relevant), recall_at_10(ranked, relevant)
     compared = [
         ("after", "before"),
         (BOTH, "before and BM25"),
@@ -283,13 +283,13 @@ def measure(run: Run, model: Path, before: str | None) -> Result:
 
 
 def advice(result: Result, base: str) -> str:
-    """Return the command that the held-out questions speak for, and why.
+    """Return the command that the scores on held-out questions recommend, and the reason.
 
     The trained model and BM25 together, unless another search was clearly better: questions over few documents are
     easier than those over a whole corpus, where BM25 is more useful.
     """
     scores = {name: score.mean for name, score in result.ndcg_at_10.items()}
-    better = [each.other for each in result.differences if each.search == BOTH and each.verdict == "worse"]
+    better = [row.other for row in result.differences if row.search == BOTH and row.verdict == "worse"]
     best = max(better, key=lambda name: scores[name], default=BOTH)
     others = ", ".join(f"{name} {score:.3f}" for name, score in scores.items() if name != best)
     why = f"clearly better than {BOTH}" if better else f"no other search is clearly better than {BOTH}"
@@ -305,11 +305,11 @@ def rows_of(result: Result) -> list[list[str]]:
 
 
 def differences_of(result: Result) -> list[str]:
-    """Return what the differences of a result are, one a line, in words."""
+    """Return the differences of a result in words, one per line."""
     return [
-        f"{each.search} against {each.other}: {each.verdict} ({each.gain.mean:+.3f} [{each.gain.low:+.3f}, "
-        f"{each.gain.high:+.3f}])"
-        for each in result.differences
+        f"{row.search} against {row.other}: {row.verdict} ({row.gain.mean:+.3f} [{row.gain.low:+.3f}, "
+        f"{row.gain.high:+.3f}])"
+        for row in result.differences
     ]
 
 
@@ -397,7 +397,7 @@ bf16 = {bf16}                        # this machine multiplies bfloat16 {"fast" 
 
 
 def _going_on(base: str) -> str:
-    """Return the part of a configuration for two encoders that go on from a model, with its own pooling and prompts."""
+    """Return the part of a configuration for two encoders that continue from a model, with its pooling and prompts."""
     model = CareModel.load(base)
     prompts = {
         side: f"prompt = {json.dumps(prompt)}\n" if model.card and (prompt := getattr(model.card, side).prompt) else ""

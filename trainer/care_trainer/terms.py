@@ -1,9 +1,9 @@
-"""Learns what the terms of a query count in BM25 (`care_qdrant.encoders.terms.weights`) from pairs.
+"""Learns the weights of query terms in BM25 (`care_qdrant.encoders.terms.weights`) from pairs.
 
-A term begins with the logarithm of its rarity among the questions: what most of them say, 怎么办, tells nothing of one.
-From there the contrastive loss of Stage II (paper, equation 2) moves all numbers of the formula, with BM25 as the score
-and the other documents of the batch, which is of one source, as negatives, by Adam in sparse products: two minutes for
-100,000 pairs on one core. Pairs that are held out decide whether the weights are worth having.
+A term begins with the logarithm of its rarity among the questions: words that most questions share, such as 怎么办, do
+not tell questions apart. From there the contrastive loss of Stage II (paper, equation 2) moves all parameters of the
+formula, with BM25 as the score and the other documents of the batch, which is of one source, as negatives, by Adam in
+sparse products: two minutes for 100,000 pairs on one core. Held-out pairs decide whether the weights are kept.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -27,16 +27,16 @@ from care_trainer.data.table import pair_rows, scored
 from care_trainer.learn.labelled import Estimate, estimate
 
 FEWEST_PAIRS = 200
-"""Fewest pairs that weights are learned from: fewer leave too few to hold out."""
+"""Fewest pairs to learn weights from; with fewer, too few can be held out."""
 MOST_PAIRS = 200_000
 MOST_HELD_OUT = 2_000
 SEEN_PAIRS = 6
-"""Times that a pair is seen."""
+"""Passes over each pair."""
 BATCH = 512
 LEARNING_RATE = 0.01
-"""Rate of the terms' own weights."""
+"""Learning rate of the terms' own weights."""
 CONTEXT_RATE = 0.005
-"""Rate of all that terms share: weights of kinds and neighbours, and the shape."""
+"""Learning rate of the shared parameters: weights of kinds and neighbours, and the shape."""
 TEMPERATURE = 0.5
 """Temperature of the scores, which are BM25 divided by the root of the number of terms."""
 MIN_QUERIES = 3
@@ -53,10 +53,10 @@ Reals = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class TermGate:
-    """Gain by the weights on held-out questions, each searched among the documents of all of them."""
+    """Gain by the weights on held-out questions, each searched among the documents of all held-out pairs."""
 
     pairs: int
-    """Trained on."""
+    """Number of training pairs."""
     held_out: int
     ndcg_at_10_bm25: float
     ndcg_at_10: float
@@ -76,13 +76,13 @@ class TermGate:
 
 
 def learn_terms(data: Data, root: Path, cache: Path, *, seed: int) -> tuple[TermWeights, TermGate]:
-    """Return the weights that the pairs of a data set teach, and what they are worth.
+    """Learn term weights from the pairs of a data set, and measure their gain on held-out pairs.
 
     Args:
         data: Pairs; those with a score are left out.
         root: Folder of its files.
         cache: Folder of parsed rows.
-        seed: Of the split, the order and the bootstrap.
+        seed: Seed of the split, the order and the bootstrap.
 
     Raises:
         InputError: There are fewer than 200 pairs.
@@ -103,12 +103,12 @@ def learn_terms(data: Data, root: Path, cache: Path, *, seed: int) -> tuple[Term
     kept = _by_text(train.queries, train.query_numbers).getnnz(axis=0) >= MIN_QUERIES
     learned.terms[~kept] = 0.0
     weights = np.exp(learned.terms[kept]).astype(np.float32)
-    found = TermWeights(pairs.terms[kept], weights, learned.contexts, learned.shape)
-    return found, _gate(pairs.rows(np.flatnonzero(held_out)), len(train), learned, seed)
+    kept_weights = TermWeights(pairs.terms[kept], weights, learned.contexts, learned.shape)
+    return kept_weights, _gate(pairs.rows(np.flatnonzero(held_out)), len(train), learned, seed)
 
 
 def give_terms(folder: Path, data: Data, root: Path, cache: Path, *, seed: int) -> tuple[Card | None, TermGate]:
-    """Write the weights that a data set teaches into a model; None and no file where they gain nothing."""
+    """Learn term weights from a data set and write them into a model; None, and no file, if they gain nothing."""
     read_card(folder)  # an invalid folder is reported before the minute that follows
     weights, gate = learn_terms(data, root, cache, seed=seed)
     return (add_term_weights(folder, weights, asdict(gate)) if gate.passed else None), gate
@@ -129,7 +129,7 @@ class _Pairs:
     """Equal for equal texts."""
     document_numbers: Numbers
     weights: Reals
-    """Number of times that an epoch reads each pair."""
+    """Times that an epoch reads each pair."""
     sources: npt.NDArray[np.integer]
 
     def __len__(self) -> int:
@@ -148,10 +148,10 @@ class _Pairs:
         ids = np.array([index for query in asked for index in query.ids], np.uint32)
         terms, places = np.unique(ids, return_inverse=True)
         ends = np.cumsum([0, *(len(query.ids) for query in asked)])
-        found = sparse.csr_matrix((np.arange(1, len(ids) + 1), places, ends), shape=(len(asked), len(terms)))
+        numbered = sparse.csr_matrix((np.arange(1, len(ids) + 1), places, ends), shape=(len(asked), len(terms)))
         return cls(
             terms,
-            found[query_numbers],
+            numbered[query_numbers],
             np.array([count for query in asked for count in query.counts]),
             np.array([key for query in asked for key in query.contexts], np.uint32).reshape(-1, 3),
             _answers(dict.fromkeys(documents), terms)[document_numbers],
@@ -173,33 +173,33 @@ class _Pairs:
         )
 
     def shares_text_with(self, others: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Return which pairs have a text of some of them, (pairs,)."""
+        """Return which pairs share a text with the pairs in ``others``, (pairs,)."""
         same_query = np.isin(self.query_numbers, self.query_numbers[others])
         return np.asarray(same_query | np.isin(self.document_numbers, self.document_numbers[others]))
 
 
 def _answers(texts: Collection[str], known: npt.NDArray[np.uint32]) -> Csr:
-    """Return the documents by the known terms; others are left out."""
+    """Return the documents as weights of the known terms, (texts, terms)."""
     places, counts, ends, lengths = [np.zeros(0, np.int32)], [np.zeros(0)], [0], []
     for text in texts:
-        found = bm25.term_counts(text, lead=bm25.DEFAULT_LEAD)
-        columns = _places(known, np.fromiter(found, np.uint32, len(found)))
+        counts_of = bm25.term_counts(text, lead=bm25.DEFAULT_LEAD)
+        columns = _places(known, np.fromiter(counts_of, np.uint32, len(counts_of)))
         has = columns < len(known)
         places.append(columns[has].astype(np.int32))
-        counts.append(np.fromiter(found.values(), np.float64, len(found))[has])
+        counts.append(np.fromiter(counts_of.values(), np.float64, len(counts_of))[has])
         ends.append(ends[-1] + len(places[-1]))
-        lengths.append(sum(found.values()))
+        lengths.append(sum(counts_of.values()))
     average, of_each = max(1.0, sum(lengths) / max(1, len(lengths))), np.repeat(lengths, np.diff(ends))
     values = bm25.saturated(np.concatenate(counts), of_each, average_length=average).astype(np.float32)
     return sparse.csr_matrix((values, np.concatenate(places), ends), shape=(len(lengths), len(known)))
 
 
-def _places(keys: npt.NDArray[np.uint32], wanted: npt.NDArray[np.uint32]) -> Numbers:
-    """Return where some keys are among others, which ascend; the number of these for a key that is not there."""
+def _places(keys: npt.NDArray[np.uint32], queried: npt.NDArray[np.uint32]) -> Numbers:
+    """Return the positions of ``queried`` in the ascending ``keys``; ``len(keys)`` for a key that is missing."""
     if not len(keys):
-        return np.zeros(wanted.shape, np.int64)
-    places = np.searchsorted(keys, wanted)
-    return np.where(keys[np.minimum(places, len(keys) - 1)] == wanted, places, len(keys))
+        return np.zeros(queried.shape, np.int64)
+    places = np.searchsorted(keys, queried)
+    return np.where(keys[np.minimum(places, len(keys) - 1)] == queried, places, len(keys))
 
 
 def _numbers(texts: Sequence[str]) -> Numbers:
@@ -213,18 +213,18 @@ def _by_text(matrix: Csr, numbers: Numbers) -> Csr:
 
 
 def _held_out(pairs: _Pairs, random: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """Return which pairs are held out: a tenth, drawn as often as an epoch reads them."""
-    wanted = min(MOST_HELD_OUT, len(pairs) // 10)
+    """Return which pairs are held out: a tenth, drawn in proportion to how often an epoch reads them."""
+    count = min(MOST_HELD_OUT, len(pairs) // 10)
     keys = random.exponential(size=len(pairs)) / np.minimum(pairs.weights, 1.0)
     held_out = np.zeros(len(pairs), np.bool_)
-    held_out[np.argsort(keys)[:wanted]] = True
+    held_out[np.argsort(keys)[:count]] = True
     return held_out
 
 
 def _rarity(matrix: Csr) -> Weights:
     """Return the inverse document frequency of each term, as Qdrant's ``Modifier.IDF`` has it."""
-    count, found = matrix.shape[0], matrix.getnnz(axis=0)
-    return np.asarray(np.log((count - found + 0.5) / (found + 0.5) + 1), dtype=np.float32)
+    count, frequency = matrix.shape[0], matrix.getnnz(axis=0)
+    return np.asarray(np.log((count - frequency + 0.5) / (frequency + 0.5) + 1), dtype=np.float32)
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class _Learned:
     shape: Shape
 
     def query_values(self, pairs: "_Pairs", queries: Csr) -> Csr:
-        """Return what the terms of some of the queries count."""
+        """Return the values of the terms of some queries, (queries, terms)."""
         entries = queries.data - 1
         logarithms = self.terms[queries.indices] + self.contexts.of(pairs.contexts[entries]).sum(axis=1)
         values = self.shape.values(logarithms, pairs.counts[entries], _rows(queries))
@@ -243,14 +243,14 @@ class _Learned:
 
 
 class _Adam:
-    """Moments of some numbers; those of a number that a batch has not stay as they are."""
+    """Adam's moments of some parameters; parameters that a batch does not use keep theirs."""
 
     def __init__(self, size: int, rate: float) -> None:
         self._rate, self._step = rate, 0
         self._mean, self._square = np.zeros(size), np.zeros(size)
 
     def change(self, at: Any, gradient: Reals, decay: float) -> Reals:
-        """Return what is added to the numbers at some places."""
+        """Return the change of the parameters at some places."""
         self._step += 1
         self._mean[at] += 0.1 * (gradient - self._mean[at])
         self._square[at] += 0.001 * (gradient**2 - self._square[at])
@@ -259,7 +259,7 @@ class _Adam:
 
 
 def _trained(pairs: _Pairs, random: np.random.Generator) -> _Learned:
-    """Return the numbers of the formula, with a weight for each term."""
+    """Train the parameters of the formula, with a weight for each term."""
     asked = _by_text(pairs.queries, pairs.query_numbers)
     most = np.log(2 * (asked.shape[0] + 1))
     terms = np.log(np.log((asked.shape[0] + 1) / (asked.getnnz(axis=0) + 0.5)) / most)
@@ -296,7 +296,7 @@ def _trained(pairs: _Pairs, random: np.random.Generator) -> _Learned:
 def _batches(
     weights: Reals, sources: npt.NDArray[np.integer], size: int, random: np.random.Generator
 ) -> Iterator[Numbers]:
-    """Yield batches of one source each, without end; what is left of all sources makes batches of its own."""
+    """Yield batches of one source each, without end; the remainders of all sources are batched together."""
     while True:
         times = np.floor(weights + random.random(len(weights))).astype(int)
         order = random.permutation(np.repeat(np.arange(len(weights)), times))
@@ -355,8 +355,8 @@ def _gate(pairs: _Pairs, trained: int, learned: _Learned, seed: int) -> TermGate
     rarity = sparse.diags(_rarity(documents))
 
     def scores(of: _Learned) -> npt.NDArray[np.float64]:
-        found = (of.query_values(pairs, queries) @ rarity @ documents.T).toarray()
-        best = np.argsort(-found, axis=1, kind="stable")[:, :10]
+        bm25_scores = (of.query_values(pairs, queries) @ rarity @ documents.T).toarray()
+        best = np.argsort(-bm25_scores, axis=1, kind="stable")[:, :10]
         return np.array(ndcg_at_10(best.astype(str).tolist(), list(relevant.values())))
 
     before, after = scores(_Learned(np.zeros_like(learned.terms), Table(), Shape())), scores(learned)

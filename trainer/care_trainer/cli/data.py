@@ -48,22 +48,35 @@ def check(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
 
     loaded = load(config, overrides)
     show_report(describe(loaded), as_json=as_json)
-    if loaded.evaluation is not None and (found := leaks(loaded)):
+    if loaded.evaluation is not None and (leaked := leaks(loaded)):
         raise InputError(
-            f"{counted(len(found), 'training text', 'are')} in the evaluation set, among them:\n  "
-            + "\n  ".join(found[:10])
+            f"{counted(len(leaked), 'training text', 'are')} in the evaluation set, among them:\n  "
+            + "\n  ".join(leaked[:10])
         )
 
 
 @click.command(cls=Command)
 @click.argument("pairs", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option("--collection", required=True, help="Collection to search; see: care ingest")
-@click.option("--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="JSONL file to write.")
+@click.option("--collection", required=True, help="Collection to search for negatives; see: care ingest.")
 @click.option(
-    "--mode", type=click.Choice(["dense", "sparse"]), default="dense", show_default=True, help="Kind of the search."
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="JSONL file to write; it must not exist yet.",
 )
 @click.option(
-    "--negatives", default=5, show_default=True, type=click.IntRange(min=1), help="Negatives of one query, at most."
+    "--mode",
+    type=click.Choice(["dense", "sparse"]),
+    default="dense",
+    show_default=True,
+    help="Kind of search: dense by the model's vectors, sparse by BM25.",
+)
+@click.option(
+    "--negatives",
+    default=5,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Highest number of negatives per query.",
 )
 @click.option(
     "--ranks", nargs=2, default=(10, 60), show_default=True, type=int, help="First and last rank of a negative, from 1."
@@ -99,7 +112,7 @@ def mine(
     rule = MiningRule(negatives, ranks[0], ranks[1], MiningRule.relative_margin if mode == "dense" else None)
     read = list(iter_pairs(Data(files=(pairs.name,)), pairs.parent))
     model = load_model() if mode == "dense" else None
-    found = 0
+    with_negatives = 0
     with target.open() as client, ExitStack() as opened:
         retriever = Retriever(client, collection, model, mode="dense" if model else "sparse")
         retriever.resolved  # noqa: B018  # a collection that cannot be searched is refused before the file is made
@@ -109,9 +122,9 @@ def mine(
         mined = mine_pairs(read, retriever.search, rule, similarity(model) if model else None)
         for number, pair in enumerate(mined, 1):
             show(number, len(read))
-            found += bool(pair.negatives)
+            with_negatives += bool(pair.negatives)
             stream.write(json.dumps(pair.row(), ensure_ascii=False) + "\n")
-    echo(f"{counted(found, 'pair', 'have', of=len(read))} negatives → {output}")
+    echo(f"{counted(with_negatives, 'pair', 'have', of=len(read))} negatives → {output}")
 
 
 @click.command(cls=Command)
@@ -122,7 +135,7 @@ def terms(folder: Path, pairs: str, overrides: tuple[str, ...]) -> None:
     """Learn from PAIRS the weights of query terms in hybrid searches, and write them into the CARE folder FOLDER.
 
     PAIRS is a JSONL file with 'query' and 'positive', or a configuration with such data. Words that most questions
-    share then count less than the words that a question is about. Stored vectors and the fingerprint do not change.
+    share then count less than words that are specific to one. Stored vectors and the fingerprint do not change.
     A tenth of the pairs, at most 2,000, is held out; if BM25 does not improve on them, nothing is written.
 
     \b

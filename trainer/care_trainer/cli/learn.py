@@ -132,7 +132,7 @@ def command(
 
 
 class Ended(Exception):
-    """A signal came while the encoder was trained; the same command resumes there."""
+    """A signal ended the training; the same command resumes it."""
 
 
 def _follow(
@@ -144,7 +144,7 @@ def _follow(
     as_json: bool,
     stop: threading.Event,
 ) -> None:
-    """Learn where there is no encoder yet, and update it where enough points are new."""
+    """Learn an encoder if there is none yet, or update it if enough points are new."""
     from care_qdrant import Collection
     from care_trainer.learn.earlier import unseen_fraction
     from care_trainer.learn.settings import NEWS
@@ -155,8 +155,8 @@ def _follow(
 
     if update := folder.is_dir():
         with target.open() as client:
-            found = Collection(client, collection, readers=readers()).resolve()
-            if unseen_fraction(folder, found, settings) < NEWS:
+            resolved = Collection(client, collection, readers=readers()).resolve()
+            if unseen_fraction(folder, resolved, settings) < NEWS:
                 return
     with suppress(Ended):
         _learn(target, learn_it, collection, folder, settings, update=update, as_json=as_json, on_progress=end)

@@ -27,7 +27,7 @@ set_option = click.option(
     "overrides",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Override a setting, such as stage.joint.epochs=2. Repeatable.",
+    help="Override a setting, such as stage.joint.epochs=2; repeatable.",
 )
 
 
@@ -42,13 +42,15 @@ def load(config: str, overrides: Sequence[str], preset: str | None = None) -> "R
 
 @click.command(cls=Command)
 @click.argument("config")
-@click.option("--stage", help="Name of the only stage to run; the stages before it must be finished.  [default: all]")
+@click.option(
+    "--stage", help="Name of a single stage to run; the stages before it must be finished.  [default: all stages]"
+)
 @set_option
 @click.option("--preset", help="Name of a comparison (see: care train presets).  [default: none]")
 @click.option(
     "--minutes",
     type=FiniteRange(min=0),
-    help="Minutes after which to save and stop.  [default: no limit]",
+    help="Time in minutes after which to save and stop.  [default: no limit]",
 )
 def run(
     config: str,
@@ -81,12 +83,12 @@ def run(
         from care_trainer.recipe import run_stages
         from care_trainer.training.callbacks import METRICS_FILE
     quiet()
-    if loaded.evaluation is not None and processes().is_main_process and (found := leaks(loaded)):
+    if loaded.evaluation is not None and processes().is_main_process and (leaked := leaks(loaded)):
         logging.getLogger("care_trainer").warning(
-            "%s in the evaluation set, as %r: its scores will be too good; leave them out "
-            "(all of them: care train data check %s)",
-            counted(len(found), "training text", "are"),
-            found[0],
+            "%s in the evaluation set, such as %r: its scores will be too good; leave them out "
+            "(for the full list: care train data check %s)",
+            counted(len(leaked), "training text", "are"),
+            leaked[0],
             config,
         )
     deadline = None if minutes is None else started + 60 * minutes
@@ -103,10 +105,16 @@ def run(
 
 @click.command(cls=Command)
 @click.argument("config")
-@click.option("--layers", type=click.IntRange(min=2), help="Layers of each encoder, to run on a CPU.  [default: all]")
-@click.option("--rows", type=click.IntRange(min=2), help="Rows of a step and process.  [default: as in CONFIG]")
+@click.option(
+    "--layers",
+    type=click.IntRange(min=2),
+    help="Number of layers of each encoder to run, so that a CPU suffices.  [default: all]",
+)
+@click.option(
+    "--rows", type=click.IntRange(min=2), help="Number of rows per step and process.  [default: as in CONFIG]"
+)
 @set_option
-@click.option("--preset", help="Name of a comparison.  [default: none]")
+@click.option("--preset", help="Name of a comparison (see: care train presets).  [default: none]")
 @json_option
 def rehearse(
     config: str,
@@ -145,12 +153,12 @@ def rehearse(
         )
     require_writable(folder)
     try:
-        found = run_in_small(dataclasses.replace(loaded, output=str(folder)), layers=layers, rows=rows)
+        figures = run_in_small(dataclasses.replace(loaded, output=str(folder)), layers=layers, rows=rows)
     finally:
         if processes().is_main_process:
             shutil.rmtree(folder, ignore_errors=True)
     if processes().is_main_process:
-        show_report(found, as_json=as_json)
+        show_report(figures, as_json=as_json)
 
 
 @click.group(invoke_without_command=True)

@@ -15,18 +15,18 @@ from care_qdrant.model.hub import BUILT_IN
 @click.command(cls=Command)
 @click.argument("pairs", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option(
-    "--output", type=click.Path(path_type=Path, file_okay=False), help="Folder of all files.  [default: name of PAIRS]"
+    "--output", type=click.Path(path_type=Path, file_okay=False), help="Output folder.  [default: name of PAIRS]"
 )
 @click.option(
     "--base",
-    help="Model to start from: a CARE folder, a sentence-transformers model, 'built-in'; 'scratch' for random weights. "
-    " [default: 'built-in' where it reads the questions, else 'scratch']",
+    help="Model to start from: a CARE folder, a sentence-transformers model, 'built-in', or 'scratch' for random "
+    "weights.  [default: 'built-in' if it reads the questions, else 'scratch']",
 )
 @json_option
 def start(pairs: Path, output: Path | None, base: str | None, as_json: bool) -> None:
-    """Train a model on PAIRS, JSON lines with 'query' and 'positive', and score it on questions that it did not see.
+    """Train a model on PAIRS, JSON lines with 'query' and 'positive', and score it on held-out questions.
 
-    A tenth of the pairs, at most 2,000, is held out; no text of these pairs is trained on. The command writes a
+    A tenth of the pairs, at most 2,000, is held out; no text of these pairs is used for training. The command writes a
     commented configuration for this machine and runs its stages. A table then compares the model before and after
     training, BM25, and both together, and says which differences are clear. To resume an interrupted run, give the same
     command again.

@@ -35,7 +35,7 @@ _EXPECTED = {
     "string_too_short": "a text that is not empty",
     "too_short": "a list with at least {min_length} value",
 }
-"""Phrases for expected values in messages, by pydantic's type of error."""
+"""Phrases for expected values in messages, by pydantic's error type."""
 
 _QUERY_STAGES = ("align", "retromae", "unsupervised", "supervised")
 """Stages that load no document encoder."""
@@ -70,7 +70,7 @@ def refusal(where: str, problems: Sequence[str]) -> InputError:
 
 def problems_of(error: ValidationError, root: type = Run) -> list[str]:
     """Return one line for each of pydantic's errors: where, what was expected, and what was found."""
-    return [_problem(found, root) for found in error.errors(include_url=False)]
+    return [_problem(detail, root) for detail in error.errors(include_url=False)]
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def _known_keys(loc: Sequence[str | int], root: type) -> list[str]:
 
 
 def _contradictions(run: Run) -> Iterator[str]:
-    """Yield what one value alone cannot show."""
+    """Yield the problems that only several values together show."""
     for side, tower in (("query", run.query), ("document", run.document)):
         yield from _tower_problems(side, tower, run)
     names = [stage_name(stage) for stage in run.stage]
@@ -186,7 +186,7 @@ def _contradictions(run: Run) -> Iterator[str]:
 
 
 def _collection_problems(run: Run) -> Iterator[str]:
-    """Yield what a run cannot have whose documents are the vectors of a collection."""
+    """Yield the settings that do not fit documents that are vectors of a collection."""
     if run.document.collection is None:
         return
     if run.document.collection.url is not None and run.document.collection.path is not None:
@@ -196,7 +196,7 @@ def _collection_problems(run: Run) -> Iterator[str]:
     refused = {
         "evaluation": (run.evaluation, "held-out documents of the collection measure the query encoder"),
         "symmetric": (run.symmetric, "there is one encoder"),
-        "teacher_jobs": (run.teacher_jobs, "the vectors are those of the collection"),
+        "teacher_jobs": (run.teacher_jobs, "the collection holds the vectors"),
         "geometry": (run.geometry == "cut", "stored vectors are compared by their directions"),
     }
     for key, (value, reason) in refused.items():
@@ -211,7 +211,7 @@ def _collection_problems(run: Run) -> Iterator[str]:
 
 
 def _frozen_problems(where: str, stage: Stage, run: Run) -> Iterator[str]:
-    """Say what the encoders and tasks of a stage cannot be where documents are encoded once, or as means of tokens."""
+    """Yield what does not fit a stage whose documents are encoded once, or as means of tokens."""
     data = run.data.get(stage.data)
     tasks = {name for name in (data.tasks.values() if data else ()) if name in run.tasks and run.tasks[name].document}
     if tasks and _stores_documents(stage):
@@ -226,8 +226,8 @@ def _stage_problems(where: str, stage: Stage, run: Run) -> Iterator[str]:
     if stage.batch_size is not None and stage.global_batch_size is not None:
         yield f"{where}: give batch_size or global_batch_size, not both"
     if isinstance(stage, PairStage) and stage.matryoshka and run.dim not in stage.matryoshka:
-        found = ", ".join(map(str, stage.matryoshka))
-        yield f"{where}.matryoshka: expected dim {run.dim} among the dimensions, found {found}"
+        dimensions = ", ".join(map(str, stage.matryoshka))
+        yield f"{where}.matryoshka: expected dim {run.dim} among the dimensions, found {dimensions}"
     is_measured = run.evaluation is not None or run.document.collection is not None
     if stage.evaluate_steps is not None and (not is_measured or stage.kind in ("retromae", "static")):
         yield f"{where}.evaluate_steps: needs an [evaluation] and a stage that trains for retrieval"

@@ -1,4 +1,4 @@
-"""Presets: the paper's comparisons, as changes of a run with the same data and models and one thing different."""
+"""Presets: the paper's comparisons, as changes of a run: the same data and models with one difference."""
 
 import dataclasses
 from collections.abc import Callable
@@ -61,7 +61,9 @@ def _find(run: Run, *kinds: str) -> Any:
 def _set(kind: str, **settings: Any) -> Change:
     def change(run: Run) -> Run:
         _find(run, kind)
-        return replace(run, stage=tuple(replace(each, **settings) if each.kind == kind else each for each in run.stage))
+        return replace(
+            run, stage=tuple(replace(stage, **settings) if stage.kind == kind else stage for stage in run.stage)
+        )
 
     return change
 
@@ -94,7 +96,7 @@ def _diversified(sides: Any) -> Change:
 
 
 def _on_pairs(run: Run) -> Run:
-    """Return Stage I on the data of Stage II; batch, loss and epochs stay those of Stage I (table 20)."""
+    """Return Stage I on the data of Stage II; batch, loss and epochs stay as in Stage I (table 20)."""
     return _set("align", data=_find(run, "joint").data, pairs=True)(run)
 
 

@@ -1,4 +1,4 @@
-"""The settings of a run but for its stages. Sections and tables are those of arXiv 2604.10937."""
+"""The settings of a run, without its stages. Sections and tables refer to arXiv 2604.10937."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,13 +21,13 @@ from care_trainer.config.stages import (
 )
 
 MIN_DOCUMENTS = 200
-"""Fewest texts with a stored vector: fewer teach nothing that a held-out document could confirm."""
+"""Fewest texts with a stored vector; with fewer, held-out documents cannot confirm that anything was learned."""
 COLLECTION = "collection"
 """Name of the data set of a collection's texts, and of the folder in which they are kept."""
 COLLECTION_TEXTS = "texts.jsonl"
 """Name of the file of these texts in that folder."""
 BASE = "base"
-"""Name of the folder with what a run begins with: base models, and what was read of a collection."""
+"""Name of the folder with the inputs of a run: base models, and what was read from a collection."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -45,9 +45,9 @@ class Scratch:
     intermediate: Count
     """Width of the feed-forward layers."""
     key_value_heads: Count | None = None
-    """Key-value heads of a Qwen3 model. None means as many as ``heads``."""
+    """Key-value heads of a Qwen3 model. None means the same number as ``heads``."""
     positions: Count = 512
-    """Longest input in tokens that the model can ever read."""
+    """Longest input in tokens that the architecture can read."""
     dropout: Fraction = 0.1
     """Dropout of a BERT model. Qwen3 has none."""
 
@@ -68,7 +68,7 @@ class Lora:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class StoredDocuments:
-    """A Qdrant collection in place of a document encoder: texts, and the vectors that a model has given them.
+    """A Qdrant collection in place of a document encoder: texts, and the vectors that a model made for them.
 
     Stage I learns from them, and the query encoder is registered there. The server's key is in ``QDRANT_API_KEY``.
     """
@@ -76,15 +76,15 @@ class StoredDocuments:
     name: Name
     """Name of the collection, or an alias."""
     url: Name | None = None
-    """URL of the server. None, with no ``path`` either, is ``QDRANT_URL``, or the folder ``qdrant``."""
+    """URL of the server. None without ``path`` means ``QDRANT_URL``, or else the folder ``qdrant``."""
     path: Name | None = None
     """Folder of the embedded database, in place of ``url``."""
     vector: str | None = None
-    """Name of the dense vector; the empty text is the unnamed one. None is the only one."""
+    """Name of the dense vector; the empty text means the unnamed one. None means the only one."""
     text_field: Name | None = None
-    """Payload field with the text, as ``body`` or ``document.body``. None guesses."""
+    """Payload field with the text, such as ``body`` or ``document.body``. None guesses it."""
     sample: Annotated[int, Field(ge=MIN_DOCUMENTS)] = 100_000
-    """Points that are read at most, drawn at random."""
+    """Highest number of points to read, drawn at random."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -100,20 +100,20 @@ class Tower:
     static: Count | None = None
     """Dimensions of a static query encoder: a text is the mean of its token vectors; needs ``[vocabulary]``."""
     collection: StoredDocuments | None = None
-    """Collection whose stored vectors stand for a document encoder; its texts are the data set ``collection``."""
+    """Collection whose stored vectors replace a document encoder; its texts are the data set ``collection``."""
     pooling: Literal["cls", "mean", "lasttoken", "own"] = "cls"
-    """Method by which token vectors become one vector [G]. ``own`` keeps what a ``base`` has for that, a
-    sentence-transformers model or a CARE folder: pooling, token weights and Dense layers."""
+    """Method by which token vectors become one vector [G]. ``own`` keeps the modules of a ``base``
+    (a sentence-transformers model or a CARE folder): pooling, token weights and Dense layers."""
     max_tokens: Count = 512
     """Longest input in tokens, special tokens and prompt included [G]."""
     prompt: str = ""
-    """Text read before each input [open]."""
+    """Text put before each input [open]."""
     eos: Name | None = None
     """Token appended to each text for last-token pooling [G]. None means the tokenizer's own."""
     lora: Lora | None = None
     """Adapters. None trains all weights."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Dtype of a frozen ``base``; what trains is float32. None means that of the checkpoint."""
+    """Dtype of a frozen ``base``; trained parameters are float32. None means the checkpoint's dtype."""
     attn_implementation: Literal["eager", "sdpa", "flash_attention_2"] | None = None
     """Attention of a ``base``. None means the library's choice."""
     quantization: Literal["nf4", "int8"] | None = None
@@ -133,11 +133,11 @@ class Vocabulary:
     size: Count = 12000
     """Tokens in the vocabulary."""
     min_frequency: Count = 2
-    """Occurrences that a token needs."""
+    """Lowest number of occurrences of a token."""
     max_piece_characters: Count = 6
     """Longest token in characters. It keeps whole Chinese phrases out of the vocabulary."""
     max_texts: Count = 200_000
-    """Texts that the tokenizer is trained on, taken evenly from the data set."""
+    """Highest number of texts to train the tokenizer on, taken evenly from the data set."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -169,18 +169,18 @@ class Data:
     files: Annotated[tuple[Name, ...], Field(min_length=1)]
     """File names below ``data_root``."""
     weights: dict[str, PositiveOrZero] = Field(default_factory=dict)
-    """How often each row of a source is used in one epoch. A source that is not named has 1, and 0 leaves it out. A row
-    without a source has the name of its file. Each epoch draws anew, so a weight of 0.25 has seen every row after about
-    four epochs."""
+    """How often each row of a source is used in one epoch. A source that is not named has weight 1; 0 leaves it out.
+    The source of a row without one is the name of its file. Each epoch draws new rows, so with a weight of 0.25 all
+    rows are seen in about four epochs."""
     tasks: dict[str, Name] = Field(default_factory=dict)
     """Task of a source, whose prompts its texts get [published script]. A source that is not named has the
     encoders' own prompts."""
     licenses_excluded: tuple[str, ...] = ()
     """Values of a row's ``license`` (or ``licence``) that leave the row out."""
     max_characters: Count | None = None
-    """Characters after which every text is cut. None is off."""
+    """Length in characters to which every text is cut. None is off."""
     max_rows: Count | None = None
-    """Rows that are kept of those left, in file order. None keeps all."""
+    """Highest number of rows to keep after the filters, in file order. None keeps all."""
     diversify: Diversify | None = None
     """Leaves near-duplicates out of pairs. None is off."""
 
@@ -202,7 +202,7 @@ class Evaluation:
     retrieval: Name
     """Folder below ``data_root``."""
     max_queries: Count | None = None
-    """Queries that are scored, in file order. None means all."""
+    """Highest number of queries to score, in file order. None means all."""
     batch_size: Count = 64
     """Texts encoded at once."""
 
@@ -214,11 +214,11 @@ class Export:
     half_weights: bool = False
     """Store weights as float16: half the size, loaded as float32. A static encoder stays float32."""
     fp32_onnx: bool = True
-    """Keep the float32 graph beside the int8 one. It takes four bytes a parameter of the query encoder."""
+    """Keep the float32 graph next to the int8 one. It takes four bytes per parameter of the query encoder."""
     probe: str | None = None
     """Name of the data set whose queries test the int8 query encoder. None means the last stage's."""
     probe_texts: Count = 256
-    """Pairs used for that test."""
+    """Number of pairs used for that test."""
     force: bool = False
     """Register the query encoder of a ``[document.collection]`` even if its quality is below the limit."""
     license: str = ""
@@ -229,7 +229,7 @@ class Export:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Run:
-    """A whole run."""
+    """All settings of a training run."""
 
     name: Name
     """Name of the model."""
@@ -244,7 +244,7 @@ class Run:
     data: dict[str, Data] = Field(default_factory=dict)
     """Data sets by name."""
     stage: tuple[AnyStage, ...] = ()
-    """Stages in order. Without any, a run writes the base models and nothing else."""
+    """Stages in order. Without stages, a run writes only the base models."""
     tasks: dict[Name, Task] = Field(default_factory=dict)
     """Prompts by the name of a task [table 8]."""
     data_root: str = "."
@@ -259,17 +259,16 @@ class Run:
     checkpoint_minutes: PositiveOrZero = 5.0
     """Minutes between two checkpoints of a stage. 0 means after every step."""
     teacher_cache: Name | None = None
-    """Folder that runs share: document vectors, so that an encoder reads each text once, and tables of rows. None is
-    off."""
+    """Folder that runs share, with document vectors (each text is encoded once) and tables of rows. None is off."""
     teacher_jobs: tuple[Name, ...] = ()
     """Jobs of ``care bulk encode`` over the texts: where a sample agrees with the encoder of a stage, their vectors go
     into ``teacher_cache``."""
     dataloader_workers: CountOrZero = 0
-    """Processes that read and tokenise batches ahead, at most one a core. 0 does so between the steps."""
+    """Processes that read and tokenise batches ahead, at most one per core. 0 does this between the steps."""
     tf32: bool = False
     """Multiply float32 matrices in TF32 where the device has it."""
     report_to: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
-    """Trackers beside metrics.jsonl."""
+    """Trackers in addition to metrics.jsonl."""
     vocabulary: Vocabulary | None = None
     """Tokenizer of encoders from scratch."""
     evaluation: Evaluation | None = None
@@ -279,11 +278,11 @@ class Run:
 
     @property
     def collection_folder(self) -> Path:
-        """The folder with what was read of the collection of ``[document.collection]``."""
+        """Folder with the texts and vectors read from the collection of ``[document.collection]``."""
         return Path(self.output).absolute() / BASE / COLLECTION
 
     def data_set(self, name: str) -> Data:
-        """Return a data set by its name; ``collection`` is that of a collection's texts."""
+        """Return a data set by its name; ``collection`` names a collection's texts."""
         if self.document.collection is not None and name == COLLECTION:
             return Data(files=(str(self.collection_folder / COLLECTION_TEXTS),))
         return self.data[name]

@@ -1,4 +1,4 @@
-"""The settings of each kind of stage. Sections, tables and equations are those of arXiv 2604.10937."""
+"""The settings of each kind of stage. Sections, tables and equations refer to arXiv 2604.10937."""
 
 from typing import Annotated, Literal
 
@@ -8,7 +8,7 @@ from pydantic.dataclasses import dataclass
 from care_qdrant.errors import InputError
 
 DEFAULT_BATCH_SIZE = 64
-"""Rows a step and process of a stage that names neither ``batch_size`` nor ``global_batch_size``."""
+"""Rows per step and process of a stage that sets neither ``batch_size`` nor ``global_batch_size``."""
 
 StageKind = Literal[
     "static", "retromae", "unsupervised", "supervised", "document", "align", "joint", "prune", "distill"
@@ -35,7 +35,7 @@ Threshold = Annotated[float, Field(ge=-1, le=2)]
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Stage:
-    """The settings that all stages share. The defaults are those of fine-tuning in table 19."""
+    """The settings that all stages share. The defaults are the fine-tuning settings of table 19."""
 
     kind: StageKind
     """Kind of the stage."""
@@ -46,15 +46,15 @@ class Stage:
     epochs: Positive = 1.0
     """Passes over the data set [tables 19, 20]."""
     max_steps: Count | None = None
-    """Optimizer steps after which the stage ends, the schedule included. None means after ``epochs``."""
+    """Highest number of optimizer steps; the schedule ends there as well. None means as many as ``epochs`` takes."""
     batch_size: Count | None = None
-    """Rows a step and process. It sets the number of in-batch candidates, and does not depend on the memory. None means
-    64, or what ``global_batch_size`` leaves to a process."""
+    """Rows per step and process. It sets the number of in-batch candidates, and does not depend on the memory. None
+    means 64, or the share of ``global_batch_size`` of one process."""
     global_batch_size: Count | None = None
-    """Rows of a step of all processes with all of ``accumulate``, instead of ``batch_size``: any number of processes
-    that divides it trains the same [tables 19, 20]. None is off."""
+    """Rows per step over all processes and ``accumulate``, instead of ``batch_size``: any number of processes that
+    divides it gives the same training [tables 19, 20]. None is off."""
     accumulate: Count = 1
-    """Steps whose gradients are added before the optimizer moves. They do not share their negatives."""
+    """Steps whose gradients are added before one optimizer step. They do not share their negatives."""
     batch_by_source: bool = False
     """Take the rows of a step, on all processes, from one source. The published script does so."""
     learning_rate: Positive = 1e-4
@@ -73,23 +73,24 @@ class Stage:
     """Compute the forward pass under bfloat16 autocast, and the vectors of a frozen document encoder in bfloat16 [G].
     The loss is always computed in float32."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory for one more forward pass. With ``cached`` on a GPU only
-    where those of a mini-batch do not fit; the log says so."""
+    """Recompute activations in the backward pass: less memory for one more forward pass. With ``cached`` on a GPU,
+    only if the activations of a mini-batch do not fit; the log says so."""
     mini_batch_size: Count = 64
-    """Rows encoded at once, sorted by length to save padding."""
+    """Number of rows encoded at once, sorted by length to save padding."""
     mini_batch_tokens: Count | None = None
-    """Tokens encoded at once, with padding, instead of ``mini_batch_size`` rows. It bounds the memory of one pass."""
+    """Number of tokens encoded at once, with padding, instead of ``mini_batch_size`` rows. It bounds the memory of one
+    pass. None is off."""
     cached: bool = False
     """Use gradient caching: memory of one mini-batch for a second forward pass."""
     max_tokens: Count | None = None
-    """Tokens after which training cuts a text. None means the encoder's own limit."""
+    """Length in tokens to which training cuts a text. None means the encoder's own limit."""
     evaluate: bool = True
     """Score the encoders on ``[evaluation]`` when the stage ends."""
     evaluate_steps: Count | None = None
-    """Steps between two scores on ``[evaluation]`` while the stage trains; it ends with the weights of the best one.
-    None is off. Stages on pairs and Stage I have it."""
+    """Steps between two scores on ``[evaluation]`` during training; the stage ends with the weights of the best one.
+    None is off. Only for stages on pairs and Stage I."""
     patience: Count | None = None
-    """Scores in a row without a better one after which the stage ends early. None trains to the end."""
+    """Number of scores in a row without an improvement after which the stage ends early. None trains to the end."""
 
     def rows_of_process(self, processes: int) -> int:
         """Return the rows of one process in a step before accumulation."""
@@ -124,17 +125,17 @@ class PairStage(Stage):
     temperature: Positive = 0.02
     """Temperature τ of InfoNCE. Open in the paper; learned in stage ``unsupervised`` [D.1]."""
     learn_temperature: bool = False
-    """Train the temperature, from ``temperature`` on [D.1]."""
+    """Train the temperature, starting from ``temperature`` [D.1]."""
     hard_negatives: CountOrZero = 0
-    """Hard negatives a row, drawn anew in each epoch [open]. A row that has fewer repeats its positive, which the
+    """Hard negatives per row, newly drawn in each epoch [open]. A row with fewer repeats its positive, which the
     masking removes."""
     margin: PositiveOrZero | None = None
     """Cosine by which a candidate may exceed the positive before it counts as a false negative [open]. None is off."""
     symmetric: bool = False
     """Average the loss with the direction document → query."""
     matryoshka: tuple[Count, ...] = ()
-    """Nested dimensions of equation (4) [D.2, eq. 4; the set is open]. It must hold the run's ``dim``; empty
-    means that dimension alone."""
+    """Nested dimensions of equation (4) [D.2, eq. 4; the set is open]. It must contain the run's ``dim``; empty
+    means only that dimension."""
     token_dropout: Fraction = 0.0
     """Fraction of the tokens left out of each text in training."""
     crop: Share = 0.0
@@ -162,7 +163,7 @@ class Static(PairStage):
 
     kind: Literal["static"]
     compose: bool = True
-    """Add the vectors of a token's characters to its own, so that 肾结石 shares what is learned of 肾."""
+    """Add the vectors of a token's characters to its own, so that 肾结石 shares what is learned about 肾."""
     lead_tokens: Count | None = None
     """Position at which a token of a document counts half as much as the first one: weights of 1 / (1 + position /
     lead_tokens), which the position embeddings of a BERT document encoder begin with. None counts all tokens alike."""
@@ -180,14 +181,14 @@ class Align(Stage):
     mse_weight: PositiveOrZero = 1.0
     """Weight λ2 of the squared distance in equation (3)."""
     negatives: CountOrZero = 0
-    """Teacher's vectors of other texts, drawn at random in each step, that a text is told apart from besides those of
-    its batch. Not part of the paper's Stage I."""
+    """Teacher vectors of other texts, drawn at random in each step, that serve as negatives in addition to the batch.
+    Not part of the paper's Stage I."""
     token_dropout: Fraction = 0.0
     """Fraction of the tokens left out of each text in training. Not part of the paper's Stage I."""
     kl_weight: PositiveOrZero = 0.0
     """Weight of KALE's divergence between the two vectors [table 7]. Not part of the paper's Stage I."""
     teacher_prompt: str | None = None
-    """Prompt that the document encoder reads before each text [open]. None means its document prompt."""
+    """Prompt of the document encoder for each text [open]. None means its document prompt."""
     pairs: bool = False
     """Learn the vector of a query's document instead of the text's own: the fine-tuning data of table 6."""
     sides: Annotated[tuple[Side, ...], Field(min_length=1)] = ("query", "document")
@@ -209,7 +210,7 @@ class Prune(Stage):
 
     kind: Literal["prune"]
     layers: Count = 3
-    """Layers that stay. Three for KALE and Wang & Lyu in table 7."""
+    """Number of layers to keep. Three for KALE and Wang & Lyu in table 7."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -220,7 +221,7 @@ class Distill(PairStage):
     kl_weight: PositiveOrZero = 1.0
     """Weight of the KL divergence [table 7]. Open in the paper, as is the temperature that both terms share."""
     teacher_prompt: str | None = None
-    """Prompt that the document encoder reads before a query [open]. None means its document prompt."""
+    """Prompt of the document encoder for queries [open]. None means its document prompt."""
 
 
 AnyStage = Annotated[RetroMae | Contrastive | Static | Align | Joint | Prune | Distill, Field(discriminator="kind")]

@@ -1,4 +1,4 @@
-"""Collators: rows to tokenised batches, with prompts, crops, negatives drawn anew or a teacher's stored vectors."""
+"""Collators: rows to tokenised batches, with prompts, crops, newly drawn negatives or a teacher's stored vectors."""
 
 import math
 import random
@@ -27,7 +27,7 @@ Prompts = Mapping[str, tuple[str, str]]
 
 
 class PairCollator(SentenceTransformerDataCollator):
-    """Tokenises rows of a table: draws negatives anew in each epoch, crops, and puts prompts before the texts.
+    """Tokenises rows of a table: draws new negatives in each epoch, crops, and puts prompts before the texts.
 
     Each column gets the ``keys`` of its texts without their prompts, by which a loss finds equal ones.
     """
@@ -48,7 +48,7 @@ class PairCollator(SentenceTransformerDataCollator):
         self.column_prompts, self.tasks = prompts if tasks and prompts else {}, tasks or {}
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the epoch, which decides the negatives."""
+        """Set the number of the epoch, from which the negatives are drawn."""
         self.epoch = epoch
 
     def __call__(self, features: list[Row]) -> Row:
@@ -109,14 +109,14 @@ class TeacherCollator(PairCollator):
 
     def _labels(self, features: list[Row]) -> dict[str, Tensor]:
         rows = [row["label"] for row in features]
-        found = [vectors[rows] for vectors in self.vectors]
+        labels = [vectors[rows] for vectors in self.vectors]
         keys: dict[str, Tensor] = {}
         if self.documents is not None:
             documents, vectors = self.documents
             numbers = np.array([self._numbers(documents, row) for row in rows])
-            found += [vectors[column] for column in numbers.T]
+            labels += [vectors[column] for column in numbers.T]
             keys = {"query_label_keys": torch.from_numpy(documents.keys[numbers])}
-        label = found[0] if len(found) == 1 else np.stack(found, axis=1)
+        label = labels[0] if len(labels) == 1 else np.stack(labels, axis=1)
         return {"label": torch.from_numpy(np.array(label)), **keys}
 
     def _numbers(self, documents: Documents, row: int) -> list[int]:

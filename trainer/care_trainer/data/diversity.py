@@ -1,4 +1,4 @@
-"""Near-duplicates left out of pairs, queries and documents each on their own (arXiv 2604.10937, C.1, tables 10, 11).
+"""Leaves near-duplicates out of pairs, queries and documents separately (arXiv 2604.10937, C.1, tables 10, 11).
 
 A text is left out when more than a few texts that were kept are too similar to it. The paper's index returns five
 neighbours, and one of them may be similar; counting all similar texts decides the same. The index of a run is in
@@ -91,18 +91,18 @@ class Neighbourhood:
         self._index, self._verdicts = index or Blocks(), dict[int, bool]()
 
     def add(self, texts: list[str], vectors: Vectors) -> list[bool]:
-        """Decide of each text whether it is kept; a repeated text gets the decision of its first time."""
+        """Return whether each text is kept; a repeated text gets the decision of its first occurrence."""
         keys = list(map(hash, texts))
         new = [row for row, key in enumerate(keys) if key not in self._verdicts and keys.index(key) == row]
         self._verdicts |= {keys[row]: kept for row, kept in zip(new, self.decide(vectors[new]), strict=True)}
         return [self._verdicts[key] for key in keys]
 
     def decide(self, vectors: Vectors) -> list[bool]:
-        """Decide of each vector in turn whether it is kept, and keep it."""
+        """Return in turn whether each vector is kept, and add the kept ones to the index."""
         similar, among = self._index.similar(vectors, self.threshold), vectors @ vectors.T > self.threshold
         kept: list[int] = []
         for row in range(len(vectors)):
             if similar[row] + among[row, kept].sum() <= self.neighbours:
                 kept.append(row)
         self._index.insert(vectors[kept])
-        return [bool(each) for each in np.isin(np.arange(len(vectors)), kept)]
+        return [bool(is_kept) for is_kept in np.isin(np.arange(len(vectors)), kept)]

@@ -29,7 +29,7 @@ class MiningRule:
     """
 
     negatives: int = 5
-    """Negatives of each query, at most."""
+    """Highest number of negatives of each query."""
     first_rank: int = 10
     """First rank that counts, from 1."""
     last_rank: int = 60
@@ -56,8 +56,8 @@ def mine_pairs(
         batch = pairs[start : start + BATCH_PAIRS]
         hits = search([pair.query for pair in batch], rule.last_rank)
         scores = positive_scores(batch) if positive_scores else np.full(len(batch), np.inf, dtype=np.float32)
-        for pair, found, score in zip(batch, hits, scores.tolist(), strict=True):
-            mined = () if pair.score is not None else _negatives(pair, found, score, rule, answers[pair.query])
+        for pair, own_hits, score in zip(batch, hits, scores.tolist(), strict=True):
+            mined = () if pair.score is not None else _negatives(pair, own_hits, score, rule, answers[pair.query])
             yield replace(pair, negatives=tuple(mined))
 
 

@@ -216,7 +216,7 @@ def read_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a JSONL file; it is there as a whole or as it was before."""
+    """Write a JSONL file; a crash leaves the file complete or unchanged."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial")
     partial.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")

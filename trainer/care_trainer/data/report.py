@@ -30,18 +30,18 @@ def describe(run: Run) -> dict[str, Any]:
 def leaks(run: Run) -> list[str]:
     """Return the training texts that are also queries or judged documents of the evaluation set, cut to 60 characters.
 
-    A document that answers none of its queries tells nothing of them.
+    A document that answers none of its queries reveals nothing about them.
     """
     if run.evaluation is None:
         raise InputError("the configuration has no [evaluation], so there is nothing to leak")
     root = Path(run.data_root)
     held_out = set(_judged_texts(root / run.evaluation.retrieval))
-    found: dict[str, None] = {}
+    leaked_texts: dict[str, None] = {}
     for stage in _reading(run):
         for row in _rows(stage, run.data_set(stage.data), root):
             leaked = [text for text in _strings(row) if plain_text(text) in held_out]
-            found.update({f"{stage.data}: {text[:60]}": None for text in leaked})
-    return list(found)
+            leaked_texts.update({f"{stage.data}: {text[:60]}": None for text in leaked})
+    return list(leaked_texts)
 
 
 def _reading(run: Run) -> list[Stage]:

@@ -1,4 +1,4 @@
-"""The order of the rows: source weights, drawn anew in every epoch, batches of one source, and grouping by length."""
+"""The order of the rows: source weights, new draws in every epoch, batches of one source, and grouping by length."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -69,7 +69,7 @@ class EpochSampler(DefaultBatchSampler):
             if self.lengths is not None:
                 order = self._group(order, random)
             steps += [order[start : start + self.step_rows] for start in range(0, len(order), self.step_rows)]
-        if len(self.parts) > 1:  # else all steps of one source would come before those of the next
+        if len(self.parts) > 1:  # else all steps of one source would come before the next source
             steps = [steps[at] for at in random.permutation(len(steps))]
         for step in steps:
             if len(step) < self.step_rows:

@@ -85,9 +85,9 @@ class Documents(Sequence[str]):
             for texts in _documents(piece):
                 keys.extend(map(text_key, texts))
                 counts.append(len(texts))
-        found, first, inverse = np.unique(np.frombuffer(keys, np.int64), return_index=True, return_inverse=True)
+        distinct_keys, first, inverse = np.unique(np.frombuffer(keys, np.int64), return_index=True, return_inverse=True)
         order = np.argsort(first)
-        self.keys = found[order]
+        self.keys = distinct_keys[order]
         """Key of each document's text, (documents,)."""
         self._first = first[order]
         self._numbers = np.argsort(order)[inverse]
@@ -121,8 +121,8 @@ def _documents(piece: Mapping[str, Any]) -> Iterator[list[str]]:
 
 def scored(rows: Rows) -> npt.NDArray[np.bool_]:
     """Return which rows have a score, (rows,)."""
-    found: npt.NDArray[np.bool_] = ~np.isnan(rows.columns.data.column("score").to_numpy())
-    return found
+    has_score: npt.NDArray[np.bool_] = ~np.isnan(rows.columns.data.column("score").to_numpy())
+    return has_score
 
 
 def _refuse_mixed(rows: Rows, data: Data, by_source: bool) -> None:
@@ -194,7 +194,7 @@ def _parsed(parse: Columns, root: Path) -> Iterator[list[list[Any]]]:
     count = usable_cores()
     with ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
         yield from (
-            found for _, found in run_ahead(pieces, lambda piece: pool.submit(parse, piece).result(), lambda: count)
+            columns for _, columns in run_ahead(pieces, lambda piece: pool.submit(parse, piece).result(), lambda: count)
         )
 
 
@@ -230,10 +230,10 @@ def _kept_batches(path: Path, kept: npt.NDArray[np.bool_]) -> Iterator[pa.Record
     with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as stream:
         start = 0
         for batch in stream:
-            found = batch.filter(pa.array(kept[start : start + len(batch)]))
+            remaining = batch.filter(pa.array(kept[start : start + len(batch)]))
             start += len(batch)
-            if len(found):
-                yield found
+            if len(remaining):
+                yield remaining
 
 
 def _texts_of(path: Path, kept: npt.NDArray[np.bool_]) -> Iterator[tuple[str, str]]:

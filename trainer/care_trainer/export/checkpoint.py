@@ -126,15 +126,15 @@ def _shape(tower: Tower) -> str:
 
 def _stages(records: Sequence[dict[str, Any]]) -> str:
     scores = [record.get("evaluation") or {} for record in records]
-    shown = {label: key for key, label in recipe.SHOWN_SCORES.items() if any(key in found for found in scores)}
+    shown = {label: key for key, label in recipe.SHOWN_SCORES.items() if any(key in measured for measured in scores)}
     rows = [
         {
             "stage": record["stage"],
             "parameters": ", ".join(f"{side} {count:,}" for side, count in record["trainable"].items()),
             "minutes": round(record["seconds"] / 60, 1),
-            **{label: f"{found[key]:.4f}" if key in found else "–" for label, key in shown.items()},
+            **{label: f"{measured[key]:.4f}" if key in measured else "–" for label, key in shown.items()},
         }
-        for record, found in zip(records, scores, strict=True)
+        for record, measured in zip(records, scores, strict=True)
     ]
     return _table(["stage", "parameters", "minutes", *shown], rows)
 
@@ -213,18 +213,18 @@ def export(run: Run, command: str) -> Card:
 
 
 def _give_terms(run: Run, card: Card) -> Card:
-    """Let the model's queries weigh their BM25 terms, as its pairs teach, or else as the model that it started from."""
+    """Give the model BM25 term weights learned from its pairs, or else the weights of the model it started from."""
     folder = Path(run.output) / run.name
     data, root = probe_data(run), Path(run.data_root)
     try:
         if not holds_pairs(data, root):
             raise InputError("single texts do not say which terms of a query count")
-        found, gate = give_terms(folder, data, root, rows_folder(run), seed=run.seed)
+        with_terms, gate = give_terms(folder, data, root, rows_folder(run), seed=run.seed)
         logger.info(
-            "weights of BM25 terms %s. %s", "written" if found else "not written, since they gain nothing", gate
+            "weights of BM25 terms %s. %s", "written" if with_terms else "not written, since they gain nothing", gate
         )
-        if found is not None:
-            return found
+        if with_terms is not None:
+            return with_terms
     except InputError as error:
         logger.info("no weights of BM25 terms: %s", error)
     return copy_term_weights(_base(run) or folder, folder) or card
@@ -236,7 +236,7 @@ def _base(run: Run) -> Path | None:
 
 
 def _alpha(run: Run) -> float | None:
-    """Return the share of the dense score that the run names, or else that of the model that it started from."""
+    """Return the share of the dense score set in the run, or else the share of the model it started from."""
     base = _base(run)
     if run.export.alpha is not None or base is None or not (base / CARD_FILE).is_file():
         return run.export.alpha
@@ -311,15 +311,15 @@ def _write_side(run: Run, folder: Path, texts: list[str]) -> Vectors:
 
 
 def _require_same(
-    source: Path, side: str, trained: Vectors, found: Vectors, dtype: torch.dtype = torch.float32
+    source: Path, side: str, trained: Vectors, exported: Vectors, dtype: torch.dtype = torch.float32
 ) -> None:
     """Refuse other vectors than the trained encoder's; half precision is measured by the cosine."""
     if dtype == torch.float32:
-        difference = float(np.abs(trained - found).max())
+        difference = float(np.abs(trained - exported).max())
         is_same = difference <= TOLERANCE
         measured = f"largest difference {difference:.1e}, allowed {TOLERANCE:.0e}"
     else:
-        lowest = float(cosines(found, trained).min())
+        lowest = float(cosines(exported, trained).min())
         is_same = lowest >= LEAST_HALF_PRECISION
         measured = f"least cosine {lowest:.5f}, at least {LEAST_HALF_PRECISION} expected of weights in {dtype}"
     if not is_same:  # also where a value is not a number
@@ -380,7 +380,7 @@ def _probe_pairs(run: Run) -> list[Pair]:
 
 
 def _collection(run: Run, tower: Tower) -> str:
-    """Return which stored vectors stand for an encoder; empty for one that has weights."""
+    """Return the name of the stored vectors that replace an encoder; empty for an encoder with weights."""
     if tower.collection is None:
         return ""
     return f"vector {load_snapshot(run.collection_folder).vector_name!r} of collection {tower.collection.name!r}"

@@ -9,7 +9,7 @@ from care_trainer.learn import table as tables
 from care_trainer.models.tokens import TokenLists
 
 _CHECKED = 2_000
-"""Vectors that a check reads at most."""
+"""Highest number of vectors that a check reads."""
 _ROUNDS = 20
 _MIN_VARIANCE = 1e-6
 _MIN_SEPARATION = 0.15
@@ -51,14 +51,14 @@ def require_belonging(vectors: Vectors, tokens: TokenLists, vocabulary: int, whe
     chance = chance_share(vectors[:_CHECKED], read, vocabulary)
     if chance > _MAX_CHANCE:
         raise InputError(
-            f"{where}: the vectors of {chance:.0%} of the texts are as far as chance from those of the texts with the "
-            "same words: two models wrote under one name, or vectors belong to other texts (shuffled, or another "
+            f"{where}: the vectors of {chance:.0%} of the texts are as far as chance from the vectors of texts with "
+            "the same words: two models wrote under one name, or vectors belong to other texts (shuffled, or another "
             "field). Encode all texts again with one model"
         )
 
 
 def chance_share(vectors: Vectors, tokens: TokenLists, vocabulary: int) -> float:
-    """Return the fraction of texts whose vectors have nothing to do with that of the text most like them in words.
+    """Return the fraction of texts whose vectors are unrelated to the vector of the text most similar in words.
 
     One model puts texts of the same words near each other. Ranked by nearness to a text's vector, the vector of its
     nearest text in words has an early rank then, and any rank with equal probability where two models made the two or
@@ -113,7 +113,7 @@ def _silhouette(vectors: Vectors, group: npt.NDArray[np.bool_]) -> float:
 
 
 def _explained(tokens: TokenLists, group: npt.NDArray[np.bool_], vocabulary: int) -> float:
-    """Return how well naive Bayes on the words of half of the texts tells the groups of the other half."""
+    """Return how well naive Bayes, trained on the words of half of the texts, predicts the groups of the other half."""
     half = len(group) // 2
     odds = np.zeros(vocabulary)
     for side, sign in ((True, 1), (False, -1)):
@@ -125,5 +125,5 @@ def _explained(tokens: TokenLists, group: npt.NDArray[np.bool_], vocabulary: int
     test = tokens.take(np.arange(half, len(group)))
     sums = np.add.reduceat(np.append(odds[test.flat], 0.0), test.starts[:-1]) * (test.lengths > 0)
     correct = [((sums > 0) == side)[group[half:] == side] for side in (True, False)]
-    rates = [float(found.mean()) for found in correct if len(found)]
+    rates = [float(flags.mean()) for flags in correct if len(flags)]
     return max(0.0, 2 * float(np.mean(rates)) - 1)

@@ -32,7 +32,7 @@ class Earlier:
 
 
 def load_earlier(folder: Path) -> Earlier:
-    """Read what an earlier run left."""
+    """Read the encoder and the seen points of an earlier run."""
     verify_checkpoint(folder)
     seen, table = _load_seen(folder), TokenTable.load(folder / "query")
     if table is None:
@@ -50,7 +50,7 @@ def unseen_fraction(folder: Path, collection: Collection, settings: LearnSetting
 
 
 def save_seen(folder: Path, ids: Sequence[object]) -> None:
-    """Keep which points a run has read, eight bytes for each."""
+    """Save which points a run has read, eight bytes each."""
     (folder / FOLDER).mkdir(exist_ok=True)
     np.save(folder / FOLDER / _SEEN, np.sort(_digests(ids)))
 

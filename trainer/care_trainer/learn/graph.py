@@ -17,10 +17,10 @@ from care_qdrant.types import Vectors
 logger = logging.getLogger(__name__)
 
 WIDTHS = (128, 256, 512)
-"""Widths that are tried besides the server's default, where they are wider."""
+"""Widths to try in addition to the server's default, if they are wider."""
 QUERIES = 200
 MAX_LOSS = 0.01
-"""Largest accepted loss of recall@10 against the best of the widths: no width mends what quantization loses."""
+"""Largest accepted loss of recall@10 against the best of the widths: no width recovers what quantization loses."""
 WAIT_SECONDS = 60.0
 """Longest wait for a graph that is being built."""
 EXACT_SECONDS = 60.0
@@ -74,8 +74,8 @@ def measure_graph(collection: Collection, vector_name: str, queries: Vectors) ->
         widths = []
         for hnsw_ef in (own, *(width for width in WIDTHS if own < width <= most)):
             params = None if hnsw_ef == own else models.SearchParams(hnsw_ef=hnsw_ef)
-            found, ms = search(resolved, asked[: len(exact)], params)
-            widths.append(Width(hnsw_ef, recall(found, exact), round(ms, 2)))
+            hits, ms = search(resolved, asked[: len(exact)], params)
+            widths.append(Width(hnsw_ef, recall(hits, exact), round(ms, 2)))
     except (Unreachable, Rejected) as error:
         logger.warning("collection %r: its graph was not measured (%s)", collection.name, error)
         return None
@@ -105,9 +105,9 @@ def search(
     return ids, float(np.median(taken)) * 1e3
 
 
-def recall(found: Sequence[set[str]], exact: Sequence[set[str]]) -> float:
-    """Return the mean fraction of the exact answers that were found, from 0 to 1."""
-    shares = [len(mine & theirs) / max(1, len(theirs)) for mine, theirs in zip(found, exact, strict=True)]
+def recall(hits: Sequence[set[str]], exact: Sequence[set[str]]) -> float:
+    """Return the mean fraction of the exact answers that are among the hits, from 0 to 1."""
+    shares = [len(mine & theirs) / max(1, len(theirs)) for mine, theirs in zip(hits, exact, strict=True)]
     return round(float(np.mean(shares)), 4)
 
 

@@ -90,7 +90,7 @@ class KnownLabels:
 def find_labels(collection: Collection, layout: Layout, labelled: Labelled) -> KnownLabels:
     """Look the labels' ids up among the ids of points or of documents, whichever holds more of them."""
     labels = {name for ids in labelled.relevant for name in ids}
-    found: dict[Unit, set[str]] = {"documents": set(), "points": set()}
+    present: dict[Unit, set[str]] = {"documents": set(), "points": set()}
     example = ""
     # The fields that name a point's document, and those that tell our points from others.
     fields = [*{*layout.document_paths, *CARE_LAYOUT.document_paths, CARE_KEY}]
@@ -98,10 +98,10 @@ def find_labels(collection: Collection, layout: Layout, labelled: Labelled) -> K
         for record in page:
             point, document = str(record.id), _document_of(layout, record.id, record.payload or {})
             example = example or f"point {point!r} of document {document!r}"
-            found["points"] |= {point} & labels
-            found["documents"] |= {document} & labels
-    unit: Unit = "points" if len(found["points"]) > len(found["documents"]) else "documents"
-    known = found[unit]
+            present["points"] |= {point} & labels
+            present["documents"] |= {document} & labels
+    unit: Unit = "points" if len(present["points"]) > len(present["documents"]) else "documents"
+    known = present[unit]
     if not known:
         raise InputError(
             f"of {counted(len(labels), 'id')} under 'relevant' "
@@ -132,7 +132,7 @@ def measure_labelled(
     hnsw_ef: int | None,
     seed: int,
 ) -> LabelledQuality:
-    """Search the collection with labelled questions, and compare what is found with what is relevant.
+    """Search the collection with labelled questions, and compare the hits with the relevant ones.
 
     The learned encoder searches with its own ``alpha`` and ``hnsw_ef``, the old model with the server's width.
     """
@@ -153,11 +153,11 @@ def measure_labelled(
         dense = [None] * count if vectors is None else vectors.tolist()
         lexical: Sequence[TermVector | None] = terms or [None] * count
         queries = [Query(*asked, depth) for asked in zip(dense, lexical, strict=True)]
-        found, relevant = [_ranked(labels, hits) for hits in _answers(where, queries)], questions.relevant
+        ranked, relevant = [_ranked(labels, hits) for hits in _answers(where, queries)], questions.relevant
         return Ranking(
-            ndcg_at_10=estimate(ndcg_at_10(found, relevant), seed),
-            recall_at_10=estimate(recall_at_10(found, relevant), seed),
-            mrr_at_10=estimate(reciprocal_rank_at_10(found, relevant), seed),
+            ndcg_at_10=estimate(ndcg_at_10(ranked, relevant), seed),
+            recall_at_10=estimate(recall_at_10(ranked, relevant), seed),
+            mrr_at_10=estimate(reciprocal_rank_at_10(ranked, relevant), seed),
         )
 
     return LabelledQuality(
@@ -174,11 +174,11 @@ def measure_labelled(
 
 
 def _answers(resolved: ResolvedCollection, queries: Sequence[Query]) -> list[list[Hit]]:
-    """Return what each query finds; nothing for one that asks nothing."""
+    """Return the hits of each query; none for an empty query."""
     answers = []
     for start in range(0, len(queries), _BATCH):
-        found = find(resolved, queries[start : start + _BATCH], "searching for the labelled questions")
-        answers += [lists[0] if lists else [] for lists in found]
+        results = find(resolved, queries[start : start + _BATCH], "searching for the labelled questions")
+        answers += [lists[0] if lists else [] for lists in results]
     return answers
 
 
@@ -203,7 +203,7 @@ def estimate(scores: Sequence[float], seed: int) -> Estimate:
 
 
 def rankings(quality: LabelledQuality) -> Mapping[str, Ranking]:
-    """Return what was measured, by the name that a report gives it."""
+    """Return the measured rankings by their names in the report."""
     named = {
         "learned": quality.learned,
         "BM25": quality.bm25,

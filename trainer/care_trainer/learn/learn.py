@@ -32,7 +32,7 @@ Progress = Callable[[str, int, int], None]
 """Function that is told the name of a part of the work, how much of it is done, and how much there is."""
 
 GATE_DOCUMENTS = 1_000
-"""Stored vectors among which the int8 form has to find what the full one finds."""
+"""Stored vectors among which the int8 encoder must find the same as the float32 one."""
 
 
 def write_folder(
@@ -77,12 +77,12 @@ def _model_card(name: str, origin: Mapping[str, Any], stage: Mapping[str, Any]) 
 
 
 def _require_document(folder: Path, dim: int, vector_name: str) -> None:
-    """Refuse a document encoder that is none, or of another dimension than the stored vectors."""
-    _, found = describe_side(folder, "document")
+    """Refuse a folder that is not a document encoder, or has another dimension than the stored vectors."""
+    _, own_dim = describe_side(folder, "document")
     check_model(folder)
-    if found != dim:
+    if own_dim != dim:
         raise ModelError(
-            f"{folder}: gives {found} dimensions, and vector {vector_name!r} has {dim}; another model made it"
+            f"{folder}: gives {own_dim} dimensions, and vector {vector_name!r} has {dim}; another model made it"
         )
 
 

@@ -14,10 +14,10 @@ import numpy.typing as npt
 MIN_ALIKE = 0.6
 """Jaccard similarity of the 4-grams, as estimated by the hashes, from which one text is a near-copy of another."""
 _BANDS, _ROWS = 16, 4
-"""Texts of similarity 0.6 share a band with probability 0.89, those of 0.7 with 0.99, those of 0.3 with 0.12."""
+"""Texts of similarity 0.6 share a band with probability 0.89, of 0.7 with 0.99, of 0.3 with 0.12."""
 _GRAM = 4
 _CHARACTERS = 1_000
-"""Letters and digits of a text that are read."""
+"""Highest number of letters and digits of a text to read."""
 _TEXTS, _PAIRS = 4_096, 65_536
 """Compared at once."""
 
@@ -30,12 +30,12 @@ def near_copies(texts: Sequence[str], rows: Rows) -> npt.NDArray[np.bool_]:
     hashes = np.concatenate(list(_hashes(texts)))
     places = np.full(len(texts), len(rows))
     places[rows] = np.arange(len(rows))
-    found = np.zeros(len(texts), dtype=np.bool_)
+    is_copy = np.zeros(len(texts), dtype=np.bool_)
     for start in range(0, _BANDS * _ROWS, _ROWS):
         keys = np.ascontiguousarray(hashes[:, start : start + _ROWS]).view(f"V{4 * _ROWS}").ravel()
         _, keys = np.unique(keys, return_inverse=True)
         order = rows[np.argsort(keys[rows], kind="stable")]
-        others = np.flatnonzero(~found & np.isin(keys, keys[rows]))
+        others = np.flatnonzero(~is_copy & np.isin(keys, keys[rows]))
         first, last = (np.searchsorted(keys[order], keys[others], side) for side in ("left", "right"))
         ends = np.cumsum(last - first)
         for begin in range(0, int(ends[-1]) if len(ends) else 0, _PAIRS):
@@ -43,8 +43,8 @@ def near_copies(texts: Sequence[str], rows: Rows) -> npt.NDArray[np.bool_]:
             at = np.searchsorted(ends, numbers, "right")
             mine, other = order[last[at] - (ends[at] - numbers)], others[at]
             mine, other = (part[places[mine] < places[other]] for part in (mine, other))
-            found[other[(hashes[mine] == hashes[other]).mean(axis=1) >= MIN_ALIKE]] = True
-    return found
+            is_copy[other[(hashes[mine] == hashes[other]).mean(axis=1) >= MIN_ALIKE]] = True
+    return is_copy
 
 
 def _hashes(texts: Sequence[str]) -> Iterator[Hashes]:

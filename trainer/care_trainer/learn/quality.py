@@ -43,17 +43,17 @@ class Agreement:
 def agreement(learned: Vectors, questions: Questions, documents: Vectors) -> Agreement:
     """Compare learned query vectors with the old model's by what they find among documents."""
     best = [set(np.argpartition(-(documents @ query), 10)[:10].tolist()) for query in questions.vectors]
-    found = compare(questions.vectors, learned, documents, best)
+    comparison = compare(questions.vectors, learned, documents, best)
     return Agreement(
         questions=len(learned),
-        overlap_at_10=float(found.overlap_at_10 or 0.0),
-        ndcg_at_10=float(found.ndcg_at_10_int8 or 0.0),
-        mean_cosine=found.mean_cosine,
+        overlap_at_10=float(comparison.overlap_at_10 or 0.0),
+        ndcg_at_10=float(comparison.ndcg_at_10_int8 or 0.0),
+        mean_cosine=comparison.mean_cosine,
     )
 
 
 def verdict(held_out: HeldOut) -> str | None:
-    """Return why an encoder of this quality must not be used, or None where it may."""
+    """Return the reason why an encoder of this quality must not be used, or None if it may be used."""
     if held_out.percentile < CHANCE_PERCENTILE:
         return (
             f"a held-out document ranks above {held_out.percentile:.0%} of the others for its own sentence, and 50% is "
@@ -70,12 +70,12 @@ def verdict(held_out: HeldOut) -> str | None:
 def held_out_deviations(questions: Vectors, documents: Vectors) -> str:
     """Return how far the best documents of questions stand out, as `LearnedContract.held_out_deviations` keeps it."""
     scores = questions @ documents.T
-    found = (scores.max(axis=1) - scores.mean(axis=1)) / np.maximum(scores.std(axis=1), 1e-12)
-    return " ".join(f"{deviation:.4f}" for deviation in np.quantile(found, np.linspace(0, 1, 21)))
+    best = (scores.max(axis=1) - scores.mean(axis=1)) / np.maximum(scores.std(axis=1), 1e-12)
+    return " ".join(f"{deviation:.4f}" for deviation in np.quantile(best, np.linspace(0, 1, 21)))
 
 
 def loss_warning(kept: float | None) -> str | None:
-    """Return what to say of an encoder that keeps too little of the old model's nDCG@10; None where it is enough."""
+    """Return the warning about an encoder that keeps too little of the old model's nDCG@10; None if it keeps enough."""
     if kept is None or kept >= MIN_KEPT:
         return None
     return (
@@ -110,9 +110,9 @@ def _lexical_scores(questions: Sequence[str], texts: Sequence[str]) -> npt.NDArr
     for number, question in enumerate(questions):
         terms = bm25.term_counts(question, analyser=analyser)
         for term, count in terms.items():
-            found = postings.get(term, [])
-            idf = math.log(1 + (len(texts) - len(found) + 0.5) / (len(found) + 0.5))
-            for row, weight in found:
+            posting = postings.get(term, [])
+            idf = math.log(1 + (len(texts) - len(posting) + 0.5) / (len(posting) + 0.5))
+            for row, weight in posting:
                 scores[number, row] += idf * weight * count
         scores[number] *= bm25_weight(list(terms.values()))
     return scores

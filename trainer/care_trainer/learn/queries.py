@@ -49,12 +49,12 @@ def read_queries(path: Path, dim: int) -> QueryFile:
     be trained on. Texts without letters and digits are left out.
     """
     lines = [_line(row, where, dim) for row, where in read_rows(path)]
-    found = [line for line in lines if any(map(str.isalnum, line.text))]
-    if not found:
+    questions = [line for line in lines if any(map(str.isalnum, line.text))]
+    if not questions:
         raise InputError(f"{path}: holds no questions")
-    labelled = [row for row in found if row.relevant]
+    labelled = [row for row in questions if row.relevant]
     judged = {row.text for row in labelled}
-    log = [row for row in found if not row.relevant and row.text not in judged]
+    log = [row for row in questions if not row.relevant and row.text not in judged]
     encoded = [*log, *(labelled if all(row.vector for row in labelled) else [])]
     vectors = np.array([row.vector for row in encoded], dtype=np.float32).reshape(len(encoded), dim)
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -87,7 +87,7 @@ def _line(row: Mapping[str, Any], where: str, dim: int) -> _Line:
         )
     text, vector, relevant = str(row["text"]), row.get("vector"), row.get("relevant")
     if relevant is not None and not (
-        isinstance(relevant, list) and relevant and all(isinstance(one, str | int) for one in relevant)
+        isinstance(relevant, list) and relevant and all(isinstance(name, str | int) for name in relevant)
     ):
         raise InputError(
             f"{where}: expected 'relevant' to be a list of ids of points or documents, found {str(relevant)[:60]!r}; "
@@ -96,6 +96,6 @@ def _line(row: Mapping[str, Any], where: str, dim: int) -> _Line:
     if vector is not None or relevant is None:
         values = vector if isinstance(vector, list) else []
         if len(values) != dim or not all(isinstance(value, int | float) for value in values):
-            found = counted(len(values), "value") if values else "none"
-            raise InputError(f"{where}: expected a vector of {dim} numbers, found {found}")
-    return _Line(text, vector, [str(one) for one in relevant or []])
+            given = counted(len(values), "value") if values else "none"
+            raise InputError(f"{where}: expected a vector of {dim} numbers, found {given}")
+    return _Line(text, vector, [str(name) for name in relevant or []])

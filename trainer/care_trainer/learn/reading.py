@@ -29,7 +29,7 @@ LAYOUT_POINTS = 256
 _PAGE = 256
 _BASIS_POINTS = 8_192
 _MAX_CHARACTERS = 4_000
-"""Characters of a text that are kept: more than any tokenizer limit here reads."""
+"""Highest number of characters of a text to keep: more than any tokenizer limit here reads."""
 _DISTANCES = (models.Distance.COSINE, models.Distance.DOT, models.Distance.EUCLID)
 _MAX_NORM_SPREAD = 0.02
 """Standard deviation of the lengths over their mean; Euclidean distance ranks as the inner product below it."""
@@ -71,15 +71,15 @@ class Pairs:
 
 def dense_vector(schema: CollectionSchema, vector_name: str | None) -> tuple[str, models.VectorParams]:
     """Return the name and the settings of the vector to learn from; None takes the only one."""
-    there = ", ".join(name or "'' (unnamed)" for name in sorted(schema.dense)) or "none"
+    names = ", ".join(name or "'' (unnamed)" for name in sorted(schema.dense)) or "none"
     if vector_name is None and len(schema.dense) != 1:
         raise InputError(
-            f"collection {schema.name!r} has {len(schema.dense)} dense vectors ({there}); choose one: --vector, "
+            f"collection {schema.name!r} has {len(schema.dense)} dense vectors ({names}); choose one: --vector, "
             "or vector in [document.collection] of a training run"
         )
     name = next(iter(schema.dense)) if vector_name is None else vector_name
     if name not in schema.dense:
-        raise InputError(f"collection {schema.name!r} has no dense vector {name!r} (it has: {there})")
+        raise InputError(f"collection {schema.name!r} has no dense vector {name!r} (it has: {names})")
     params = schema.dense[name]
     if params.multivector_config is not None:
         raise SchemaMismatch(f"vector {name!r} of collection {schema.name!r} holds several vectors a point, not one")
@@ -94,11 +94,12 @@ def dense_vector(schema: CollectionSchema, vector_name: str | None) -> tuple[str
 def sample_ids(collection: Collection, points: int, seed: int) -> list[PointId]:
     """Return the ids of at most so many points, each point being as likely as any other, in random order.
 
-    They are those whose ids have the smallest digests. So a later sample differs only by what came and went.
+    The points with the smallest digests of their ids are taken, so a later sample differs only by added and deleted
+    points.
     """
     first = partial(_first_ids, points=points, seed=seed)
-    found = read_slices(collection, partial(stateless, first), slices_for_readers(collection))
-    return _first(chain.from_iterable(found), points, seed)
+    by_slice = read_slices(collection, partial(stateless, first), slices_for_readers(collection))
+    return _first(chain.from_iterable(by_slice), points, seed)
 
 
 def _first_ids(collection: Collection, slice_: Slice, note: Note, *, points: int, seed: int) -> list[PointId]:
@@ -145,12 +146,12 @@ def read_pairs(
         done += len(page)
         on_progress(done, len(ids))
     pairs = reader.pairs(ids, collection.count() if len(ids) == settings.sample else len(ids))
-    found = pairs.sample
+    sample = pairs.sample
     if len(pairs.ids) < MIN_DOCUMENTS:
         raise TooFewDocuments(
             f"collection {collection.name!r} has {counted(len(pairs.ids), 'different text')} with a vector "
-            f"{vector_name!r} in a sample of {counted(len(ids), 'point')} ({found.without_text} without text, "
-            f"{found.without_vector} without vector, {found.repeated} repeated, {found.stand_ins} by a learned "
+            f"{vector_name!r} in a sample of {counted(len(ids), 'point')} ({sample.without_text} without text, "
+            f"{sample.without_vector} without vector, {sample.repeated} repeated, {sample.stand_ins} by a learned "
             f"encoder); learning needs at least {MIN_DOCUMENTS}"
         )
     if params.distance is models.Distance.EUCLID and reader.norm_spread > _MAX_NORM_SPREAD:

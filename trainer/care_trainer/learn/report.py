@@ -18,7 +18,7 @@ def write_report(folder: Path, report: LearnReport) -> None:
     """Write ``report.md``, ``report.json`` and, where matplotlib is installed, ``report.png`` into a CARE folder."""
     target = folder / FOLDER
     write_json(target / "report.json", printed(replace(report, examples=[])))
-    examples = [f"- {one.question!r} (rank {one.rank:,})" for one in report.examples]
+    examples = [f"- {example.question!r} (rank {example.rank:,})" for example in report.examples]
     shown = ["**Held-out questions that did worst**, with the rank of their document:", "\n".join(examples)]
     (target / "report.md").write_text(
         "\n\n".join([*paragraphs(report), *(shown if examples else [])]) + "\n", encoding="utf-8"
@@ -30,8 +30,8 @@ def _left_out(sample: Sample) -> str:
 
 
 def paragraphs(report: LearnReport) -> list[str]:
-    """Return what a person has to know before using the query encoder."""
-    found, sample, training = report.held_out, report.sample, report.training
+    """Return the paragraphs of the report, which a user should read before using the query encoder."""
+    held_out, sample, training = report.held_out, report.sample, report.training
     what = f"transformer of {counted(training.layers, 'layer')}" if training.layers else "table"
     lines = [
         f"# {report.contract.model}: a query encoder learned from collection {report.collection}",
@@ -43,11 +43,11 @@ def paragraphs(report: LearnReport) -> list[str]:
         f"{what} of step {training.best_step:,} is "
         f"kept, with {training.vocabulary:,} tokens ({training.tokens})"
         + (", and trained once more with the held-out documents." if report.trained_again else "."),
-        f"**Quality.** {found.queries:,} documents were held out. For one of its sentences or its title, a document is "
-        f"the first of {found.candidates:,} in {found.recall_at_1:.0%} of the cases and among the first ten in "
-        f"{found.recall_at_10:.0%} (mean reciprocal rank {found.mrr:.3f}). {_copies(report)}Real questions are "
-        "harder than sentences of the text: on six collections (docs/evidence/learning.md) encoders kept 72% to 113% "
-        "of the old model's nDCG@10 on them, and held-out sentences did not predict how much. Judge with your own "
+        f"**Quality.** {held_out.queries:,} documents were held out. For one of its sentences or its title, a document "
+        f"is the first of {held_out.candidates:,} in {held_out.recall_at_1:.0%} of the cases and among the first ten "
+        f"in {held_out.recall_at_10:.0%} (mean reciprocal rank {held_out.mrr:.3f}). {_copies(report)}Real questions "
+        "are harder than sentences of the text: on six collections (docs/evidence/learning.md) encoders kept 72% to "
+        "113% of the old model's nDCG@10 on them, and held-out sentences did not predict how much. Judge with your own "
         "(--queries) before you switch.",
     ]
     if (warning := loss_warning(report.kept)) is not None:
@@ -104,37 +104,37 @@ def _copies(report: LearnReport) -> str:
     return ""
 
 
-def _graph(found: GraphSearch) -> str:
-    by_width = {width.hnsw_ef: width for width in found.widths}
-    own = found.widths[0]
+def _graph(graph: GraphSearch) -> str:
+    by_width = {width.hnsw_ef: width for width in graph.widths}
+    own = graph.widths[0]
     line = (
-        f"**In the graph.** Of the first ten points of an exact search among {found.points:,}, a search as wide as the "
+        f"**In the graph.** Of the first ten points of an exact search among {graph.points:,}, a search as wide as the "
         f"server makes it by default ({own.hnsw_ef}) finds {own.recall_at_10:.1%}, in {own.ms:.1f} ms a query"
     )
-    if found.hnsw_ef is None:
+    if graph.hnsw_ef is None:
         return f"{line}; wider ones find at most one percent more."
-    chosen = by_width[found.hnsw_ef]
+    chosen = by_width[graph.hnsw_ef]
     return (
         f"{line}; with hnsw_ef {chosen.hnsw_ef}, which every search with this encoder uses unless told otherwise, "
         f"{chosen.recall_at_10:.1%} in {chosen.ms:.1f} ms."
     )
 
 
-def _labelled(found: LabelledQuality) -> list[str]:
+def _labelled(quality: LabelledQuality) -> list[str]:
     unknown = (
-        f" {found.unknown_ids:,} of the ids are not in the collection; they are left out, and "
-        f"with them {counted(found.left_out, 'question')} without others."
-        if found.unknown_ids
+        f" {quality.unknown_ids:,} of the ids are not in the collection; they are left out, and "
+        f"with them {counted(quality.left_out, 'question')} without others."
+        if quality.unknown_ids
         else ""
     )
     rows = ["| search | nDCG@10 | recall@10 | MRR@10 |", "|---|---|---|---|"]
-    for name, ranking in rankings(found).items():
+    for name, ranking in rankings(quality).items():
         measures = (ranking.ndcg_at_10, ranking.recall_at_10, ranking.mrr_at_10)
         figures = (f"{value.mean:.3f} ({value.low:.3f} to {value.high:.3f})" for value in measures)
         rows.append(f"| {name} | {' | '.join(figures)} |")
     return [
-        f"**Your labelled questions**, {found.questions:,} with {found.relevant:,} relevant {found.unit}, none of them "
-        f"trained on, over the whole collection, with 95 % intervals.{unknown}",
+        f"**Your labelled questions**, {quality.questions:,} with {quality.relevant:,} relevant {quality.unit}, none "
+        f"of them trained on, over the whole collection, with 95 % intervals.{unknown}",
         "\n".join(rows),
     ]
 
@@ -144,14 +144,14 @@ def plot(report: LearnReport, file: Path) -> None:
     with needs_extra("learn", "the plot of the report"):
         from matplotlib.figure import Figure
 
-    found = {} if report.labelled is None else rankings(report.labelled)
-    figure = Figure(figsize=(11 if found else 7, 3.5), layout="constrained")
-    axes, *others = figure.subplots(1, 2 if found else 1, squeeze=False)[0]
+    labelled = {} if report.labelled is None else rankings(report.labelled)
+    figure = Figure(figsize=(11 if labelled else 7, 3.5), layout="constrained")
+    axes, *others = figure.subplots(1, 2 if labelled else 1, squeeze=False)[0]
     for right in others:
-        scores = [ranking.ndcg_at_10 for ranking in found.values()]
+        scores = [ranking.ndcg_at_10 for ranking in labelled.values()]
         means = [score.mean for score in scores]
         spread = [[score.mean - score.low for score in scores], [score.high - score.mean for score in scores]]
-        right.bar(list(found), means, yerr=spread, color="tab:green", capsize=4)
+        right.bar(list(labelled), means, yerr=spread, color="tab:green", capsize=4)
         right.set(ylabel="nDCG@10, 95 % interval", ylim=(0, 1), title="labelled questions")
     steps = [row["step"] for row in report.history]
     axes.plot(steps, [row["score"] for row in report.history], color="tab:blue", label="mean reciprocal rank")

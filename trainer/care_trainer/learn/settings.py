@@ -5,7 +5,7 @@ from dataclasses import dataclass
 FOLDER = "learn"
 """Folder inside the CARE folder with the report, the plot and the points that were read."""
 NEWS = 0.05
-"""Fraction of the points that an encoder has not read from which a watched collection is learned from again."""
+"""Fraction of unread points from which the encoder of a watched collection is updated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,13 +13,14 @@ class LearnSettings:
     """Settings of one training run; the defaults were chosen on held-out documents."""
 
     sample: int = 100_000
-    """Points that are read at most, drawn at random; memory does not grow beyond them."""
+    """Highest number of points to read, drawn at random; memory does not grow beyond them."""
     vocabulary: int = 12_000
-    """Tokens of the tokenizer that is trained on the collection's texts, at most."""
+    """Highest number of tokens of the tokenizer that is trained on the collection's texts."""
     max_tokens: int = 256
-    """Tokens of a text that are read; the rest is cut off."""
+    """Highest number of tokens of a text to read; the rest is cut off."""
     width: int = 512
-    """Dimensions of the token vectors at most; wider vectors are reached by a linear map (principal components)."""
+    """Highest number of dimensions of the token vectors; a linear map (principal components) leads to wider
+    vectors."""
     temperature: float = 0.17
     """Temperature of the contrastive loss, as a multiple of the mean squared distance of the stored vectors from their
     mean: similarities lie as much closer together as the vectors do."""
@@ -30,9 +31,9 @@ class LearnSettings:
     batch: int = 512
     """Texts of one step."""
     negatives: int = 1_024
-    """Stored vectors of other texts, drawn at random, that each text is told apart from besides those of its batch."""
+    """Stored vectors of other texts, drawn at random in each step, that serve as negatives in addition to the batch."""
     epochs: int = 28
-    """Passes over the texts at most; early stopping on held-out documents may end sooner."""
+    """Highest number of passes over the texts; early stopping on held-out documents may end sooner."""
     max_steps: int = 4_000
     """Largest number of steps, even if the epochs would take more."""
     held_out: float = 0.05
@@ -42,4 +43,4 @@ class LearnSettings:
 
 
 UPDATE = LearnSettings(learning_rate=1e-3, epochs=8)
-"""Defaults of an update: the encoder is trained already, and is to follow the documents that are new."""
+"""Defaults of an update: the encoder is already trained and only adapts to new documents."""

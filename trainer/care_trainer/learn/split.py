@@ -145,26 +145,26 @@ def ranks(
     Candidates of equal scores share their mean rank, which a random order gives on average. A query without a usable
     vector does not find its answer, which then ranks behind all candidates.
     """
-    found = np.empty(len(queries), dtype=np.float64)
+    places = np.empty(len(queries), dtype=np.float64)
     rows = np.asarray(answers)
     for start in range(0, len(queries), _BLOCK):
         block = slice(start, start + _BLOCK)
         scores = queries[block] @ candidates.T
         own = scores[np.arange(len(scores)), rows[block]]
         better, at_least = ((scores > own[:, None] + margin).sum(axis=1) for margin in (_TIE, -_TIE))
-        found[block] = (better + at_least + 1) / 2
+        places[block] = (better + at_least + 1) / 2
     is_usable = np.linalg.norm(queries, axis=1) >= _MIN_NORM  # False for NaN
-    return np.where(is_usable, found, len(candidates) + 1)
+    return np.where(is_usable, places, len(candidates) + 1)
 
 
-def measure(found: npt.NDArray[np.floating], candidates: int) -> HeldOut:
-    """Return the figures of some ranks; those behind all candidates are not found."""
-    is_found = found <= candidates
+def measure(ranked: npt.NDArray[np.floating], candidates: int) -> HeldOut:
+    """Return the figures of some ranks; a rank behind all candidates counts as not found."""
+    is_found = ranked <= candidates
     return HeldOut(
-        queries=len(found),
+        queries=len(ranked),
         candidates=candidates,
-        recall_at_1=round(float((is_found & (found <= 1)).mean()), 4),
-        recall_at_10=round(float((is_found & (found <= 10)).mean()), 4),
-        mrr=round(float((is_found / found).mean()), 4),
-        percentile=round(float(1 - (np.minimum(found, candidates) - 1).mean() / max(1, candidates - 1)), 4),
+        recall_at_1=round(float((is_found & (ranked <= 1)).mean()), 4),
+        recall_at_10=round(float((is_found & (ranked <= 10)).mean()), 4),
+        mrr=round(float((is_found / ranked).mean()), 4),
+        percentile=round(float(1 - (np.minimum(ranked, candidates) - 1).mean() / max(1, candidates - 1)), 4),
     )

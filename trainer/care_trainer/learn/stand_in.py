@@ -1,4 +1,4 @@
-"""Where a learned query encoder puts documents, and what moves them among the stored ones.
+"""The vector shift that lets a learned query encoder encode documents next to the stored ones.
 
 It was trained to tell stored documents apart, and what all of them share tells nothing: cosines of another model's
 documents may all lie near 0.8, and those of its own documents anywhere. Encoded as they are, new documents would come
@@ -25,7 +25,7 @@ _HALVINGS = 25
 
 
 def write_shift(query: Path, split: Split, encode: Callable[[list[str]], Vectors]) -> None:
-    """Measure what moves documents of a saved query encoder among the stored ones, and write it beside its weights."""
+    """Measure the shift for documents of a saved query encoder, and write it into the encoder's folder."""
     rows = split.train[:_DOCUMENTS]
     encoded, questions = encode([split.texts[row] for row in rows]), encode(split.questions[:_QUESTIONS])
     stored = restored(split.pairs.vectors[rows], split.pairs.basis)
@@ -33,23 +33,23 @@ def write_shift(query: Path, split: Split, encode: Callable[[list[str]], Vectors
 
 
 def shift(encoded: Vectors, stored: Vectors, questions: Vectors) -> Vectors:
-    """Return what has to be added to vectors of documents before they are made unit vectors again.
+    """Return the vector to add to document vectors before they are normalised again.
 
     Args:
         encoded: Vectors of some stored documents by the query encoder, unit rows (documents, dim).
-        stored: Vectors that the collection holds of them.
+        stored: Vectors that the collection holds for these documents.
         questions: Vectors of questions by the query encoder (questions, dim).
 
     Returns:
         One vector, (dim,) float32.
     """
     center, mean = encoded.mean(axis=0), stored.mean(axis=0)
-    wanted = _spread(questions, stored)
+    target = _spread(questions, stored)
     low, high = _SCALES
     for _ in range(_HALVINGS):
         scale = (low + high) / 2
         moved = encoded + (mean / scale - center)
-        if _spread(questions, moved / np.linalg.norm(moved, axis=1, keepdims=True)) < wanted:
+        if _spread(questions, moved / np.linalg.norm(moved, axis=1, keepdims=True)) < target:
             low = scale
         else:
             high = scale

@@ -154,7 +154,7 @@ def fit_table(
     on_step: Callable[[int, int], None],
     resume: Resume | None = None,
 ) -> Fit:
-    """Train a table and return it as it was at the last evaluation whose score was that of the best, within noise."""
+    """Train a table and return it as of the last evaluation whose score equals the best one within noise."""
     steps = max(1, min(settings.max_steps, settings.epochs * -(-len(tokens) // settings.batch)))
     every = max(1, steps // EVALUATIONS)
     score_at_start = score(table) if score else 0.0
@@ -178,12 +178,12 @@ def fit_table(
         if step % every and step != steps:
             continue
         # Without a measure a later table counts as a better one.
-        found = score(state.weights) if score else float(step)
-        fit.history.append({"step": step, "loss": round(losses / ((step - 1) % every + 1), 4), "score": found})
+        current = score(state.weights) if score else float(step)
+        fit.history.append({"step": step, "loss": round(losses / ((step - 1) % every + 1), 4), "score": current})
         losses = 0.0
-        state.best = max(state.best, found)
-        if found >= state.best - _NOISE:
-            fit.table, fit.best_step, fit.score = state.weights.copy(), step, found
+        state.best = max(state.best, current)
+        if current >= state.best - _NOISE:
+            fit.table, fit.best_step, fit.score = state.weights.copy(), step, current
         elif step - fit.best_step >= PATIENCE * every:
             break
         if resume is not None:

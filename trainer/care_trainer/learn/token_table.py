@@ -29,7 +29,7 @@ _OPSET, _IR_VERSION = 21, 10
 
 @dataclass(frozen=True, slots=True)
 class TokenTable:
-    """A text's vector is the mean of its tokens' vectors, mapped by a basis where there is one, of unit length."""
+    """A query encoder whose text vector is the unit mean of the token vectors, mapped by a basis if it has one."""
 
     tokenizer: Tokenizer
     vectors: Vectors
@@ -69,14 +69,14 @@ class TokenTable:
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Encode texts into unit vectors, (texts, dim); zero for a text without tokens."""
         dim = self.vectors.shape[1] if self.basis is None else self.basis.shape[1]
-        found = np.zeros((len(texts), dim), dtype=np.float32)
+        vectors = np.zeros((len(texts), dim), dtype=np.float32)
         encodings = self.tokenizer.encode_batch([self.prompt + text for text in texts], add_special_tokens=False)
         for row, encoding in enumerate(encodings):
             if encoding.ids:
                 mean = self.vectors[encoding.ids].mean(axis=0)
                 vector = mean if self.basis is None else mean @ self.basis
-                found[row] = vector / max(float(np.linalg.norm(vector)), _SHORTEST)
-        return found
+                vectors[row] = vector / max(float(np.linalg.norm(vector)), _SHORTEST)
+        return vectors
 
     def save(self, folder: Path) -> None:
         """Write the folder of a sentence-transformers model."""

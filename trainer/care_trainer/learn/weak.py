@@ -23,7 +23,7 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Questions with something in common, of which clearly fewer find their document than of the others."""
+    """Questions with something in common that find their documents clearly less often than the others."""
 
     name: str
     questions: int
@@ -55,8 +55,8 @@ def weak_kinds(
         f"of rare words (a quarter of the tokens in fewer than {RARE_TEXTS} texts)": rare >= _RARE_SHARE,
         f"in another script than {main}": np.array([_script(question) not in (main, "") for question in questions]),
     }
-    found = (_kind(name, chosen, ranks <= _TOP) for name, chosen in kinds.items())
-    return sorted((kind for kind in found if kind is not None), key=lambda kind: kind.recall_at_10)
+    measured = (_kind(name, chosen, ranks <= _TOP) for name, chosen in kinds.items())
+    return sorted((kind for kind in measured if kind is not None), key=lambda kind: kind.recall_at_10)
 
 
 def rare_share(texts: TokenLists, questions: TokenLists, vocabulary: int) -> npt.NDArray[np.float64]:
@@ -74,10 +74,10 @@ def worst_examples(questions: Sequence[str], ranks: npt.NDArray[np.floating]) ->
     return [Example(questions[row], int(ranks[row])) for row in order if ranks[row] > _TOP]
 
 
-def _kind(name: str, chosen: Flags, found: Flags) -> Kind | None:
+def _kind(name: str, chosen: Flags, in_top: Flags) -> Kind | None:
     if min(chosen.sum(), (~chosen).sum()) < _MIN_QUESTIONS:
         return None
-    here, others = float(found[chosen].mean()), float(found[~chosen].mean())
+    here, others = float(in_top[chosen].mean()), float(in_top[~chosen].mean())
     error = np.sqrt(here * (1 - here) / chosen.sum() + others * (1 - others) / (~chosen).sum())
     return Kind(name, int(chosen.sum()), round(here, 4), round(others, 4)) if others - here > 2 * error else None
 

@@ -256,7 +256,7 @@ def pair_objective(stage: PairStage, geometry: Geometry = "unit") -> PairObjecti
 class DistillObjective(nn.Module):
     """InfoNCE + KL divergence of the student's scores from the teacher's (table 7, after RocketQAv2).
 
-    The scores are those of InfoNCE's candidates: positives and hard negatives of all processes.
+    It scores the candidates of InfoNCE: positives and hard negatives of all processes.
     """
 
     def __init__(self, contrastive: InfoNce, *, kl_weight: float = 1.0) -> None:

@@ -173,7 +173,7 @@ def output_scale(model: SentenceTransformer) -> float:
     """Return the factor of the logits where the encoder's token vectors are also the output weights.
 
     A language model starts with token vectors of standard deviation 0.02 (``initializer_range``), which makes first
-    logits small. Those of a static table are fifty times longer, and first logits would reach the hidden size: a loss
+    logits small. Static tables have vectors fifty times longer, and first logits would reach the hidden size: a loss
     of hundreds, whose gradient undoes the table.
     """
     usual: float = towers.transformer_of(model).model.config.initializer_range

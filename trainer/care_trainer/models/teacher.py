@@ -46,7 +46,7 @@ def teacher_vectors(
     """Return the teacher's vectors of texts, computing those that are missing.
 
     In distributed training each process computes a part; a resumed run may have another number of processes. All of
-    them then map one file, whatever the cache holds besides.
+    them then map one file, even if the cache holds more.
     """
     if jobs and cache is None:
         raise InputError("teacher_jobs: their vectors go into teacher_cache, which is not given")

@@ -20,7 +20,7 @@ _PIECE_TEXTS = 4_096
 
 
 def train_collection_tokenizer(texts: Sequence[str], vocabulary: int, max_tokens: int) -> Tokenizer:
-    """Train a byte-pair tokenizer on the texts of a collection, whatever their language."""
+    """Train a byte-pair tokenizer on the texts of a collection, in any language."""
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -77,7 +77,7 @@ class TokenLists:
 
     @classmethod
     def of(cls, lists: Sequence[Sequence[int]]) -> "TokenLists":
-        """Return texts that are given as lists of token numbers."""
+        """Create texts from lists of token numbers."""
         flat = np.fromiter((number for numbers in lists for number in numbers), dtype=np.int64)
         return cls(flat, _running_total([len(numbers) for numbers in lists]))
 
@@ -91,7 +91,7 @@ class TokenLists:
         return csr_matrix((ones, self.flat, self.starts), shape=(len(self), vocabulary))
 
     def joined(self, other: "TokenLists") -> "TokenLists":
-        """Return these texts and then those of another list."""
+        """Return these texts followed by the texts of another list."""
         return TokenLists(
             np.concatenate([self.flat, other.flat]), np.concatenate([self.starts, other.starts[1:] + self.starts[-1]])
         )
@@ -131,7 +131,7 @@ def _running_total(values: npt.ArrayLike) -> Numbers:
 
 def rarity(counts: Numbers) -> npt.NDArray[np.float64]:
     """Return the logarithm of each token's inverse frequency, divided by its mean, (vocabulary,), from its counts."""
-    # The summand leaves no extreme weight to a token that was hardly seen.
+    # The added constant keeps the weight of a rarely seen token from being extreme.
     logarithms = np.maximum(0.1, np.log((counts.sum() + 1) / (counts + 50.0)))
     return np.asarray(logarithms / logarithms.mean())
 
@@ -160,7 +160,7 @@ class Parts:
         return TokenLists(parts.flat, parts.starts[tokens.starts])
 
     def fold(self, table: Vectors) -> Vectors:
-        """Return the table (tokens, dim) whose rows are the sums of their parts: it needs no parts any more."""
+        """Return the table (tokens, dim) whose rows are the sums of their parts, for use without parts."""
         return self.lists.sums(table)
 
     def unfold(self, table: Vectors) -> Vectors:

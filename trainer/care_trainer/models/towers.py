@@ -251,7 +251,7 @@ def unsliced(model: SentenceTransformer) -> SentenceTransformer:
 
 
 def loading_options(tower: Tower) -> dict[str, Any]:
-    """Return what transformers loads a base with: dtype, attention, quantisation."""
+    """Return the options with which transformers loads a base: dtype, attention, quantisation."""
     options: dict[str, Any] = {"dtype": tower.dtype, "attn_implementation": tower.attn_implementation}
     if tower.quantization is not None:
         if importlib.util.find_spec("bitsandbytes") is None:
@@ -269,7 +269,7 @@ def loading_options(tower: Tower) -> dict[str, Any]:
 
 
 def load(folder: Path, tower: Tower | None = None) -> SentenceTransformer:
-    """Load an encoder that a stage saved, on whatever device there is, with adapters in float32.
+    """Load an encoder that a stage saved, on the available device, with adapters in float32.
 
     sentence-transformers reads an adapter in the dtype of its base, which rounds it: its weights are read again.
     """
@@ -288,7 +288,7 @@ def load(folder: Path, tower: Tower | None = None) -> SentenceTransformer:
 
 
 def load_trainable(folder: Path, tower: Tower, side: Side) -> tuple[SentenceTransformer, int]:
-    """Load an encoder that a stage saved, and make trainable what the recipe trains of it; return both."""
+    """Load a saved encoder for training; return it and the number of parameters that the recipe trains."""
     encoder = load(folder, tower)
     return encoder, make_trainable(encoder, side=side, lora=tower.lora is not None)
 

@@ -160,9 +160,9 @@ class Context(TrainingContext):
         }
 
     def scoring(self, model: Callable[[], SentenceTransformer]) -> Callable[[], float] | None:
-        """Return a function that scores a model on held-out data; None where the stage asks for none.
+        """Return a function that scores a model on held-out data; None if the stage asks for none.
 
-        ``model`` is called only where there is something to score: a pair holds a document encoder in memory.
+        ``model`` is called only if there is something to score, since a pair holds a document encoder in memory.
         The score is nDCG@10 on the evaluation set, or the mean reciprocal rank on held-out documents of a collection.
         """
         settings = self.run.evaluation

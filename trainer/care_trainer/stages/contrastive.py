@@ -24,7 +24,7 @@ def _train(context: Context, side: Side) -> Trained:
     encoder, trainable = context.load_trainable(side)
     # Nested dimensions are taken of the whole vector: the slice to the query dimension is the smallest of them.
     model = towers.unsliced(encoder) if stage.matryoshka else encoder
-    objective = pair_objective(stage)  # one encoder on both sides: unit vectors, whatever the pair's geometry
+    objective = pair_objective(stage)  # one encoder on both sides: unit vectors, regardless of the pair's geometry
     loss = embedding_loss(model, Matryoshka(objective, stage.matryoshka) if stage.matryoshka else objective, stage)
     rows = context.rows()
     documents = ("positive", *(f"negative_{number}" for number in range(1, stage.hard_negatives + 1)))

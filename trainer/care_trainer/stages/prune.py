@@ -19,8 +19,8 @@ def prune_document(context: Context) -> Trained:
     parent, name = (model, "layers") if hasattr(model, "layers") else (getattr(model, "encoder", model), "layer")
     layers = getattr(parent, name, None)
     if not isinstance(layers, ModuleList) or len(layers) <= stage.layers:
-        found = counted(len(layers), "layer") if isinstance(layers, ModuleList) else "no list of layers"
-        raise InputError(f"stage prune: the document encoder has {found}; expected more than {stage.layers}")
+        has = counted(len(layers), "layer") if isinstance(layers, ModuleList) else "no list of layers"
+        raise InputError(f"stage prune: the document encoder has {has}; expected more than {stage.layers}")
     setattr(parent, name, layers[: stage.layers])
     model.config.num_hidden_layers = stage.layers
     if getattr(model.config, "layer_types", None):

@@ -36,8 +36,8 @@ class StaticLoss(nn.Module):
             ids, offsets = drop_tokens(column["input_ids"], column["offsets"], self.stage.token_dropout)
             ids, offsets = self.expand(ids, offsets)
             if number == 0 or self.stage.lead_tokens is None:
-                found = self.model({**without_keys(column), "input_ids": ids, "offsets": offsets})
-                vectors.append(found["sentence_embedding"])
+                encoded = self.model({**without_keys(column), "input_ids": ids, "offsets": offsets})
+                vectors.append(encoded["sentence_embedding"])
             else:
                 vectors.append(weighted_sums(static_module(self.model), ids, offsets, self.stage.lead_tokens))
         loss: Tensor = self.objective(Batch(vectors, [column[KEYS] for column in columns], labels))
@@ -51,7 +51,7 @@ def train_static(context: Context) -> Trained:
     query = towers.load(context.query)
     is_static = towers.is_static(query)
     rows = context.rows()
-    # The same table, whatever drew random numbers before, as the base models or a killed run.
+    # The same table, even if base models or a killed run drew random numbers before.
     set_seed(context.run.seed)
     model = random_static(
         query.tokenizer if is_static else query.tokenizer.backend_tokenizer,

@@ -71,11 +71,11 @@ def read_spent(folder: Path) -> Spent:
 
 def last_checkpoint(folder: Path) -> Path | None:
     """Return the newest checkpoint of a stage that was written to its end, or None."""
-    found = sorted(
+    complete = sorted(
         (path for path in (folder / FOLDER).glob("checkpoint-*") if (path / COMPLETE_FILE).exists()),
         key=lambda path: int(path.name.rsplit("-", 1)[-1]),
     )
-    return found[-1] if found else None
+    return complete[-1] if complete else None
 
 
 def drop_checkpoints(folder: Path) -> None:
