@@ -18,14 +18,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import Self
 
 from care_qdrant.corpus.column_types import ColumnGuess, IdGuess, require_columns
-from care_qdrant.corpus.endings import (
-    COMPRESSIONS,
-    ENDINGS,
-    READABLE,
-    Format,
-    compression_of,
-    format_of,
-)
+from care_qdrant.corpus.endings import COMPRESSIONS, ENDINGS, READABLE, Format, compression_of, format_of
 from care_qdrant.corpus.formats import read_rows
 from care_qdrant.corpus.rejects import is_rejects_name
 from care_qdrant.corpus.rows import Fields, Reject
