@@ -1,4 +1,4 @@
-"""The command line. Each command is a thin module that imports what it runs in its function: `--help` is instant."""
+"""The command line. Each command is a thin module with its imports inside its function, so `--help` is instant."""
 
 import click
 
@@ -35,7 +35,7 @@ _SUMMARIES = {
     "Large scale": {"bulk": "Ingest with many machines"},
 }
 _ADDED = ("learn", "train", "bench", "data")
-"""Commands of packages above the core, which come by entry points."""
+"""Commands of packages above the core, which entry points add."""
 
 
 @click.group(

@@ -1,4 +1,4 @@
-"""``care delete``: delete a collection after a question."""
+"""``care delete``: delete a collection after a confirmation."""
 
 import sys
 

@@ -56,7 +56,7 @@ def info(model: str, as_json: bool) -> None:
 
 
 def _lines(card: "Card") -> Iterator[str]:
-    """Return the card as a person reads it."""
+    """Yield the lines of a card for people."""
     from care_qdrant.model.card import license_notice
     from care_qdrant.progress import duration
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _EXAMPLES = 3
 _GOOD_MATCH_SECONDS = 10.0
-"""Longest wait of a person, once for a collection, to be told whether the hits are a good match."""
+"""Longest time, once per collection, that a user waits to learn whether the hits are a good match."""
 
 
 @click.command(
@@ -261,14 +261,14 @@ def _refuse_without_effect(mode: "Mode") -> None:
         ("task", mode != "sparse", "--mode dense or hybrid"),
         ("vector_name", mode != "sparse", "--mode dense or hybrid"),
     ):
-        # One in care.toml is for the searches that can use it.
+        # An option in care.toml applies only to searches that can use it.
         given = click.get_current_context().get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE
         if given and not has_effect:
             raise click.UsageError(f"--{option.replace('_', '-')} has no effect here; it needs {needs}")
 
 
 def _listing(hits: "list[Hit]", group_by: str | None) -> str:
-    """Return the hits with as much of their texts as lets a person judge them."""
+    """Return the hits as lines, each with enough of its text to judge it."""
     from care_qdrant.console.text import beginning
 
     width = len(str(len(hits))) + 2

@@ -122,7 +122,7 @@ def command(
     from care_qdrant.errors import COMPLETE, InputError, require_packages
     from care_qdrant.serve.settings import LOOPBACK, ServeSettings
 
-    COMPLETE.set(lambda words, _: words)  # a client has other ways to the database than the options of this process
+    COMPLETE.set(lambda words, _: words)  # a client does not reach the database with the options of this process
 
     embedded_by_many = target.path is not None and workers > 1
     if collections and embedded_by_many:
@@ -138,7 +138,7 @@ def command(
         loaded[:] = [CareModel.load(model, device=device, precision=precision(), engine=engine) for model in models]
         return list(loaded)
 
-    # Shorter than elsewhere: somebody waits, and each search has three attempts.
+    # Shorter than elsewhere: a client waits, and each search has three attempts.
     open_qdrant = partial(target.open, create=True, timeout_seconds=10, patience_seconds=0)
     no_database = embedded_by_many or (not collections and target.path is not None and not target.path.is_dir())
     settings = settings_of(
@@ -157,7 +157,7 @@ def command(
     if mcp is not None:
         require_packages("mcp", "care serve --mcp", "mcp", "uvicorn", "starlette")
     if mcp != "stdio":
-        # A reload that is asked for before the models are loaded has nothing to do, and would end the process.
+        # A reload that is requested before the models are loaded has nothing to do, and would end the process.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     there = settings.open_qdrant is not None and _look_for(collections, target)
     if mcp == "stdio":
@@ -181,7 +181,7 @@ def command(
 def _facts(
     settings: "ServeSettings", models: "Sequence[CareModel]", target: Target, *, are_there: bool
 ) -> Iterator[str]:
-    """Yield what is served, a line for each fact."""
+    """Yield lines that say what is served."""
     from care_qdrant.errors import counted
     from care_qdrant.serve.keys import Keys
     from care_qdrant.version import __version__

@@ -1,4 +1,4 @@
-"""``care verify``: check that the vectors of a collection are what its model records say."""
+"""``care verify``: check the vectors of a collection against its model records."""
 
 from typing import TYPE_CHECKING
 
@@ -39,7 +39,7 @@ def command(
 ) -> None:
     """Check the vectors that care made in COLLECTION, and write nothing.
 
-    It counts the points with each vector, compares the hash of each text, encodes a sample again, and searches for
+    It counts the points with each vector, compares the hash of each text, re-encodes a sample, and searches for
     each sampled document by its first words. For vectors of another model than --model, it only counts and compares.
     If something is wrong, or the collection has no points, the exit code is 5. --json prints every count.
 
@@ -64,7 +64,7 @@ def command(
     for other in report.others:
         if not other.sampled and other.covered:
             echo(
-                f"note: another model made vector {other.vector_name!r}, so no sample of it was encoded again; give "
+                f"note: another model made vector {other.vector_name!r}, so no sample of it was re-encoded; give "
                 f"that model with --model, and --vector-name {other.vector_name}",
                 err=True,
             )
@@ -75,7 +75,7 @@ def command(
 
 
 def _line(report: "VerifyReport") -> str:
-    """Return what was found of one vector; counts that are zero, as they should be, are left out."""
+    """Return the summary line of one vector, without the faults that it does not have."""
     counts = {
         "without it": report.without_vector,
         "of an earlier text": report.outdated,
