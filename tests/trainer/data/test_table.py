@@ -100,7 +100,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_no_table(tmp_path: Path) -> N
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
     try:
-        with pytest.raises(TrainingError, match=r"the rows cannot be written \(.*Make room"):
+        with pytest.raises(TrainingError, match=r"the rows cannot be written \(.*Free some space"):
             pair_rows(data, root, folder)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
