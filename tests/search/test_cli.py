@@ -159,6 +159,8 @@ def test_status_shows_models_and_counts(folder: Path, pair_folder: Path) -> None
         "fingerprint": card.fingerprint,
         "stand_ins": 0,
         "stand_in_models": [],
+        "learned": None,
+        "learned_fingerprint": None,
     }
     assert (sparse["kind"], sparse["made_by"], sparse["points"]) == ("sparse", "zh-char-bigram-2", 8)
     lines = CliRunner().invoke(status.command, ["--path", str(folder)]).stdout.splitlines()

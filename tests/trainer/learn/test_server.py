@@ -93,7 +93,7 @@ def test_below_the_limit_it_exits_with_the_reason(tmp_path: Path) -> None:
 
 
 def test_an_update_of_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is not there"):
+    with pytest.raises(InputError, match="does not exist"):
         CliRunner().invoke(care, ["learn", "a", "--update", "--output", str(tmp_path / "none")], catch_exceptions=False)
 
 
@@ -120,7 +120,7 @@ def test_a_watched_collection_is_learned_and_then_updated_until_a_signal(server:
             second = json.loads(process.stdout.readline())
             client.delete("articles", models.PointIdsList(points=list(range(100, 700))), wait=True)
             failed = (line for line in process.stderr if "has 100 points; learning needs at least 200" in line)
-            assert all(next(failed).startswith("this pass failed, the next one goes on") for _ in range(2))
+            assert all(next(failed).startswith("this pass failed, the next one continues") for _ in range(2))
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=60) == 0 and not process.stdout.read()
         assert (first["texts"], first["new_documents"]) == (600, None)
