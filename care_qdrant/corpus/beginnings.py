@@ -41,8 +41,8 @@ class Beginnings:
         return (shared, share) if count >= FEWEST_DOCUMENTS and share >= LEAST_SHARE else None
 
 
-def _common(one: str, other: str) -> str:
-    if other.startswith(one):
-        return one
-    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+def _common(beginning: str, other: str) -> str:
+    if other.startswith(beginning):
+        return beginning
+    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(beginning, other, strict=False))
     return "".join(character for character, _ in pairs)

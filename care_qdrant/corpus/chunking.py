@@ -81,7 +81,7 @@ def split(text: str, title: str, counter: TokenCounter) -> list[Span]:
         lengths = counter.count_tokens([embedded_text(title, text[span.start : span.end]) for span in spans])
         if max(lengths) <= counter.max_tokens or budget <= 1:
             return spans
-        # Tokens of a whole can be more than those of its parts: aim lower.
+        # A whole can have more tokens than its parts together: aim lower.
         budget = budget * 9 // 10
 
 

@@ -21,7 +21,7 @@ _DECIMAL = re.compile(r"-?(?:0|[1-9][0-9]*)\.([0-9]+)")
 _WHOLE = re.compile(r"(?:0|[1-9][0-9]{0,14})(?:\.0)?")
 _ANY_INTEGER = re.compile(r"[+-]?[0-9]+")
 _ANY_DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-# The year comes first: whether 01/02/2024 is in January or February, nobody can tell from a file.
+# The year comes first: a file does not say whether 01/02/2024 is in January or February.
 _DATE = re.compile(
     r"(?P<year>[0-9]{4})(?P<separator>[-/.年])(?P<month>[0-9]{1,2})(?P<second>[-/.月])(?P<day>[0-9]{1,2})(?P<end>日?)"
     r"(?P<time>[T ][0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6})?)?)?(?P<zone>Z|[+-][0-9]{2}:[0-9]{2})?"
@@ -31,7 +31,7 @@ _IDENTIFIER = re.compile(
     r"(?i:(?:^|[\W_])(?:id|no|nr|code|zip|zipcode|postcode|phone|tel|mobile|fax|isbn|issn|pmid|mrn)$)"
     r"|(?<=[a-z])(?:Id|ID|Code)$|号$|编号|编码|代码|代號|編號|電話|號碼|号码|电话|手机|邮编"
 )
-"""Names of columns whose digits are no quantity."""
+"""Names of columns whose digits identify something and are not a quantity."""
 _NOTHING: frozenset[str] = frozenset()
 
 
@@ -57,7 +57,7 @@ class ColumnGuess:
         possible = self._possible or _NOTHING
         if "int" in possible:
             return "int"
-        if any(each.startswith("float") for each in possible):
+        if any(reading.startswith("float") for reading in possible):
             return "float"
         return "date" if possible else "text"
 
@@ -95,8 +95,8 @@ def convert(cell: str, kind: ColumnType) -> str | int | float:
         return int(cell)
     if kind == "float" and _ANY_DECIMAL.fullmatch(cell):
         return float(cell)
-    if kind == "date" and (found := _date(cell)) is not None:
-        return found[1]
+    if kind == "date" and (date := _date(cell)) is not None:
+        return date[1]
     if kind == "text":
         return cell
     raise ValueError(
@@ -107,7 +107,7 @@ def convert(cell: str, kind: ColumnType) -> str | int | float:
 def parse_types(option: str) -> dict[str, ColumnType]:
     """Read ``name=int,date=date``."""
     types: dict[str, ColumnType] = {}
-    for item in filter(None, (each.strip() for each in option.split(","))):
+    for item in filter(None, (part.strip() for part in option.split(","))):
         name, _, kind = item.rpartition("=")
         if not name or kind not in COLUMN_TYPES:
             raise InputError(
@@ -121,8 +121,8 @@ def parse_types(option: str) -> dict[str, ColumnType]:
 def require_columns(types: Mapping[str, ColumnType], columns: set[str], where: str) -> None:
     """Refuse a type for a column that no table has."""
     if unknown := sorted(types.keys() - columns):
-        found = f"columns: {', '.join(sorted(columns))}" if columns else "it has no CSV or TSV table"
-        raise InputError(f"{where}: has no column {unknown[0]!r}, which --types names ({found})")
+        known = f"columns: {', '.join(sorted(columns))}" if columns else "it has no CSV or TSV table"
+        raise InputError(f"{where}: has no column {unknown[0]!r}, which --types names ({known})")
 
 
 @lru_cache(maxsize=4_096)
@@ -134,23 +134,23 @@ def _readings(cell: str) -> frozenset[str]:
         # With as many decimals in each cell, 1.10 and 1.1 cannot both be there: of versions they are two.
         fixed = f"float with {len(decimal[1])} decimals"
         return frozenset((fixed, "float") if repr(float(cell)) == cell else (fixed,) if len(cell) < 17 else ())
-    found = _date(cell)
-    return _NOTHING if found is None else frozenset((f"date {found[0]}",))
+    date = _date(cell)
+    return _NOTHING if date is None else frozenset((f"date {date[0]}",))
 
 
 def _date(cell: str) -> tuple[str, str] | None:
-    """Return the form of a date and the date as ISO 8601; None for what is none."""
-    found = _DATE.fullmatch(cell)
-    if found is None or _SECOND_OF[found["separator"]] != found["second"]:
+    """Return the form of a date and the date as ISO 8601, or None if the cell is not a date."""
+    parts = _DATE.fullmatch(cell)
+    if parts is None or _SECOND_OF[parts["separator"]] != parts["second"]:
         return None
-    if (found["separator"] == "年") != bool(found["end"]) or (found["zone"] and not found["time"]):
+    if (parts["separator"] == "年") != bool(parts["end"]) or (parts["zone"] and not parts["time"]):
         return None
     try:
-        day = datetime.date(int(found["year"]), int(found["month"]), int(found["day"])).isoformat()
-        if not found["time"]:
-            return found["separator"], day
-        hour, _, rest = found["time"][1:].partition(":")
-        time = datetime.datetime.fromisoformat(f"{day}T{hour:0>2}:{rest}{found['zone'] or ''}")
+        day = datetime.date(int(parts["year"]), int(parts["month"]), int(parts["day"])).isoformat()
+        if not parts["time"]:
+            return parts["separator"], day
+        hour, _, rest = parts["time"][1:].partition(":")
+        time = datetime.datetime.fromisoformat(f"{day}T{hour:0>2}:{rest}{parts['zone'] or ''}")
     except ValueError:
         return None
-    return f"{found['separator']} with time{' and zone' if found['zone'] else ''}", time.isoformat()
+    return f"{parts['separator']} with time{' and zone' if parts['zone'] else ''}", time.isoformat()

@@ -120,7 +120,7 @@ def _converter(kind: Any) -> Convert | None:
 
 
 def _map_converter(kind: Any) -> Convert:
-    """Return what makes an object of the pairs of a map; its keys become texts, as those of JSON are."""
+    """Return the converter of a map, whose pairs become an object; its keys become texts, as in JSON."""
     of_key, of_item = _converter(kind.key_type), _converter(kind.item_type)
 
     def convert(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def _number(value: Decimal) -> int | float | str:
 
 
 def _whole(value: float) -> int | float:
-    """Return an id of a column of floats as pandas writes whole numbers, some of which are missing: 7.0 is 7."""
+    """Return an id as a whole number where pandas made it a float because others are missing: 7.0 is 7."""
     return int(value) if value.is_integer() and abs(value) < _EXACT_IN_FLOAT else value
 
 

@@ -76,7 +76,7 @@ class CorpusFile:
 class Corpus:
     """A corpus of one or more files; use it in a ``with`` block, and iterate once.
 
-    The name of a file says its format. A byte order mark at its start, Windows line ends and blank lines are no errors.
+    The name of a file says its format. A byte order mark at its start, Windows line ends and blank lines are accepted.
     Rows that cannot be read come out as `Reject`, in their place.
     """
 
@@ -90,7 +90,7 @@ class Corpus:
         """Take files and folders, or standard input for ``-``; they are opened while they are iterated.
 
         Args:
-            path: One path or several. A name with ``*`` that is no file stands for the files that it matches.
+            path: One path or several. A name with ``*`` that is not a file stands for the files that it matches.
             fields: Names of the parts of a row.
             encoding: Encoding of text files that are not UTF-8.
             form: Format of standard input and of files whose names have no known ending; None takes JSON lines for
@@ -209,7 +209,7 @@ class Corpus:
         return replace(self.fields, types=types, are_ids_whole=ids.are_whole)
 
     def _require_encoding(self, path: str, head: bytes) -> None:
-        """Refuse a file of which most lines are not UTF-8, where no other encoding was given."""
+        """Refuse a file most of whose lines are not UTF-8, if no other encoding was given."""
         if not _is_utf_8(self.encoding):
             return
         if (wide := wide_encoding(head)) is not None:
@@ -270,8 +270,8 @@ class Corpus:
 def check_corpus(path: CorpusPath, form: Format | None = None) -> list[CorpusFile]:
     """Return the files of a corpus, and refuse one that cannot be read before anything else is touched."""
     paths = [path] if isinstance(path, str | Path) else list(path)
-    found = {place: file for each in paths for place, file in _files_of(str(each), form).items()}
-    files = name_files(found, [root_of(each) for each in paths if str(each) != STDIN])
+    formats = {place: known for name in paths for place, known in _files_of(str(name), form).items()}
+    files = name_files(formats, [root_of(name) for name in paths if str(name) != STDIN])
     for file in files:
         if compression_of(file.path) == ".zst":
             _require_package(file.path, ".zst", "zstd", "zstandard")
@@ -281,7 +281,7 @@ def check_corpus(path: CorpusPath, form: Format | None = None) -> list[CorpusFil
 
 
 def all_rejected(first: Sequence[Document | Reject]) -> str | None:
-    """Return that none of the first rows is a document, and why; None where one is, or there is no row."""
+    """Return the commonest reason if none of the first rows is a document; None if one is, or without rows."""
     reasons = Counter(row.reason for row in first if isinstance(row, Reject))
     if not first or reasons.total() < len(first):
         return None
@@ -335,10 +335,10 @@ def _files_of(path: str, form: Format | None) -> dict[str, Format]:
         return {file: known for match in read for file, known in _files_of(match, form).items()}
     if not place.is_dir():
         raise InputError(f"{path}: does not exist; {_EXPECTED}")
-    found = {str(place / name): known for name, known in _listed(place)[0].items()}
-    if not found:
+    files = {str(place / name): known for name, known in _listed(place)[0].items()}
+    if not files:
         raise InputError(f"{path}: is a folder without files that can be read; {_FOREIGN}")
-    return found
+    return files
 
 
 def _choose_matches(pattern: str, matches: Iterable[str], form: Format | None) -> tuple[set[str], dict[str, list[str]]]:
@@ -352,27 +352,27 @@ def _choose_matches(pattern: str, matches: Iterable[str], form: Format | None) -
 def present_files(path: str) -> set[str]:
     """Return the absolute paths of the files that a path stands for now; none where nothing can be read there."""
     try:
-        found = [path] if Path(path).is_file() else [*_files_of(path, None)]
+        files = [path] if Path(path).is_file() else [*_files_of(path, None)]
     except InputError:
-        found = []
-    return {str(_absolute(each)) for each in found}
+        files = []
+    return {str(_absolute(file)) for file in files}
 
 
-def name_files(found: Mapping[str, Format], roots: Sequence[str | Path]) -> list[CorpusFile]:
+def name_files(formats: Mapping[str, Format], roots: Sequence[str | Path]) -> list[CorpusFile]:
     """Name each file by its place below the deepest folder that holds all roots; one that is there twice counts once.
 
     Args:
-        found: Paths or URLs of files, with their formats.
+        formats: Paths or URLs of files, with their formats.
         roots: Folders below which the files of each given path are.
 
     Returns:
         The files, with names in NFC, since file systems differ in that.
     """
-    root = posixpath.commonpath([_place(each) for each in roots]) if roots else ""
+    root = posixpath.commonpath([_place(folder) for folder in roots]) if roots else ""
     files: dict[str, CorpusFile] = {}
-    for path, form in found.items():
+    for path, form in formats.items():
         name = path if path == STDIN else PurePosixPath(_place(path)).relative_to(root).as_posix()
-        # Bytes of a name that are no UTF-8, as another system wrote them, can be neither an id nor part of a report.
+        # A name from another system may not be UTF-8, and then can be neither an id nor part of a report.
         name = unicodedata.normalize("NFC", os.fsencode(name).decode(UTF_8, "backslashreplace"))
         files.setdefault(_place(path), CorpusFile(path, name, form))
     return list(files.values())
@@ -504,15 +504,15 @@ def _size(path: str) -> int | None:
 
 
 def _state(file: io.BufferedReader) -> tuple[int, int] | None:
-    """Return what a write to a file alters, its length and time; None for an object that is no file of the system.
+    """Return what a write to a file alters, its length and time; None for an object without a file descriptor.
 
     A file that another one replaced under its name is not altered: its rows are read as they were.
     """
     try:
-        found = os.fstat(file.fileno())
+        status = os.fstat(file.fileno())
     except OSError:
         return None
-    return found.st_size, found.st_mtime_ns
+    return status.st_size, status.st_mtime_ns
 
 
 def _require_package(path: str, ending: str, extra: str, module: str) -> None:

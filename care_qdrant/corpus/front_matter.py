@@ -34,17 +34,17 @@ _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
 def split_front_matter(text: str) -> tuple[dict[str, Any], str]:
     """Return the values of the front matter of a note, and the text after it.
 
-    Two rules of Markdown around a line of text are no front matter.
+    Two Markdown rules around a line of text are not front matter.
 
     Raises:
         ValueError: The front matter is not YAML or TOML, has a key twice, or is too large; the message says which.
     """
-    if (found := _TOML.match(text)) is not None:
-        return _toml(_of_bounded_length(found["content"])), text[found.end() :]
-    if (found := _YAML.match(text)) is not None:
-        values = _yaml(_of_bounded_length(found["content"]))
+    if (block := _TOML.match(text)) is not None:
+        return _toml(_of_bounded_length(block["content"])), text[block.end() :]
+    if (block := _YAML.match(text)) is not None:
+        values = _yaml(_of_bounded_length(block["content"]))
         if isinstance(values, dict | None):
-            return values or {}, text[found.end() :]
+            return values or {}, text[block.end() :]
     return {}, text
 
 

@@ -24,8 +24,8 @@ class Fields:
     id: str = "id"
     """Field of the id; ``_id`` where a row has no ``id``. `HASH_ID` makes the id of the row's content."""
     text: str = "text"
-    """Field of the text; or several, separated by commas, of which each row has its text in the first that is not
-    empty. The others join the metadata, except ``text``, which is the key of the chosen one in the payload."""
+    """Field of the text, or several fields separated by commas: the text of a row is the first that is not empty. The
+    others join the metadata, except ``text``, which is the key of the chosen one in the payload."""
     title: str = "title"
     metadata: str = "metadata"
     types: Mapping[str, ColumnType] = field(default_factory=dict)
@@ -42,13 +42,13 @@ class Fields:
         return tuple(dict.fromkeys([self.text, *filter(None, parts)]))
 
     def of_row(self, values: Mapping[str, Any]) -> Self:
-        """Return the fields with the one that holds the text of a row; the same where there is none to choose."""
+        """Return these fields with the text field chosen for one row; unchanged if only one is given."""
         if "," not in self.text:
             return self
         paths = {name: [name] if name in values else name.split(".") for name in self.texts}
-        found = {name: _taken_out(values, path)[0] for name, path in paths.items()}
-        there = [name for name, text in found.items() if text is not None]
-        filled = (name for name in there if not isinstance(text := found[name], str) or text.strip())
+        texts = {name: _taken_out(values, path)[0] for name, path in paths.items()}
+        there = [name for name, text in texts.items() if text is not None]
+        filled = (name for name in there if not isinstance(text := texts[name], str) or text.strip())
         name = next(filled, there[0] if there else None)
         return self if name is None else replace(self, text=name)
 
@@ -117,7 +117,7 @@ def parse_json(values: Any, line: int, fields: Fields) -> Document | Reject:
 
 
 def _rows_inside(values: Mapping[str, Any]) -> str | None:
-    """Return the key of an array of objects in a value that is no row itself, as many services answer."""
+    """Return the key of an array of objects in an object that is not a row, as in the answers of many services."""
     return next(
         (key for key, value in values.items() if isinstance(value, list) and value[:1] and isinstance(value[0], dict)),
         None,
@@ -259,7 +259,7 @@ def _string_problem(name: str, text: str) -> str:
 
 
 def _value_problem(value: Any, name: str = "metadata", depth: int = 0) -> str:
-    """Return what in metadata is no JSON value, or none that every reader accepts; empty where all is right."""
+    """Return why a metadata value is not JSON, or not JSON that every reader accepts; empty if it is."""
     if depth > MAX_DEPTH:
         return f"metadata is nested deeper than {MAX_DEPTH} levels"
     if isinstance(value, Mapping):

@@ -31,7 +31,7 @@ _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _LAYERS = 2
 _UNITS_BYTES = 4
 _SAMPLE = b'{"id": "a+b\\u0041"}'
-"""Bytes that every encoding of a corpus reads as ASCII, but for those of two or four bytes a character."""
+"""Bytes that every encoding of a corpus reads as ASCII, except encodings of two or four bytes per character."""
 _OF_NAMES = ("idna", "punycode")
 """Codecs of internet names, which read ASCII as itself."""
 

@@ -121,13 +121,13 @@ def require_columns(columns: Sequence[str], name: str, fields: Fields, paths: Se
     if twice := sorted({column for column in columns if columns.count(column) > 1 and column}):
         raise InputError(f"{name}: column {twice[0]!r} occurs twice; rename one")
     has_id = id_column([*columns, *paths], fields) is not None
-    wanted = (
+    required = (
         (fields.text, "--text-field NAME", _text_column([*columns, *paths], fields) is not None),
         (fields.id, "--id-field NAME (or :hash)", has_id),
     )
-    missing = [(repr(field), option) for field, option, is_there in wanted if not is_there]
+    missing = [(repr(field), option) for field, option, is_there in required if not is_there]
     if columns and missing:
-        fields_missing, options = (" and ".join(each) for each in zip(*missing, strict=True))
+        fields_missing, options = (" and ".join(part) for part in zip(*missing, strict=True))
         title = "" if fields.title in columns else "; --title-field NAME where one is a title"
         raise InputError(
             f"{name}: has no column {fields_missing} (columns: {', '.join(columns)}); give {options}{title}"
@@ -158,7 +158,7 @@ def _text_column(columns: Sequence[str], fields: Fields) -> str | None:
 
 
 def id_column(columns: Sequence[str], fields: Fields) -> str | None:
-    """Return the name of the column with the ids; `HASH_ID` where a hash is the id, None where there is none."""
+    """Return the name of the column with the ids, `HASH_ID` if a hash is the id, or None if no column has ids."""
     names = (fields.id, "_id") if fields.id == "id" else (fields.id,)
     return HASH_ID if fields.id == HASH_ID else next((name for name in names if name in columns), None)
 
@@ -248,7 +248,7 @@ def _records(text: io.TextIOWrapper, header: Header) -> Iterator[tuple[int, list
 
 
 def _literal_cells(lines: Sequence[str], delimiter: str, width: int) -> list[str] | None:
-    """Return the cells of the first of some lines as they are written; None where its quotes are those of a table.
+    """Return the cells of the first line with their quotes; None if the quotes enclose cells.
 
     Programs that write tabs often write no quotes around a cell, so a quote is part of the text: where each line alone
     has the cells of a row. A quoted cell of several lines would hardly have as many tabs in each of them.
@@ -259,15 +259,14 @@ def _literal_cells(lines: Sequence[str], delimiter: str, width: int) -> list[str
 
 def _quotes(error: csv.Error) -> str:
     """Return what is wrong with the quotes of a record."""
-    found = str(error)
-    what = (
-        "an opening quote without an end" if "end of data" in found or "limit" in found else f"wrong quotes ({found})"
-    )
+    reason = str(error)
+    is_open = "end of data" in reason or "limit" in reason
+    what = "an opening quote without an end" if is_open else f"wrong quotes ({reason})"
     return f"has {what}; write a quote inside a quoted cell twice"
 
 
 class _Lines(Iterator[str]):
-    """Lines of a text, of which those of the current record can be read again."""
+    """Lines of a text; the lines of the current record can be read again."""
 
     def __init__(self, text: io.TextIOWrapper) -> None:
         self._text = text
