@@ -318,6 +318,7 @@ def test_a_result_that_cannot_be_written_is_one_line() -> None:
             [sys.executable, "-c", "from care_qdrant.cli import main; main()", "--help"],
             stdout=full,
             stderr=subprocess.PIPE,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
             text=True,
             timeout=60,
         )

@@ -52,6 +52,7 @@ def run(command: click.Command) -> None:
         sys.exit(INTERRUPTED_EXIT_CODE)
     except OSError as error:  # from the machine, such as a full disk; click ends the program where a pipe is closed
         logger.debug("where it happened", exc_info=True)
+        _drop_unwritten_output()
         place = "a file or the standard output" if error.filename is None else os.fsdecode(error.filename)
         _fail(f"{place}: {error.strerror or error}; correct this, and run the same command again", CareError.exit_code)
 
@@ -128,6 +129,14 @@ def _is_utf_8(raw: bytes) -> bool:
     from care_qdrant.corpus.streams import is_chinese_utf_8  # slow to import, and hardly ever needed
 
     return is_chinese_utf_8(raw)
+
+
+def _drop_unwritten_output() -> None:
+    """Send output that could not be written to the null device; Python would fail on it once more when it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str, exit_code: int) -> None:

@@ -68,7 +68,7 @@ def test_a_collection_that_is_made_again_meanwhile_is_not_filled(qdrant: QdrantC
         ingest(documents(5), second, qdrant, "corpus")
 
     # A write that is under way at the moment of the deletion is refused by Qdrant; the next window by the contract.
-    with pytest.raises((ContractError, QdrantError), match=r"made by|made again|not found|doesn't exist"):
+    with pytest.raises((ContractError, QdrantError), match=r"made by|recreated|not found|doesn't exist"):
         ingest(documents(600, {200: replace}), first, qdrant, "corpus", on_stopped=stopped.append)
     assert stopped[0].points == 0, "of what this run stored, nothing is there any more"
     assert qdrant.count("corpus").count < 300, "200 documents came before, and 400 would come after"
@@ -156,7 +156,7 @@ def test_a_collection_that_is_made_again_under_the_last_window_is_noticed_at_the
         return encode(texts, prompt=prompt)
 
     model.query_encoder.encode = encode_and_replace  # type: ignore[method-assign]
-    with pytest.raises((ContractError, QdrantError), match=r"made by|made again|not found|doesn't exist"):
+    with pytest.raises((ContractError, QdrantError), match=r"made by|recreated|not found|doesn't exist"):
         ingest(documents(50), model, qdrant, "corpus")
 
 
