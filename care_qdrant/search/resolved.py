@@ -101,7 +101,7 @@ class ResolvedCollection:
 
     @property
     def seen(self) -> dict[str, Any]:
-        """What the payloads showed, as fields for the next check of the same collection."""
+        """Results of reading payloads, as fields for the next check of the same collection."""
         return {"layout": self.layout, "is_sampled": self.is_sampled, "told_keys": self.told_keys}
 
     @property

@@ -89,7 +89,7 @@ _REASONS: Mapping[str, str] = {
     "list_type": "expected a list",
     "string_type": "expected a text",
 }
-"""What is wrong with a value, by pydantic's type of the error; its own texts are for programmers."""
+"""Sentences for a wrong value, by pydantic's type of the error; its own texts are for programmers."""
 
 
 def invalid_body(error: ValidationError, fields: Iterable[str]) -> Refusal:

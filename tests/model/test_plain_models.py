@@ -190,7 +190,7 @@ def test_broken_settings_are_refused_before_a_model_is_used(towers: dict[str, Pa
 @pytest.mark.parametrize("kind", ["t5", "bart"])
 @pytest.mark.parametrize("part", ["encoder", "decoder"])
 def test_both_halves_of_a_pair_are_required_where_both_make_the_vector(kind: str, part: str, tmp_path: Path) -> None:
-    """Of a T5, sentence-transformers loads the encoder alone; the vector of a BART is that of its decoder."""
+    """sentence-transformers loads only the encoder of a T5; the vector of a BART comes from its decoder."""
     settings = {"t5": T5, "bart": {**BART, "pad_token_id": 0, "eos_token_id": 3, "bos_token_id": 2}}[kind]
     file = transformer(tmp_path / kind, **settings) / "model.safetensors"
     weights = load_file(file)

@@ -133,7 +133,7 @@ def test_a_point_that_has_no_other_vector_is_not_left_without_one(attached: Qdra
 def test_a_point_that_had_no_vector_before_the_attach_has_none_after_it(
     qdrant: QdrantClient, model: HashModel, conditions: int | None
 ) -> None:
-    """Those of ingestion have none but ours, and keep it; a strict mode may leave no room for a filter on vectors."""
+    """Points of ingestion have only our vector, and keep it; strict mode may leave no room for a filter on vectors."""
     fill(qdrant, "two", "plain", count=3)
     bare = [models.PointStruct(id=n, vector={}, payload={"text": f"没有向量的点{n}"}) for n in (901, 902)]
     qdrant.upsert(NAME, bare, wait=True)
