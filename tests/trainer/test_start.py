@@ -61,6 +61,13 @@ def test_pairs_that_differ_in_blanks_stay_together() -> None:
     assert [pair.query for pair in held_out] in (["a b", "ab", "c"], ["d"])
 
 
+def test_a_pair_with_a_negative_a_row_is_judged_once(tmp_path: Path) -> None:
+    rows = [row | {"negatives": [text]} for row in pairs() for text in ("头晕", "发热")]
+    prepare(write_jsonl(tmp_path / "faq.jsonl", rows), tmp_path / "faq", held_out=20)
+    lines = (tmp_path / "faq/data/held-out/qrels.jsonl").read_text().splitlines()
+    assert len(set(lines)) == len(lines) == 10
+
+
 def test_a_file_is_prepared_once_and_another_one_refused(tmp_path: Path) -> None:
     file = write_jsonl(tmp_path / "faq.jsonl", pairs())
     prepared = prepare(file, tmp_path / "faq", held_out=10)

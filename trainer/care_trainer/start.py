@@ -332,8 +332,8 @@ def _write_held_out(pairs: Sequence[Pair], train: Sequence[Pair], trained: set[s
     corpus_file, queries_file, judged_file = (root / name for name in _SEARCHED)
     write_rows(corpus_file, [{"id": name, "text": text} for text, name in documents.items()])
     write_rows(queries_file, [{"id": name, "text": text} for text, name in queries.items()])
-    judged = [{"query_id": queries[pair.query], "document_id": documents[pair.positive], "score": 1} for pair in pairs]
-    write_rows(judged_file, judged)
+    judged = dict.fromkeys((queries[pair.query], documents[pair.positive]) for pair in pairs)
+    write_rows(judged_file, [{"query_id": query, "document_id": name, "score": 1} for query, name in judged])
     return len(documents)
 
 

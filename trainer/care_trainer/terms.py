@@ -344,12 +344,12 @@ def _gate(pairs: _Pairs, trained: int, learned: _Learned, seed: int) -> TermGate
     """Search the documents of the held-out pairs with each question, without the weights and with them."""
     documents = _by_text(pairs.documents, pairs.document_numbers)
     document_of = {number: row for row, number in enumerate(np.unique(pairs.document_numbers).tolist())}
-    relevant: dict[int, list[str]] = {}
+    relevant: dict[int, set[str]] = {}
     first: dict[int, int] = {}
     for row, (query, document) in enumerate(
         zip(pairs.query_numbers.tolist(), pairs.document_numbers.tolist(), strict=True)
     ):
-        relevant.setdefault(query, []).append(str(document_of[document]))
+        relevant.setdefault(query, set()).add(str(document_of[document]))
         first.setdefault(query, row)
     queries = pairs.queries[list(first.values())]
     rarity = sparse.diags(_rarity(documents))

@@ -1,5 +1,6 @@
 import gzip
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ import pytest
 from care_trainer.config import Data
 from care_trainer.data.read import Pair, iter_pairs, iter_texts, license_of, pairs_in, texts_in
 from care_trainer.data.table import pair_rows
+from hypothesis import given
+from hypothesis import strategies as st
 
 from care_qdrant.errors import InputError
 from tests.trainer.tiny_run import write_jsonl
@@ -65,8 +68,29 @@ def test_a_table_is_no_file_of_pairs(tmp_path: Path) -> None:
 
 
 def test_a_repeated_pair_counts_once_and_texts_are_cut_first(tmp_path: Path) -> None:
-    data, root = _data(tmp_path, SIMPLE, SIMPLE, {"query": "q", "positive": "pppp"}, max_characters=1)
+    longer = {"query": "qq", "positive": "pppp", "negatives": ["nn"]}
+    data, root = _data(tmp_path, SIMPLE, SIMPLE, longer, max_characters=1)
     assert list(iter_pairs(data, root)) == [Pair("q", "p", ("n",), "s")]
+
+
+_WORDS = st.sampled_from(["a", "b", "c"])
+_ROWS = st.one_of(
+    st.fixed_dictionaries({"query": _WORDS, "positive": _WORDS, "negative": _WORDS}, optional={"prompt": _WORDS}),
+    st.fixed_dictionaries({"query": _WORDS, "positive": _WORDS}),
+    st.fixed_dictionaries({"sentence1": _WORDS, "sentence2": _WORDS, "score": st.sampled_from([0, 0.5, 1])}),
+)
+
+
+@given(st.lists(_ROWS, min_size=1, max_size=20))
+def test_a_row_is_left_out_only_where_training_would_read_the_same_again(rows: list[dict[str, Any]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        data, _ = _data(root, *rows)
+        expected = list(dict.fromkeys(pairs_in(((row, "rows.jsonl:1") for row in rows), data)))
+        assert list(iter_pairs(data, root)) == expected
+        if len({pair.score is None for pair in expected}) == 1:
+            columns = pair_rows(data, root, root / "rows").columns
+            assert columns["negatives"][:] == [list(pair.negatives) for pair in expected]
 
 
 def test_licenses_and_sources_are_left_out(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tests.trainer.tiny_run import write_jsonl
 
 ROWS = [
     {"query": "q1", "pos": ["p1", "p2"], "neg": ["n1", "n2"], "source": "a"},
-    {"query": "q1", "pos": ["p1"], "neg": ["other"], "source": "b"},
+    {"query": "q1", "pos": ["p1"], "neg": ["n1", "n2"], "source": "b"},
     {"query": "q2", "positive": "p3", "negatives": ["n3"], "source": "b"},
     {"query": "q3", "positive": "p4", "source": "c"},
 ]

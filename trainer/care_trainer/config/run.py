@@ -163,7 +163,8 @@ class Data:
     """One data set: JSONL files, plain or ``.gz``.
 
     A row is a pair (``query`` and ``positive``, ``negatives`` optional), FlagEmbedding's shape (``query``, ``pos``,
-    ``neg``), two texts with a score (``sentence1``, ``sentence2``, ``score``), or a single ``text``.
+    ``neg``), two texts with a score (``sentence1``, ``sentence2``, ``score``), or a single ``text``. A
+    row counts once: where prompt, texts, negatives and score are those of an earlier row, it is left out.
     """
 
     files: Annotated[tuple[Name, ...], Field(min_length=1)]

@@ -102,8 +102,9 @@ def texts_in(rows: Rows, data: Data, sides: Sequence[Side], *, joined: bool) -> 
 
 
 def pair_digest(pair: Pair) -> int:
-    """Hash what makes two pairs equal."""
-    return _digest(pair.prompt + pair.query, pair.positive, *[""] * (pair.score is not None))
+    """Hash what makes two pairs equal: all that training reads of them but the source."""
+    scored = [] if pair.score is None else ["", repr(pair.score)]
+    return _digest(pair.prompt + pair.query, pair.positive, *pair.negatives, *scored)
 
 
 def text_digest(text: Text) -> int:

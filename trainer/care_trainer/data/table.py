@@ -34,7 +34,7 @@ from care_trainer.disk import writing
 
 logger = logging.getLogger(__name__)
 
-LAYOUT = 4
+LAYOUT = 5
 """Version of the layout and of how rows are read, part of the key: a file of another version is not read."""
 PIECE_ROWS = 1024
 """Rows written at once, and lines that a process parses at once."""
