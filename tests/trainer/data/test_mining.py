@@ -1,4 +1,5 @@
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from care_trainer.cli import care_train
 from care_trainer.data.mining import MiningRule, mine_pairs, similarity
 from care_trainer.data.read import Pair
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from care_qdrant.errors import InputError
 from care_qdrant.ingestion.ingest import IngestSettings, ingest
@@ -34,7 +37,7 @@ def _mine(pair: Pair, hits: list[Hit], rule: MiningRule, score: float | None = N
     return found.negatives
 
 
-PAIR = Pair("q", "p", ("old",))
+PAIR = Pair("q", "p")
 HITS = _hits(("a", 0.9), ("p", 0.8), ("b", 0.79), ("c", 0.7), ("q", 0.6), ("d", 0.5), ("d", 0.5), ("e", 0.4))
 
 
@@ -46,6 +49,33 @@ def test_ranks_count_from_one_and_the_answer_is_never_a_negative() -> None:
 
 def test_the_margin_is_relative_to_the_positive() -> None:
     assert _mine(PAIR, HITS, MiningRule(9, 1, 8, 0.1), score=0.8) == ("c", "d", "e")
+
+
+@given(
+    st.lists(st.floats(-1, 1, width=32), max_size=12, unique=True),
+    st.floats(-1, 1, width=32),
+    st.one_of(st.none(), st.floats(0, 1)),
+)
+def test_no_negative_scores_above_the_positive_less_the_margin_whatever_the_signs(
+    scores: list[float], positive: float, margin: float | None
+) -> None:
+    hits = _hits(*((f"d{at}", score) for at, score in enumerate(sorted(scores, reverse=True))))
+    most = math.inf if margin is None else positive - margin * abs(positive)
+    expected = tuple(hit.text for hit in hits if hit.score <= most)
+    assert _mine(PAIR, hits, MiningRule(12, 1, 12, margin), score=positive) == expected
+    assert _mine(PAIR, hits, MiningRule(12, 1, 12, margin)) == tuple(hit.text for hit in hits)  # BM25 has no score
+
+
+def test_the_answer_is_no_negative_as_a_chunk_below_a_title_or_inside_a_longer_document() -> None:
+    answer = "糖尿病人可以少量吃西瓜，\n但要监测血糖。"
+    texts = ["但要监测血糖。", answer.replace("\n", " "), f"问答汇编。{answer}另见饮食一章。", "西瓜含水量高。"]
+    hits = [Hit(document_id=text, point_id=text, score=0.5, text=text, title="饮食") for text in texts]
+    assert _mine(Pair("q", answer), hits, MiningRule(9, 1, 9, None)) == ("饮食 西瓜含水量高。",)
+
+
+def test_negatives_of_a_pair_stay_in_front_of_those_that_are_mined() -> None:
+    pair = Pair("q", "p", ("own", "c"))
+    assert _mine(pair, HITS, MiningRule(2, 3, 8, None)) == ("own", "c", "b")
 
 
 def test_other_answers_to_the_same_question_are_no_negatives_and_no_pair_is_dropped() -> None:

@@ -1,15 +1,14 @@
 """Hard negatives mined from a Qdrant collection: hits close to a query that are not its answer."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from care_qdrant import Hit
 from care_qdrant.errors import InputError
 from care_qdrant.types import Vectors, embedded_text
-from care_trainer.data.read import Pair
+from care_trainer.data.read import Pair, plain_text
 
 if TYPE_CHECKING:
     from care_qdrant import CareModel
@@ -35,7 +34,8 @@ class MiningRule:
     last_rank: int = 60
     """Last rank that counts."""
     relative_margin: float | None = 0.05
-    """Margin below the positive's score: a negative scores at most (1 - margin) times as much. None is off."""
+    """Margin below the positive's score, as a share of its size: a negative scores at most (1 - margin) times a score
+    above 0, and (1 + margin) times one below. None is off."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.first_rank <= self.last_rank:
@@ -48,17 +48,17 @@ def mine_pairs(
     rule: MiningRule,
     positive_scores: Callable[[Sequence[Pair]], Vectors] | None,
 ) -> Iterator[Pair]:
-    """Yield every pair with its mined negatives, in order; a pair with a score gets none, and none is dropped."""
+    """Yield every pair in order, with mined negatives after its own; a pair with a score gets none."""
     answers: dict[str, set[str]] = {}
     for pair in pairs:
-        answers.setdefault(pair.query, set()).add(pair.positive)
+        answers.setdefault(pair.query, set()).add(plain_text(pair.positive))
     for start in range(0, len(pairs), BATCH_PAIRS):
         batch = pairs[start : start + BATCH_PAIRS]
         hits = search([pair.query for pair in batch], rule.last_rank)
-        scores = positive_scores(batch) if positive_scores else np.full(len(batch), np.inf, dtype=np.float32)
-        for pair, own_hits, score in zip(batch, hits, scores.tolist(), strict=True):
+        scores = positive_scores(batch).tolist() if positive_scores else [None] * len(batch)
+        for pair, own_hits, score in zip(batch, hits, scores, strict=True):
             mined = () if pair.score is not None else _negatives(pair, own_hits, score, rule, answers[pair.query])
-            yield replace(pair, negatives=tuple(mined))
+            yield replace(pair, negatives=tuple(dict.fromkeys([*pair.negatives, *mined])))
 
 
 def similarity(model: "CareModel") -> Callable[[Sequence[Pair]], Vectors]:
@@ -73,10 +73,18 @@ def similarity(model: "CareModel") -> Callable[[Sequence[Pair]], Vectors]:
     return scores
 
 
-def _negatives(pair: Pair, hits: Sequence[Hit], score: float, rule: MiningRule, answers: set[str]) -> list[str]:
-    limit = score * (1 - rule.relative_margin) if rule.relative_margin is not None else np.inf
+def _negatives(pair: Pair, hits: Sequence[Hit], score: float | None, rule: MiningRule, answers: set[str]) -> list[str]:
+    margin = rule.relative_margin
+    limit = math.inf if score is None or margin is None else score - abs(score) * margin
     texts = (
-        embedded_text(hit.title, hit.text) for hit in hits[rule.first_rank - 1 : rule.last_rank] if hit.score <= limit
+        embedded_text(hit.title, hit.text)
+        for hit in hits[rule.first_rank - 1 : rule.last_rank]
+        if hit.score <= limit and not _answers(plain_text(hit.text), answers)
     )
-    distinct = dict.fromkeys(text for text in texts if text not in answers and text != pair.query)
+    distinct = dict.fromkeys(text for text in texts if plain_text(text) != plain_text(pair.query))
     return list(distinct)[: rule.negatives]
+
+
+def _answers(text: str, answers: set[str]) -> bool:
+    """Return whether a text is an answer, a chunk of one, or a longer text that holds one."""
+    return any(text in answer or answer in text for answer in answers)
