@@ -107,7 +107,6 @@ def plan(
     id_field: str,
     text_field: str,
     title_field: str,
-    skip_beginning: str | None,
     vector_name: str | None,
     sparse: bool,
     any_language: bool,
@@ -164,7 +163,7 @@ def plan(
         dim=model.dim,
         distance="Dot" if contract.distance == "Dot" else "Cosine",
         vector_name=name_of_vector(vector_name, model),
-        fields=Fields(id_field, text_field, title_field, types=options["types"], skip_beginning=skip_beginning),
+        fields=Fields(id_field, text_field, title_field, types=options["types"]),
         datatype="float16" if float16 else "float32",
     )
     counter = model.document_tokenizer

@@ -1,6 +1,5 @@
 """``care-ingest`` and ``care ingest``: a corpus into Qdrant."""
 
-import re
 import sys
 from contextlib import AbstractContextManager, closing
 from copy import copy
@@ -81,15 +80,6 @@ _collection_options = add_options(
 )
 
 
-def _check_pattern(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
-    try:
-        re.compile(value or "")
-    except re.error as error:
-        problem = f"{value!r} is not a regular expression: {error}; escape literal characters with \\"
-        raise click.BadParameter(problem) from error
-    return value
-
-
 row_options = add_options(
     click.option(
         "--id-field",
@@ -122,13 +112,6 @@ row_options = add_options(
         default="utf-8",
         show_default=True,
         help="Encoding of text files that are not UTF-8, such as gb18030.",
-    ),
-    click.option(
-        "--skip-beginning",
-        metavar="REGEX",
-        callback=_check_pattern,
-        help="Pattern to cut off the beginning of each text, such as a letterhead or a menu: documents are found by "
-        "their first words.",
     ),
     click.option(
         "--overflow",
@@ -237,7 +220,6 @@ STORAGE_GROUP = {
             "text_field",
             "title_field",
             "types",
-            "skip_beginning",
             "form",
             "encoding",
             "rejects",
@@ -324,7 +306,6 @@ def command(
                     options["text_field"],
                     options["title_field"],
                     types=options["types"],
-                    skip_beginning=options["skip_beginning"],
                 ),
                 options["encoding"],
                 options["rejects"],
@@ -355,12 +336,6 @@ def command(
         echo(
             f"another writer made {counted(report.other_points, 'point')} of these documents, so they are found twice: "
             f"{advice}",
-            err=True,
-        )
-    if report.same_beginning:
-        echo(
-            f"{report.same_beginning_share:.0%} of the documents begin with {report.same_beginning!r}. Documents are "
-            "found by what they say first: cut off what many share with --skip-beginning REGEX",
             err=True,
         )
     if report.rejected:

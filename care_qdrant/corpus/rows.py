@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -32,8 +31,6 @@ class Fields:
     """Types of the columns of delimited tables; a column without one is text."""
     are_ids_whole: bool = False
     """Whether an id of a delimited table such as ``7.0`` is the whole number."""
-    skip_beginning: str | None = None
-    """Regular expression of what is cut off the beginning of each text, such as a letterhead; None cuts nothing."""
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -145,11 +142,8 @@ def parse_values(values: Mapping[str, Any], line: int, fields: Fields) -> Docume
     extra = {key: value for key, value in values.items() if key not in roles and key not in left_out}
     if problem := _field_problem(values, fields, values) or _metadata_problem(values, fields, extra):
         return Reject(line, problem, named)
-    text = values[fields.text]
-    if fields.skip_beginning is not None and (beginning := re.match(fields.skip_beginning, text)):
-        text = text[beginning.end() :].lstrip()
     title, metadata = values.get(fields.title) or "", {**extra, **(values.get(fields.metadata) or {})}
-    return check_document(Document(named, text, title if title.strip() else "", metadata, line=line))
+    return check_document(Document(named, values[fields.text], title if title.strip() else "", metadata, line=line))
 
 
 def hash_id(title: str, text: str) -> str:

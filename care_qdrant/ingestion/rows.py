@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TypeGuard
 
 from care_qdrant.contracts.contract import SparseContract
-from care_qdrant.corpus.beginnings import Beginnings
 from care_qdrant.corpus.endings import Format
 from care_qdrant.corpus.files import FIRST_ROWS, Corpus, CorpusPath, all_rejected, typed_fields
 from care_qdrant.corpus.rejects import RejectsFile, rejects_path
@@ -197,7 +196,6 @@ class Reader:
     on_reject: Callable[[Reject], None]
     orphans: Orphans
     """Points whose hashes do not count, since the vectors are lost."""
-    beginnings: Beginnings = field(default_factory=Beginnings)
 
     def diffs(self, rows: Iterable[Row], share_read: Callable[[], float | None]) -> Iterator[Diff]:
         """Yield the diff of each window in turn."""
@@ -207,8 +205,6 @@ class Reader:
                 diff.others = points_of_other_writers(self.collection, [_document_of(row).id for row in window])
             diff.share_read = share_read()
             yield diff
-        if (beginning := self.beginnings.most_common()) is not None:
-            self.report.same_beginning, self.report.same_beginning_share = beginning
 
     def _windows(self, rows: Iterable[Row]) -> Iterator[list[Document | CutDocument]]:
         window: list[Document | CutDocument] = []
@@ -231,8 +227,6 @@ class Reader:
         if not self.shard.has(document.id):
             return None
         verdict = self.seen.add(document)
-        if verdict == "new":
-            self.beginnings.add(embedded_text(document.title, document.text))
         if verdict == "other":
             self._reject(Reject.of(document, OTHER_CONTENT))
         self.report.duplicates += verdict == "same"

@@ -193,10 +193,6 @@ class IngestReport:
     other_vectors: list[str] = field(default_factory=list)
     """Vectors of the collection that this run does not write, so that its encoded points lack them for their text;
     empty where nothing was encoded."""
-    same_beginning: str | None = None
-    """Text with which many of the first documents begin, such as a letterhead; None where there is no such text."""
-    same_beginning_share: float = 0.0
-    """Share of the first documents that begin with it, in [0, 1]."""
     first_deleted: list[str] = field(default_factory=list)
     """First documents that --sync deleted, or would delete."""
     engine: Mapping[str, Any] = field(default_factory=dict)
