@@ -55,7 +55,6 @@ STEPS = (
     Step("ingestion-throughput.json", "ingestion throughput", 2),
     Step("server-ingestion.json", "server_ingestion", 3, "server"),
     Step("server-search-10000.json", "server_search --points 10000", 3, "server"),
-    Step("serve-cost.json", "serve_cost", 4, "server"),
     Step("serve-latency.json", "serve_latency", 3, "server"),
     Step("serve-latency-grpc.json", "serve_latency --grpc", 3, "server"),
     Step("dev", "", 5, "dev"),

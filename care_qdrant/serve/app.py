@@ -28,7 +28,6 @@ from care_qdrant.serve.models import ServedModel, ServedModels, check_answers
 from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.searching import Searching
 from care_qdrant.serve.settings import ServeSettings
-from care_qdrant.serve.tracing import Tracing
 from care_qdrant.version import __version__
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ class Service:
     def __init__(self, settings: ServeSettings, models: Sequence[CareModel]) -> None:
         """Load the query encoders; `load` makes the service ready."""
         self._limits, self._metrics = settings.limits, Metrics()
-        self._keys, self._tracing = Keys(settings.keys_file), Tracing()
+        self._keys = Keys(settings.keys_file)
         self.models = ServedModels(
             [
                 ServedModel(model, documents=settings.documents, limits=settings.limits, metrics=self._metrics)
@@ -67,7 +66,6 @@ class Service:
             self._routes(),
             keys=self._keys,
             metrics=self._metrics,
-            tracing=self._tracing,
             host=settings.host,
             metrics_port=settings.metrics_port,
         )
@@ -94,7 +92,6 @@ class Service:
         self._backend.close()
         for served in self.models:
             served.close()
-        self._tracing.close()
 
     def _routes(self) -> Router:
         endpoints = self._endpoints()

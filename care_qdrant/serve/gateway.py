@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic_core import to_json
+from qdrant_client import context_headers
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,7 +19,6 @@ from care_qdrant.serve.keys import Key, Keys, presented_key
 from care_qdrant.serve.metrics import Metrics
 from care_qdrant.serve.refusal import Refusal, refusal_of
 from care_qdrant.serve.settings import LOOPBACK
-from care_qdrant.serve.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 access_log = logging.getLogger("care_qdrant.serve.access")
@@ -67,11 +67,8 @@ class Exchange:
 class Gateway:
     """The outermost layer of the service."""
 
-    def __init__(
-        self, app: ASGIApp, *, keys: Keys, metrics: Metrics, tracing: Tracing, host: str, metrics_port: int | None
-    ) -> None:
-        self._metrics_port, self._tracing = metrics_port, tracing
-        self._app, self._keys, self._metrics = app, keys, metrics
+    def __init__(self, app: ASGIApp, *, keys: Keys, metrics: Metrics, host: str, metrics_port: int | None) -> None:
+        self._app, self._keys, self._metrics, self._metrics_port = app, keys, metrics, metrics_port
         self._only_loopback = host in LOOPBACK and not keys.required
         self.draining = False
         """Whether each answer asks its client to open a new connection."""
@@ -90,7 +87,7 @@ class Gateway:
                 self._add_headers(MutableHeaders(scope=message), exchange)
             await send(message)
 
-        with self._tracing.request(exchange.method, headers, exchange.request_id) as span:
+        with context_headers.headers(_for_qdrant(headers, exchange.request_id)):
             try:
                 exchange.internal = (scope.get("server") or ("", None))[1] == self._metrics_port is not None
                 self._admit(headers, exchange)
@@ -101,9 +98,6 @@ class Gateway:
                 await self._refuse(error, exchange, scope, receive, send_with_headers)
             finally:
                 self._account(exchange, time.perf_counter() - started)
-                if span is not None and span.is_recording():
-                    span.update_name(f"{exchange.method} {exchange.route}")
-                    span.set_attributes(_attributes(exchange))
 
     def _admit(self, headers: Headers, exchange: Exchange) -> None:
         if self._only_loopback and _host_name(headers.get("host", "")) not in LOOPBACK:
@@ -186,18 +180,10 @@ def _one_line(text: str) -> str:
     return "".join(character if character.isprintable() else json.dumps(character)[1:-1] for character in text)
 
 
-def _attributes(exchange: Exchange) -> Mapping[str, Any]:
-    """Return the attributes of a request's span, by OpenTelemetry's names where it has them; no text, as in the log."""
-    values = {
-        "http.request.method": exchange.method,
-        "http.route": exchange.route,
-        "http.response.status_code": exchange.status,
-        "error.type": exchange.code,
-        "care.request_id": exchange.request_id,
-        **{f"care.{name}": value for name, value in exchange.facts.items() if name != "timing_ms"},
-        **{f"care.{part}_ms": value for part, value in exchange.facts.get("timing_ms", {}).items()},
-    }
-    return {name: value for name, value in values.items() if value is not None}
+def _for_qdrant(headers: Headers, request_id: str) -> dict[str, str]:
+    """Return the headers by which Qdrant's log and traces can be joined with this request."""
+    traceparent = headers.get("traceparent")
+    return {"x-request-id": request_id} | ({"traceparent": traceparent} if traceparent else {})
 
 
 def _request_id(headers: Headers) -> str:

@@ -65,7 +65,7 @@ class GoodMatches:
         key = (collection, served.fingerprint, mode)
         made, task = self._measurements.get(key, (0.0, None))
         if task is None or (task.done() and time.monotonic() - made > _PAUSE_SECONDS):
-            # In its own context: the context of the first request holds the id and the trace of that request.
+            # In its own context: the context of the first request holds the id of that request.
             task = asyncio.create_task(self._measure(collection, served, mode), context=Context())
             self._measurements[key] = (time.monotonic(), task)
             task.add_done_callback(_log_failure)
