@@ -10,7 +10,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -284,9 +284,7 @@ def training_keys() -> Iterator[str]:
         "a table or section of arXiv 2604.10937; *open*\nwhere the paper gives no value. Fractions are of 1; *none* "
         "means that the key is left out.\n"
     )
-    yield from _keys("The top of the file", config.Run)
-    for heading, table in TRAINING_TABLES.items():
-        yield from _keys(f"`{heading}`", table)
+    yield from _tables(config.Run, TRAINING_TABLES)
     yield from _keys("`[[stage]]`, of every kind", config.Stage)
     shared = {field.name for field in dataclasses.fields(PairStage)}
     pairs = {kind for kind, stage in config.STAGE_TYPES.items() if issubclass(stage, PairStage)}
@@ -317,8 +315,13 @@ def benchmark_keys() -> Iterator[str]:
         "# Keys of a `care data` configuration\n\nAn example: [make a benchmark](../how-to/make-a-benchmark.md). In "
         "brackets: a section of arXiv 2604.10937.\nFractions are of 1; *none* means that the key is left out.\n"
     )
-    yield from _keys("The top of the file", benchmark.Settings)
-    for heading, table in BENCHMARK_TABLES.items():
+    yield from _tables(benchmark.Settings, BENCHMARK_TABLES)
+
+
+def _tables(top: type, tables: Mapping[str, type]) -> Iterator[str]:
+    """Yield the keys of the top of a file and of tables, by their headings."""
+    yield from _keys("The top of the file", top)
+    for heading, table in tables.items():
         yield from _keys(f"`{heading}`", table)
 
 
