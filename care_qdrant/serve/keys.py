@@ -52,8 +52,9 @@ class Keys:
     """Accepts the keys of a file, which holds one on each line, optionally followed by its scopes.
 
     Such as ``KEY search:articles``; ``#`` starts a comment line. A running service reads the file again within a
-    second of a change. A file that cannot be read, or holds no key, leaves the former keys in force: it never opens the
-    service to everyone.
+    second of a change. A file that cannot be read, holds no key or ends within a line, as one that is being written
+    does, leaves the former keys in force: it never opens the service to everyone, and a cut line gives no key more
+    scopes than the whole one.
     """
 
     def __init__(self, file: Path | None) -> None:
@@ -98,7 +99,7 @@ class Keys:
         version = _version_of(file)
         keys: dict[bytes, Key] = {}
         lines_of_keys: dict[bytes, int] = {}
-        for number, line in _lines(file):
+        for number, line in _lines(file, is_read_again=bool(self._keys)):
             digest, key = _parse(file, number, line)
             if digest in keys:
                 raise InputError(
@@ -111,7 +112,7 @@ class Keys:
         self._version, self._looked_at, self._keys = version, time.monotonic(), keys
 
 
-def _lines(file: Path) -> list[tuple[int, str]]:
+def _lines(file: Path, *, is_read_again: bool) -> list[tuple[int, str]]:
     """Return the lines of a file with their numbers, without comments and blank ones."""
     try:
         text = file.read_text(encoding="utf-8-sig")  # editors of Windows begin a file with a byte order mark
@@ -119,6 +120,8 @@ def _lines(file: Path) -> list[tuple[int, str]]:
         raise _unreadable(file, error) from error
     except UnicodeDecodeError as error:
         raise InputError(f"{file}: byte {error.start} is not UTF-8; save the file of API keys as UTF-8") from error
+    if is_read_again and text and not text.endswith("\n"):
+        raise InputError(f"{file}: its last line has no line end, so it may be half written; end it with one")
     lines = enumerate(map(str.strip, text.splitlines()), start=1)
     return [(number, line) for number, line in lines if line and not line.startswith("#")]
 

@@ -17,7 +17,7 @@ from care_qdrant import serve
 from care_qdrant.console.logs import set_up_logs
 from care_qdrant.errors import InputError
 from care_qdrant.serve import keys, refusal, schemas
-from care_qdrant.serve.keys import Keys
+from care_qdrant.serve.keys import Keys, KeyScope
 from tests.serve.conftest import KEY, OTHER_KEY, asked, pair
 from tests.tiny import HashEncoder
 
@@ -170,6 +170,30 @@ def test_a_broken_file_leaves_the_former_keys_in_force_and_is_told_once(
     assert "codec" not in told
     keys_file.write_bytes(before.replace(KEY.encode(), b"# it leaked"))
     assert accepted.identify(KEY) is None
+
+
+def test_a_file_cut_at_any_byte_gives_no_key_more_scopes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "CHECK_SECONDS", 0)
+    file = tmp_path / "keys"
+    before, after = f"{KEY} search:corpus\n", f"{KEY} search:corpus search:b\r\n# new\n{OTHER_KEY} metrics inference\n"
+    asked_for: list[tuple[str, KeyScope, str | None]] = [
+        (key, scope, collection)
+        for end in range(keys.MIN_CHARACTERS, len(OTHER_KEY) + 1)
+        for key in (KEY[:end], OTHER_KEY[:end])
+        for scope, collection in (("inference", None), ("metrics", None), ("search", None), ("search", "b"))
+    ]
+
+    def granted(content: str) -> set[tuple[str, str, str | None]]:
+        file.write_text(content, newline="")
+        return {one for one in asked_for if (key := accepted.identify(one[0])) and key.may(one[1], one[2])}
+
+    file.write_text(before)
+    accepted = Keys(file)
+    rightly = granted(before) | granted(after)
+    for end in range(len(after)):
+        granted(before)
+        assert granted(after[:end]) <= rightly, after[:end]
+    assert granted(after) == rightly
 
 
 def test_a_byte_order_mark_belongs_to_no_key(tmp_path: Path) -> None:
