@@ -199,6 +199,7 @@ def attach_encoded(
 
 def _nothing(target: Collection, vector_name: str, contract: VectorContract | SparseContract) -> AttachReport:
     """Return the report on a collection that has no points any more."""
+    _require_own_vector(target, vector_name, contract.constants)
     text_field = target.schema.text_field(vector_name) or ""
     return AttachReport(target.name, vector_name, contract.fingerprint, tool="", text_field=text_field)
 
@@ -276,6 +277,19 @@ def _first_of(schema: CollectionSchema, vector_name: str, contract: VectorContra
     return next((name for name in same if schema.has_vector(name) and not schema.is_beside(name)), None)
 
 
+def _require_own_vector(collection: Collection, vector_name: str, constants: str) -> None:
+    """Refuse a vector that was detached meanwhile, or replaced by another model's, also with the whole collection."""
+    schema = collection.refresh()
+    made = schema.contracts.get(vector_name) if schema.has_vector(vector_name) else None
+    if isinstance(made, VectorContract | SparseContract) and made.constants == constants:
+        return
+    now = "it is gone" if made is None else f"another model ({made.fingerprint[:12]}) makes it now"
+    raise FingerprintMismatch(
+        f"vector {vector_name!r} of collection {collection.name!r} was replaced while this run wrote: {now}. Of the "
+        "vectors that this run wrote, some may be there; an attach of the model that makes it now replaces them"
+    )
+
+
 def _note(vector_name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     return ATTACH.change({"started": now_noted(), **entry}, vector_name)
 
@@ -331,7 +345,7 @@ class _Run:
 
         def begin(window: PointWindow) -> None:
             nonlocal read, has_begun
-            self._require_own_vector()
+            _require_own_vector(collection, name, self.reader.constants)
             if window.encode and not has_begun:
                 has_begun = True
                 collection.update("noting the attach", metadata=_note(name, {}))
@@ -361,7 +375,7 @@ class _Run:
             stop=self.stop,
         )
         worker.run(windows, collection, begin, on_batch)
-        self._require_own_vector()
+        _require_own_vector(collection, name, self.reader.constants)
         if not self.stop.is_set():
             if not self.is_part:
                 end_attach(collection, name)
@@ -369,21 +383,10 @@ class _Run:
             record_rescoring(collection, name)
         seconds = time.perf_counter() - start
         report.points, report.covered = collection.count(), collection.count_with_vector(name)
+        _require_own_vector(collection, name, self.reader.constants)  # also of a collection that was made again
         report.seconds, report.points_per_second = round(seconds, 3), round(report.encoded / seconds, 1)
         report.encoder_idle_fraction = round(worker.meter.idle_fraction, 4)
         return report
-
-    def _require_own_vector(self) -> None:
-        """Refuse to continue if the vector was detached meanwhile, or another model's vector was attached."""
-        schema, name = self.collection.refresh(), self.reader.vector_name
-        made = schema.contracts.get(name)
-        if isinstance(made, VectorContract | SparseContract) and made.constants == self.reader.constants:
-            return
-        now = "it was detached" if made is None else f"another model ({made.fingerprint[:12]}) makes it now"
-        raise FingerprintMismatch(
-            f"vector {name!r} of collection {self.collection.name!r} was replaced while this run wrote: {now}. Of the "
-            "vectors that this run wrote, some may be there; an attach of the model that makes it now replaces them"
-        )
 
     def _remove(self, text_gone: Sequence[tuple[Collection, Sequence[PointId]]]) -> int:
         """Remove the vector, and then its hash, from points that lost their text; return their number."""

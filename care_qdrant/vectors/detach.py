@@ -10,7 +10,7 @@ from qdrant_client import models
 from care_qdrant.contracts.contract import SparseContract, VectorContract, contract_metadata
 from care_qdrant.contracts.metadata import of_vector
 from care_qdrant.contracts.payload import stored_hash
-from care_qdrant.errors import InputError, counted
+from care_qdrant.errors import FingerprintMismatch, InputError, counted
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import tune_embedded
 from care_qdrant.qdrant.point_equality import vectors_of
@@ -43,16 +43,23 @@ def detach_vector(collection: Collection, vector_name: str | None = None) -> Det
 
     Raises:
         InputError: The vector was not attached, or points that were written after it have no other vector.
+        FingerprintMismatch: Another attach or ingestion has made it again meanwhile; it stays.
         QdrantError: Qdrant refused or could not be reached.
     """
     target = collection.whole()
-    name, points = _checked_name(target.schema, vector_name), target.count()
-    is_there = _is_as_attached(target.schema, name)
+    schema = target.schema
+    name, points = _checked_name(schema, vector_name), target.count()
+    is_there = _is_as_attached(schema, name)
     if is_there:
         _require_other_vectors(target, name)
     target.require_changeable()  # a key for the points alone could not remove the records in the end
     tune_embedded(target.client, target.name)
     cleaned = sum(_clean_payloads(part, name) for part in target.parts())
+    if target.refresh().contracts.get(name) != schema.contracts[name]:  # after minutes, in a large collection
+        raise FingerprintMismatch(
+            f"vector {name!r} of collection {target.name!r} was replaced while this run removed it, so it stays; see "
+            f"what made it with care status {target.name}"
+        )
     if is_there:
         target.remove_vector(name)
     # Last, so that the same command finishes a run that was killed.

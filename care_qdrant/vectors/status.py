@@ -9,11 +9,12 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.contracts.contract import Contract, VectorContract
 from care_qdrant.contracts.layouts import guess_layout
 from care_qdrant.encoders import TextReader
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, Rejected
 from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.aliases import read_versions
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.public import accepts_client
+from care_qdrant.qdrant.retry import is_collection_gone
 from care_qdrant.vectors.points import stored_text
 from care_qdrant.vectors.preflight import SAMPLE_POINTS
 
@@ -129,8 +130,15 @@ def _unread_by_included(summary: CollectionSummary, texts: Sequence[str]) -> int
 
 
 def describe_all(client: QdrantClient) -> list[CollectionSummary]:
-    """Return all collections by name, with exact counts."""
-    return [describe(Collection(client, name)) for name in Collection(client, "").names()]
+    """Return all collections by name, with exact counts; one that is deleted meanwhile is left out."""
+    summaries = []
+    for name in Collection(client, "").names():
+        try:
+            summaries.append(describe(Collection(client, name)))
+        except Rejected as error:
+            if not is_collection_gone(error):
+                raise
+    return summaries
 
 
 def describe(collection: Collection) -> CollectionSummary:

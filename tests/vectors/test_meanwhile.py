@@ -1,20 +1,28 @@
 """Changes by others to a vector while an attach writes it: the run ends with an error, or the vector is its own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import count
+from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.contracts.contract import contract_metadata
 from care_qdrant.errors import CareError, FingerprintMismatch, InputError
+from care_qdrant.qdrant.calls import Calls
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.vectors.attach import AttachSettings, attach_vector
 from care_qdrant.vectors.detach import detach_vector
+from care_qdrant.vectors.status import describe_all
 from care_qdrant.vectors.verify import verify_collection
 from care_qdrant.vectors.verify_report import VerifySettings
 from tests.tiny import HashModel
-from tests.vectors.collections import NAME, contents, fill
+from tests.vectors.collections import NAME, SCHEMAS, contents, fill
 
 OTHER = HashModel(name="other", salt="other")
+T = TypeVar("T")
 
 
 def detach(client: QdrantClient) -> None:
@@ -56,6 +64,96 @@ def test_no_run_ends_well_whose_vector_is_no_longer_its_own(
     attach_vector(qdrant, NAME, OTHER, vector_name="v")
     quiet = VerifySettings(least_known=0)
     assert verify_collection(qdrant, NAME, OTHER, vector_name="v", settings=quiet).problems == []
+
+
+def make_again_by_another_tool(client: QdrantClient) -> None:
+    client.delete_collection(NAME)
+    fill(client, "named", "plain")
+
+
+def make_again_by_ingestion(client: QdrantClient) -> None:
+    """Make a collection whose vectors of this name came with its points, as ingestion and LlamaIndex do."""
+    client.delete_collection(NAME)
+    contract = HashModel(name="care").contract()
+    metadata = contract_metadata("care", contract)
+    client.create_collection(NAME, vectors_config={"care": contract.params}, metadata=metadata)
+    rows = enumerate(np.eye(contract.dim).tolist())
+    client.upsert(NAME, [models.PointStruct(id=at, vector={"care": row}, payload={"text": "t"}) for at, row in rows])
+
+
+def before_each_call(
+    run: Callable[[QdrantClient], T], begin: Callable[[QdrantClient], object], event: Callable[[QdrantClient], object]
+) -> Iterator[tuple[QdrantClient, T | None]]:
+    """Run with the event before the first call to Qdrant, before the second one, …: yield results, None for errors."""
+    call = Calls.call
+    for at in count(1):
+        client, calls, result, events = QdrantClient(":memory:"), count(1), None, [event]
+        begin(client)
+
+        def counted(calls_of: Calls, what: str, operation: Callable[[], Any]) -> Any:
+            if next(calls) == at and what != "removing the vector":  # noqa: B023  # that call cannot be guarded
+                events.pop()(calls_of.client)  # noqa: B023
+            return call(calls_of, what, operation)
+
+        with pytest.MonkeyPatch.context() as patch, suppress(CareError):
+            patch.setattr(Calls, "call", counted)
+            result = run(client)
+        if next(calls) <= at:
+            return
+        if not events:
+            yield client, result
+
+
+@pytest.mark.parametrize("event", [make_again_by_another_tool, make_again_by_ingestion])
+@pytest.mark.parametrize(("is_again", "has_points"), [(False, True), (True, True), (True, False)])
+def test_an_attach_that_ends_well_has_attached_to_what_is_there(
+    model: HashModel, event: Callable[[QdrantClient], None], is_again: bool, has_points: bool
+) -> None:
+    def begin(client: QdrantClient) -> None:
+        fill(client, "named", "plain")
+        if is_again:
+            attach_vector(client, NAME, model)
+        if not has_points:
+            client.delete(NAME, models.Filter())
+
+    done = 0
+    for client, report in before_each_call(lambda client: attach_vector(client, NAME, model), begin, event):
+        done += 1
+        if report is not None:
+            there = Collection(client, NAME)
+            assert "care" in there.schema.contracts
+            assert there.count_with_vector("care") == there.count()
+    assert done > 5
+
+
+@pytest.mark.parametrize("event", [make_again_by_another_tool, make_again_by_ingestion])
+def test_a_detach_removes_no_vector_that_came_with_the_points(
+    model: HashModel, event: Callable[[QdrantClient], None]
+) -> None:
+    def begin(client: QdrantClient) -> None:
+        fill(client, "named", "plain")
+        attach_vector(client, NAME, model)
+
+    done = 0
+    for client, _ in before_each_call(lambda client: detach_vector(client, NAME), begin, event):
+        done += 1
+        own = "old" if event is make_again_by_another_tool else "care"
+        there = Collection(client, NAME)
+        assert there.count_with_vector(own) == there.count() > 0
+    assert done > 5
+
+
+def test_the_state_of_all_collections_leaves_out_one_that_is_deleted_meanwhile() -> None:
+    def begin(client: QdrantClient) -> None:
+        fill(client, "named", "plain")
+        client.create_collection("zeta", **SCHEMAS["sparse"])
+
+    done = 0
+    for _, summaries in before_each_call(describe_all, begin, lambda client: client.delete_collection(NAME)):
+        done += 1
+        assert summaries is not None
+        assert {"zeta"} <= {summary.name for summary in summaries} <= {NAME, "zeta"}
+    assert done > 5
 
 
 @pytest.mark.parametrize("name", [".", "..", "a/b", "", "x" * 201])
