@@ -98,7 +98,7 @@ class Forks:
             self._server = None
 
     def _start(self) -> str:
-        """Start it unless it runs, and return its folder; the first program waits until all is imported."""
+        """Start it unless it runs, and return its folder, once all is imported: no program's time limit counts that."""
         if self._server is None:
             self._folder = folder = tempfile.mkdtemp()
             Path(folder, "commands").mkdir()
@@ -114,7 +114,11 @@ class Forks:
                     cwd=ROOT,
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
                     pass_fds=[listener.fileno()],
+                    stdout=subprocess.PIPE,
                 )
+            assert self._server.stdout is not None
+            with self._server.stdout as told:
+                told.readline()
         return self._folder
 
 
@@ -207,5 +211,6 @@ if __name__ == "__main__":
     for name in PRELOADED:
         importlib.import_module(name)
     gc.collect()
+    print("imported", flush=True)
     gc.freeze()  # training asks for collections, and each would walk through all that is imported
     _serve(socket.socket(fileno=int(sys.argv[1])))
