@@ -480,8 +480,7 @@ def log_unread(place: str, unread: Mapping[str, Sequence[str]]) -> None:
     for reason, names in unread.items():
         if names:
             more = f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
-            shown = ", ".join(names[:MOST_NAMED]) + more
-            logger.warning("%s: not read: %d, as %s: %s", place, len(names), shown, reason)
+            logger.warning("%s: not read: %s%s: %s", place, ", ".join(names[:MOST_NAMED]), more, reason)
 
 
 def _is_utf_8(encoding: str) -> bool:
