@@ -9,13 +9,13 @@ import pytest
 from llama_index.core import Document as LlamaDocument
 from llama_index.core import StorageContext, VectorStoreIndex
 from llama_index.core.schema import NodeRelationship, RelatedNodeInfo, TextNode
-from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
+from llama_index.core.vector_stores import MetadataFilter, MetadataFilters, VectorStoreQuery
 from llama_index.embeddings.care import CareEmbedding, CareNodeText
 from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import QdrantClient
 
 from care_qdrant.contracts.layouts import guess_layout
-from care_qdrant.errors import EncodingError, InputError
+from care_qdrant.errors import EncodingError, InputError, NoCollection
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.search.retriever import Retriever
@@ -163,3 +163,19 @@ def test_metadata_in_the_embedded_text_beside_points_of_care_ingest_is_said_once
 
 def _stored(client: QdrantClient, point_id: str) -> Any:
     return client.retrieve(NAME, [point_id], with_vectors=True)[0]
+
+
+def test_a_cleared_store_is_empty_until_nodes_are_added(client: QdrantClient) -> None:
+    store, node = CareVectorStore(NAME, client), TextNode(id_=str(uuid.uuid4()), text="发烧", embedding=[1.0, 0.0])
+    question = VectorStoreQuery(query_embedding=[1.0, 0.0])
+    with pytest.raises(NoCollection):  # its name may be mistyped
+        store.query(question)
+    for _ in range(2):
+        store.add([node])
+        assert store.query(question).ids == [node.node_id]
+        store.clear()
+        assert store.query(question).ids == store.get_nodes() == []
+        assert store.score([1.0, 0.0], [node.node_id]) == {}
+        store.delete_nodes([node.node_id])
+    CareVectorStore(NAME, client).add([node])
+    assert store.query(question).ids == [node.node_id]

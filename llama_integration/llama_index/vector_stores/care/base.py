@@ -15,7 +15,7 @@ from llama_index.vector_stores.care.index_nodes import IndexNodes
 from llama_index.vector_stores.care.modes import is_lexical
 from llama_index.vector_stores.care.once import OnceLogger
 from llama_index.vector_stores.care.origin import check_nodes, check_query
-from llama_index.vector_stores.care.points import check_points
+from llama_index.vector_stores.care.points import as_result, check_points
 from llama_index.vector_stores.care.reading import Reader, score_nodes
 from llama_index.vector_stores.care.settings import (
     HasContract,
@@ -103,6 +103,8 @@ class CareVectorStore(StoreSettings):
     _writer: Writer = PrivateAttr()
     _index_nodes: IndexNodes = PrivateAttr(default_factory=IndexNodes)
     _warnings: OnceLogger = PrivateAttr(default_factory=OnceLogger)
+    _is_cleared: bool = PrivateAttr(default=False)
+    """Whether `clear` has deleted the collection, which may not exist again yet."""
 
     def __init__(
         self,
@@ -253,7 +255,7 @@ class CareVectorStore(StoreSettings):
     def query(self, query: VectorStoreQuery, **options: Any) -> VectorStoreQueryResult:
         given = QueryOptions.of(options)
         self._check_query(query)
-        return self._use(lambda resolved: self._reader.search(resolved, query, given, self))
+        return self._use(lambda resolved: self._reader.search(resolved, query, given, self), as_result([]))
 
     @override
     async def aquery(self, query: VectorStoreQuery, **options: Any) -> VectorStoreQueryResult:
@@ -268,7 +270,7 @@ class CareVectorStore(StoreSettings):
         """
         if not node_ids:
             return {}
-        return self._use(lambda resolved: score_nodes(resolved, query_embedding, node_ids))
+        return self._use(lambda resolved: score_nodes(resolved, query_embedding, node_ids), {})
 
     async def ascore(self, query_embedding: list[float], node_ids: Sequence[str]) -> dict[str, float]:
         """Return the same as `score`."""
@@ -279,7 +281,7 @@ class CareVectorStore(StoreSettings):
         self, node_ids: Ids = None, filters: Filters = None, limit: int | None = None, shard_identifier: Any = None
     ) -> list[BaseNode]:
         shard = shard_keys(self, shard_identifier)
-        return self._use(lambda resolved: self._reader.nodes(resolved, node_ids, filters, limit, shard))
+        return self._use(lambda resolved: self._reader.nodes(resolved, node_ids, filters, limit, shard), [])
 
     @override
     async def aget_nodes(
@@ -298,7 +300,7 @@ class CareVectorStore(StoreSettings):
             create_collection(self._named, self, self._resolver.config, self._terms.encoder, nodes)
             self._resolver.forget()
         shard = shard_keys(self, shard_identifier)
-        return self._use(lambda resolved: self._writer.write(resolved, nodes, shard, self))
+        return self._use(lambda resolved: self._writer.write(resolved, nodes, shard, self), [])
 
     @override
     async def async_add(self, nodes: Sequence[BaseNode], shard_identifier: Any = None, **options: Any) -> list[str]:
@@ -348,13 +350,20 @@ class CareVectorStore(StoreSettings):
     def clear(self) -> None:
         self._named.drop()
         self._resolver.forget()
+        self._is_cleared = True
 
     @override
     async def aclear(self) -> None:
         await _in_thread(self.clear)
 
-    def _use(self, work: Callable[[ResolvedCollection], T]) -> T:
-        """Run work on the collection, which is checked if due; run it again if the collection was replaced."""
+    def _use(self, work: Callable[[ResolvedCollection], T], nothing: T) -> T:
+        """Run work on the collection, which is checked if due; run it again if the collection was replaced.
+
+        After `clear`, and until the collection exists again, it returns ``nothing``.
+        """
+        self._is_cleared = self._is_cleared and not self._named.exists()
+        if self._is_cleared:
+            return nothing
         return self._resolver.use(lambda resolved: work(self._adopt(resolved)))
 
     def _adopt(self, resolved: ResolvedCollection) -> ResolvedCollection:
@@ -391,4 +400,4 @@ class CareVectorStore(StoreSettings):
 
     def _delete(self, where: Callable[[ResolvedCollection], models.Filter], shard: Any) -> None:
         key = shard_keys(self, shard)
-        self._use(lambda resolved: resolved.collection.of_shard(key).delete_where(where(resolved)))
+        self._use(lambda resolved: resolved.collection.of_shard(key).delete_where(where(resolved)), None)
