@@ -218,4 +218,5 @@ def _load(adapter: TypeAdapter[T], path: Path) -> T:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"{path}: {place}: {first['msg']}; written by another version?") from error
+        what = f"{place} is missing or of another kind" if place else "is not JSON, or not an object"
+        raise InputError(f"{path}: {what}; was it written by another version?") from error

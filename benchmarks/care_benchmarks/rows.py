@@ -94,7 +94,7 @@ def read_tsv(path: Path) -> Iterator[Row]:
 def _parse(where: str, line: str) -> Row:
     try:
         fields = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or brackets
         raise InputError(f"{where}: is not JSON ({error})") from error
     if not isinstance(fields, dict):
         raise InputError(f"{where}: is a JSON {type(fields).__name__}; expected an object")

@@ -132,14 +132,14 @@ def _repeated(config: Config, questions: Mapping[str, Mapping[str, Any]]) -> dic
     """Return the questions that nearly equal an earlier one, or a text of a training set, with the reason."""
     near, reasons = NearTexts(config.settings.build.near_duplicate), dict[str, str]()
     for name, row in questions.items():
-        if (other := near.find(row["text"])) is not None:
-            reasons[name] = f"nearly equals question {other}"
+        if others := near.find(row["text"]):
+            reasons[name] = f"nearly equals question {others[0]}"
         else:
             near.add(name, row["text"])
     for file in config.settings.build.train:
         for number, row in enumerate(read_rows(config.at(file)), start=1):
             for key in ("query", "text", "sentence1", "sentence2"):
-                if isinstance(row.get(key), str) and (known := near.find(row[key])) is not None:
+                for known in near.find(row[key]) if isinstance(row.get(key), str) else ():
                     reasons.setdefault(known, f"is in {file}:{number}")
     return reasons
 

@@ -16,7 +16,7 @@ from care_data.config import Config, Judge, Judging
 from care_data.files import Rows, digest, read_rows, write_json, write_rows
 from care_data.pool import CORPUS, POOL, QUERIES
 from care_data.prompts import RELEVANT, read_grades, render
-from care_data.source import shown
+from care_data.source import ANCHOR, shown
 from care_data.wire import Caller, JudgeUnreachable, calling, highest_price, without_price
 from care_qdrant.errors import counted
 
@@ -120,7 +120,7 @@ def estimate(config: Config) -> dict[str, Any]:
 
 def is_anchor(document_id: str) -> bool:
     """Return whether a rated document was planted."""
-    return document_id.startswith("anchor:")
+    return document_id.startswith(ANCHOR)
 
 
 def describe_judge(judge: Judge, ratings: Sequence[Rating]) -> dict[str, Any]:
@@ -233,9 +233,9 @@ class TextsToRate:
         if texts:
             unrelated, *others = [draw.choice(texts) for _ in range(1 + _LONG)]
             asked = self.queries[query]
-            yield Item("anchor:irrelevant", unrelated)
-            yield Item("anchor:long", "\n".join(others))
-            yield Item("anchor:stuffed", f"{asked} {others[0]} {' '.join([asked] * (_STUFFED - 1))}")
+            yield Item(f"{ANCHOR}irrelevant", unrelated)
+            yield Item(f"{ANCHOR}long", "\n".join(others))
+            yield Item(f"{ANCHOR}stuffed", f"{asked} {others[0]} {' '.join([asked] * (_STUFFED - 1))}")
 
 
 def _by_depth(callers: Sequence[Caller], to_rate: TextsToRate) -> tuple[list[Rating], dict[str, int]]:

@@ -18,18 +18,18 @@ def overlap(first: frozenset[str], other: frozenset[str]) -> float:
 
 
 class NearTexts:
-    """An index of texts by their grams, which finds the added text that nearly equals another."""
+    """An index of texts by their grams, which finds the added texts that nearly equal another."""
 
     def __init__(self, threshold: float) -> None:
         self._threshold, self._sizes, self._having = threshold, dict[str, int](), dict[str, list[str]]()
 
-    def find(self, text: str) -> str | None:
-        """Return the name of the most similar text above the threshold; the first one added wins a tie."""
+    def find(self, text: str) -> list[str]:
+        """Return the names of all texts at or above the threshold, most similar first, then in the order of adding."""
         own = grams(text)
         shared = Counter(name for gram in own for name in self._having.get(gram, ()))
         near = {name: count / (len(own) + self._sizes[name] - count) for name, count in shared.items()}
-        best = max(near.values(), default=-1.0)
-        return next(name for name in self._sizes if near.get(name) == best) if best >= self._threshold else None
+        named = [name for name in self._sizes if near.get(name, -1.0) >= self._threshold] if near else []
+        return sorted(named, key=lambda name: -near[name])
 
     def add(self, name: str, text: str) -> None:
         """Add a text under a name."""

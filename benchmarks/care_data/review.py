@@ -19,7 +19,7 @@ from starlette.routing import Route
 from care_data.agreement import binary, pairs, table
 from care_data.config import Config
 from care_data.files import line
-from care_data.prompts import LETTERS
+from care_data.prompts import GRADES, LETTERS
 from care_data.sheets import OPINIONS, Task, page_opinions
 from care_qdrant.serve.pages import POLICY
 
@@ -62,8 +62,8 @@ def review_app(config: Config, tasks: Sequence[Task]) -> Starlette:
         said = await request.body() if request.headers.get("content-type") == "application/json" else b""
         try:
             opinion = TypeAdapter(Opinion).validate_json(said)
-        except ValidationError as error:
-            problem = f"expected expert, query_id, document_id and grade ({error.errors()[0]['msg']})"
+        except ValidationError:
+            problem = f"expected expert, query_id and document_id as texts, and a grade of {', '.join(GRADES)}"
             return JSONResponse({"error": problem}, status_code=400)
         if (opinion.query_id, opinion.document_id) not in known:
             return JSONResponse({"error": "the pair is not in this sample"}, status_code=400)

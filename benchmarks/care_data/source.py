@@ -13,11 +13,14 @@ from qdrant_client import QdrantClient
 
 from care_data.config import Config
 from care_data.files import Rows
-from care_qdrant import Collection, Document, open_client
+from care_qdrant import Collection, Document, Hit, open_client
 from care_qdrant.console.options import Target
 from care_qdrant.contracts.layouts import read_hit
 from care_qdrant.errors import COMPLETE, InputError, counted
 from care_qdrant.types import embedded_text
+
+ANCHOR = "anchor:"
+"""Beginning of the ids of documents that are planted among those to judge; ids of points are numbers or UUIDs."""
 
 
 @contextmanager
@@ -40,7 +43,9 @@ def open_source(config: Config) -> Iterator[QdrantClient]:
 class Texts:
     """The documents of a collection: each point is one, since a point is what a search returns."""
 
-    documents: dict[str, Document]  # by document id if one point holds the whole document, else by point id
+    documents: dict[
+        str, Document
+    ]  # by document id if one point holds the whole document and the id is no other's, else by point id
     names: dict[str, str]  # document id by point id
     skipped: int  # points without a text
 
@@ -56,8 +61,14 @@ def read_texts(client: QdrantClient, collection: str) -> Texts:
     filled = [hit for hit in hits if hit.text.strip()]
     if not filled:
         raise InputError(f"collection {collection!r}: none of its {counted(len(hits), 'point')} has a text to judge")
-    points = Counter(hit.document_id for hit in filled)
-    names = {hit.point_id: hit.document_id if points[hit.document_id] == 1 else hit.point_id for hit in filled}
+    points, own = Counter(hit.document_id for hit in filled), {hit.point_id for hit in filled}
+
+    def name(hit: Hit) -> str:
+        # A document's id may be the id of another point, or look as if it were planted among the documents to judge.
+        is_clear = points[hit.document_id] == 1 and hit.document_id not in own
+        return hit.document_id if is_clear and not hit.document_id.startswith(ANCHOR) else hit.point_id
+
+    names = {hit.point_id: name(hit) for hit in filled}
     documents = {
         names[hit.point_id]: Document(names[hit.point_id], hit.text, hit.title, dict(hit.metadata)) for hit in filled
     }

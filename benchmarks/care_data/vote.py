@@ -1,5 +1,6 @@
 """Step 3: turn votes into labels. Disputed pairs keep that label; the paper discards them [B]."""
 
+import logging
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,8 +17,11 @@ from care_data.judging import JUDGEMENTS, PLANTED, is_anchor
 from care_data.pool import POOL, contributions
 from care_data.prompts import RELEVANT
 from care_data.sheets import read_opinions
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, counted
 
+logger = logging.getLogger(__name__)
+
+_FEWEST_FOUND = 10  # documents that another judge rates relevant, from which a judge fails that rates none so
 _FEWEST_PLANTED = 5  # planted documents of one kind from which a judge can fail by that kind alone
 
 Label = Literal["relevant", "irrelevant", "disputed", "missing"]
@@ -37,6 +41,8 @@ def run_vote(config: Config, _: bool = False) -> dict[str, Any]:
     _require_votes(ballots, [name for name, tier in tiers.items() if tier == 1], config)
     _require_judgement(config, tiers)
     experts = read_opinions(config)
+    if strange := experts.keys() - {(row["query_id"], row["document_id"]) for row in pool}:
+        logger.warning("experts rate %s that the pool does not hold; left out", counted(len(strange), "pair"))
     weights = _weights(ballots, experts, list(tiers)) if settings.rule == "weighted" else {}
     labels = []
     for (query, document), votes in ballots.items():
@@ -89,13 +95,13 @@ def label_of(
     if rule == "weighted":
         return _side(sum(weights[judge] * (1 if yes else -1) for judge, yes in given.items()))
     top = max(tiers[judge] for judge in given)
-    counted = [yes for judge, yes in given.items() if tiers[judge] == top]
-    balance = sum(1 if yes else -1 for yes in counted)
+    votes_of_top = [yes for judge, yes in given.items() if tiers[judge] == top]
+    balance = sum(1 if yes else -1 for yes in votes_of_top)
     if rule == "majority":
         return _side(balance)
-    if len(set(counted)) > 1:
+    if len(set(votes_of_top)) > 1:
         return "disputed"
-    return _side(balance) if len(counted) == sum(tier == top for tier in tiers.values()) else "missing"
+    return _side(balance) if len(votes_of_top) == sum(tier == top for tier in tiers.values()) else "missing"
 
 
 def label_without_experts(votes: Mapping[str, int | None], tiers: Mapping[str, int], rule: Rule) -> Label:
@@ -138,26 +144,32 @@ def _require_votes(ballots: Ballots, judges: Sequence[str], config: Config) -> N
 
 
 def _require_judgement(config: Config, tiers: Mapping[str, int]) -> None:
-    """Refuse a judge that calls a kind of planted documents relevant, or everything."""
+    """Refuse a judge that calls a kind of planted documents relevant, or everything, or nothing."""
     path = config.folder / "judge.json"
-    judges = read_json(path)["judges"] if config.settings.judge and path.is_file() else []
+    report = read_json(path)["judges"] if config.settings.judge and path.is_file() else []
+    judges = [judge for judge in report if judge["judge"] in tiers]
     least = min((judge["relevant_share"] for judge in judges), default=0.0)
+    # Tier 2 rates what tier 1 disputes, of which nothing may be relevant.
+    found = max((judge["votes"] * judge["relevant_share"] for judge in judges if judge["tier"] == 1), default=0)
     most = config.settings.vote.max_failed_anchors
     for judge in judges:
         rated, wrong = (sum(kind[key] for kind in judge["planted"].values()) for key in ("rated", "called_relevant"))
-        fault = ""
+        fault, remedy = "", ""
         if (rated and wrong / rated > most) or any(_failed(kind, most) for kind in judge["planted"].values()):
             kinds = (
                 f"{kind['called_relevant']} of {kind['rated']} {PLANTED[name]}"
                 for name, kind in judge["planted"].items()
             )
             fault = f"rates {wrong} of {rated} planted irrelevant documents relevant ({', '.join(kinds)})"
+            remedy = ", or raise vote.max_failed_anchors"
         elif judge["votes"] >= 50 and judge["relevant_share"] == 1 and least < 0.9:
             fault = f"rates all of its {judge['votes']:,} documents relevant"
-        if fault and judge["judge"] in tiers:
+        elif judge["votes"] >= 50 and not judge["relevant_share"] and judge["tier"] == 1 and found >= _FEWEST_FOUND:
+            fault = f"rates none of its {judge['votes']:,} documents relevant, of which another finds {round(found):,}"
+        if fault:
             raise InputError(
                 f"judge {judge['judge']!r} {fault}: its votes say nothing; leave it out with "
-                f'vote.exclude = ["{judge["judge"]}"], or raise vote.max_failed_anchors'
+                f'vote.exclude = ["{judge["judge"]}"]{remedy}'
             )
 
 

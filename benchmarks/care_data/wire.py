@@ -72,15 +72,18 @@ class Ledger:
 
     def __init__(self, path: Path, max_cost: float | None = None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock, self._max_cost = threading.Lock(), max_cost
+        self._path, self._lock, self._max_cost = path, threading.RLock(), max_cost
         try:
             self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=0)
             for statement in ("PRAGMA locking_mode=EXCLUSIVE", "PRAGMA journal_mode=WAL", _TABLE):
                 self._database.execute(statement)
+            [(state,)] = self._do("PRAGMA quick_check(1)")
         except sqlite3.OperationalError as error:
             raise InputError(f"{path}: cannot be opened ({error}); does another run of care-data use it?") from error
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: is not a ledger of care-data ({error})") from error
+        if state != "ok":
+            raise self._damaged(state)
 
     def close(self) -> None:
         """Close the file."""
@@ -98,16 +101,18 @@ class Ledger:
         """Record that a call of at most ``price`` is sent; `BudgetReached` if the budget does not allow it."""
         with self._lock:
             sums = "SELECT coalesce(sum(coalesce(cost, 0) + unanswered * reserved), 0) FROM calls"
-            spent = float(self._database.execute(sums).fetchone()[0])
+            spent = float(self._do(sums)[0][0])
             if self._max_cost is not None and spent + price > self._max_cost:
                 raise BudgetReached(
                     f"the budget is reached: {spent:.4f} are spent and the next call could cost {price:.4f}, of "
                     f"{self._max_cost:g}; all answers are stored: raise max_cost and run the same command to continue"
                 )
-            self._database.execute(
+            self._do(
                 "INSERT INTO calls (key, judge, reserved, unanswered) VALUES (?, ?, ?, 1) ON CONFLICT (key) DO UPDATE"
                 " SET unanswered = unanswered + 1, reserved = max(reserved, excluded.reserved)",
-                (key, judge, price),
+                key,
+                judge,
+                price,
             )
 
     def withdraw(self, key: str) -> None:
@@ -129,8 +134,17 @@ class Ledger:
         return [dict(zip(names, row, strict=True)) for row in sorted(rows)]
 
     def _do(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
-        with self._lock:
-            return self._database.execute(statement, values).fetchall()
+        try:
+            with self._lock:
+                return self._database.execute(statement, values).fetchall()
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # a damaged file, or a full disk
+            raise self._damaged(error) from error
+
+    def _damaged(self, reason: object) -> InputError:
+        return InputError(
+            f"{self._path}: cannot be read or written ({reason}); free some space or restore a copy. Without this "
+            "file all questions are asked again, at their price"
+        )
 
 
 class Caller:

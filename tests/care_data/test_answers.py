@@ -1,6 +1,8 @@
 """Whatever a judge, another tool or a killed page has written, is read as what it says or refused; nothing crashes."""
 
 import json
+import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from care_data.prompts import LETTERS, read_grades
 from care_data.review import review_app
 from care_data.sheets import OPINIONS, Task, page_opinions
 from care_data.source import read_fields, read_questions
-from care_data.wire import Caller, Ledger, highest_price
+from care_data.wire import Answer, Caller, Ledger, highest_price
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
@@ -93,6 +95,55 @@ def test_any_bytes_are_judgements_or_refused(tmp_path_factory: pytest.TempPathFa
         except CareError:
             continue
         assert set(found.values()) <= LETTERS.keys() and not any("\ufeff" in query for query, _ in found)
+
+
+def _answer(number: int) -> Answer:
+    return Answer(f"答 {number} " * 50, "", number, number, 0.5)
+
+
+@pytest.fixture(scope="module")
+def ledgers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
+    """The files of a ledger after a run that ended, and after one that was killed, half of its answers in the log."""
+    folder, files = tmp_path_factory.mktemp("ledger"), {}
+    for half in (range(20), range(20, 40)):
+        ledger = Ledger(folder / "calls.sqlite")
+        for number in half:
+            ledger.reserve(str(number), "ann", 1.0)
+            ledger.store(str(number), _answer(number))
+        files["killed"] = {path.name: path.read_bytes() for path in folder.iterdir()}
+        ledger.close()
+    return files | {"ended": {"calls.sqlite": (folder / "calls.sqlite").read_bytes()}}
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.sampled_from([("ended", "calls.sqlite"), ("killed", "calls.sqlite"), ("killed", "calls.sqlite-wal")]),
+    st.integers(0, 999),
+    st.none() | st.binary(min_size=1, max_size=9),
+)
+def test_a_ledger_that_is_cut_or_damaged_anywhere_has_its_answers_or_is_refused(
+    ledgers: dict[str, dict[str, bytes]], which: tuple[str, str], permille: int, written: bytes | None
+) -> None:
+    files = dict(ledgers[which[0]])
+    content = files[which[1]]
+    place = permille * len(content) // 1000
+    files[which[1]] = content[:place] + (b"" if written is None else written + content[place + len(written) :])
+    with tempfile.TemporaryDirectory() as folder:
+        for name, whole in files.items():
+            (Path(folder) / name).write_bytes(whole)
+        try:
+            with closing(Ledger(Path(folder) / "calls.sqlite")) as ledger:
+                found = [ledger.stored(str(number)) for number in range(40)]
+                ledger.bills()
+                ledger.reserve("new", "ann", 1.0)
+                ledger.store("new", _answer(0))
+        except InputError as error:
+            assert "calls.sqlite" in str(error)
+            return
+    if written is None:
+        assert all(answer in (None, _answer(number)) for number, answer in enumerate(found))
+    if which[1].endswith("wal"):
+        assert None not in found[:20]
 
 
 def test_a_byte_order_mark_is_no_part_of_an_id(tmp_path: Path) -> None:

@@ -11,15 +11,21 @@ import pytest
 from care_benchmarks.cli import care_bench
 from care_benchmarks.tasks import directory_tasks, load_task
 from care_data import pool
+from care_data.build import _repeated
 from care_data.chain import run_chain, run_step
 from care_data.config import ask_again, load_config
 from care_data.exchange import write_pairs
+from care_data.judging import is_anchor
 from care_data.sheets import Task, read_opinions, sample_tasks, write_sheet
+from care_data.source import read_texts
 from care_data.wire import BudgetReached, JudgeUnreachable, NotStored
 from care_trainer.config import Data
 from care_trainer.data.read import iter_pairs
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from openpyxl import load_workbook
+from qdrant_client import QdrantClient, models
 
 from care_qdrant import open_client
 from care_qdrant.errors import InputError
@@ -282,6 +288,16 @@ class TestBadInput:
             report = run_chain(load_config(config(clinic, endpoint.url, THREE, questions=6, vote='exclude = ["bob"]')))
         assert report["build"]["relevant"] > 0
 
+    @pytest.mark.parametrize("rule", ["unanimous", "majority"])
+    def test_a_judge_that_always_says_no_is_named(self, clinic: Path, rule: str) -> None:
+        vote, problem = f'rule = "{rule}"', r"'bob' rates none of its .* relevant, of which another .*\[\"bob\"\]$"
+        with Endpoint(rater({}, always={"bob": "D"})) as endpoint:
+            with pytest.raises(InputError, match=problem):
+                run_chain(load_config(config(clinic, endpoint.url, THREE, questions=10, vote=vote)))
+            vote += '\nexclude = ["bob"]'
+            report = run_chain(load_config(config(clinic, endpoint.url, THREE, questions=10, vote=vote)))
+        assert report["build"]["relevant"] > 0
+
     def test_a_judge_that_takes_repeated_questions_for_answers_is_named_with_the_kind(self, clinic: Path) -> None:
         """A third of what was planted, so that all kinds together pass."""
         right = perfect()
@@ -350,6 +366,33 @@ class TestBadInput:
         assert report["build"]["repeated"] == 1
         with (clinic / "clinic/benchmark/qrels/test.tsv").open(encoding="utf-8") as file:
             assert "q01" not in {row["query-id"] for row in csv.DictReader(file, delimiter="\t")}
+
+
+_IDS = st.sampled_from(["1", "2", "3", "4", "anchor:long"])
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(_IDS, st.integers(1, 6)), min_size=1, max_size=6, unique_by=lambda row: row[1]))
+def test_no_document_takes_the_place_of_another_whatever_its_id(points: list[tuple[str, int]]) -> None:
+    client = QdrantClient(":memory:")
+    client.create_collection("clinic", vectors_config={})
+    payloads = {number: {"doc_id": name, "text": f"text {number}"} for name, number in points}
+    client.upsert("clinic", [models.PointStruct(id=at, vector={}, payload=own) for at, own in payloads.items()])
+    texts = read_texts(client, "clinic")
+    assert {document.text for document in texts.documents.values()} == {f"text {number}" for number in payloads}
+    assert all(texts.documents[name].text == f"text {number}" for number, name in texts.names.items())
+    assert not any(map(is_anchor, texts.documents))
+
+
+def test_every_question_that_a_training_row_nearly_equals_is_left_out(tmp_path: Path) -> None:
+    asked = ["高血压病人能不能吃西瓜和葡萄呢", "高血压病人能不能吃西瓜和葡萄吗请问"]
+    row = {"query": "高血压病人能不能吃西瓜和葡萄"}
+    (tmp_path / "train.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    loaded = load_config(
+        config(tmp_path, "http://x", {"ann": 1}, build='near_duplicate = 0.75\ntrain = ["train.jsonl"]')
+    )
+    questions = {f"q{at}": {"text": text} for at, text in enumerate(asked)}
+    assert _repeated(loaded, questions) == dict.fromkeys(questions, "is in train.jsonl:1")
 
 
 def test_judges_of_one_model_string_answer_for_themselves(clinic: Path) -> None:

@@ -74,10 +74,10 @@ def test_nothing_is_shown_of_others_before_the_end(page: TestClient) -> None:
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
-        ({"grade": "E"}, "Input should be 'S', 'A', 'B', 'C' or 'D'"),
+        ({"grade": "E"}, "expected expert, query_id and document_id as texts, and a grade of S, A, B, C, D"),
         ({"document_id": "d9"}, "the pair is not in this sample"),
-        ({"expert": " "}, "String should have at least 1 character"),
-        ({"expert": 5}, "Input should be a valid string"),
+        ({"expert": " "}, "expected expert, query_id and document_id as texts, and a grade of S, A, B, C, D"),
+        ({"expert": 5}, "expected expert, query_id and document_id as texts, and a grade of S, A, B, C, D"),
     ],
 )
 def test_what_is_no_grade_is_not_stored(page: TestClient, loaded: Config, wrong: dict[str, Any], reason: str) -> None:

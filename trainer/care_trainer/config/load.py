@@ -77,7 +77,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or brackets
         raise InputError(f"{path}: not TOML ({error})") from error
 
 
@@ -102,7 +102,7 @@ def _override(values: dict[str, Any], override: str) -> None:
         raise InputError(f"--set {override}: expected key=value")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text
     *parents, leaf = key.strip().split(".")
     target: Any = values

@@ -230,7 +230,7 @@ def parsed(name: str, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[dict[s
         where = f"{name}:{number}"
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{where}: not JSON ({error}); expected JSON lines, one object a line") from error
         if not isinstance(row, dict):
             raise InputError(f"{where}: expected an object, found {type(row).__name__}")
