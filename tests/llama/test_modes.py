@@ -12,6 +12,7 @@ from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode
 from llama_index.embeddings.care import CareEmbedding
 from llama_index.vector_stores.care import CareVectorStore
+from llama_index.vector_stores.qdrant.utils import relative_score_fusion
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.contracts.metadata import SHARE
@@ -231,6 +232,17 @@ def test_the_least_distance_is_the_best(client: QdrantClient, distance: models.D
         scores = plain.score(vector(document.text), [node_id(one) for one in DOCUMENTS])
         assert (fused.ids or [])[0] == max(scores, key=lambda point: scores[point]) == node_id(document)
         assert fused.similarities == sorted(set(fused.similarities or ()), reverse=True)
+        dense = replace(asked, mode=VectorStoreQueryMode.DEFAULT, similarity_top_k=len(DOCUMENTS))
+        found = plain.query(dense)
+        assert dict(zip(found.ids or (), found.similarities or (), strict=True)) == pytest.approx(scores)
+        assert found.similarities == sorted(scores.values(), reverse=True)
+        least = (found.similarities or [])[2]
+        for options in ({}, {"group_by": "doc_id", "group_size": 9}):
+            passing = plain.query(dense, score_threshold=least, **options)
+            assert passing.similarities == [score for score in found.similarities or () if score >= least]
+        plain.set_query_functions(hybrid_fusion_fn=relative_score_fusion)
+        assert (plain.query(asked).ids or [])[0] == node_id(document)
+        plain.hybrid_fusion_fn = None
 
 
 @pytest.mark.parametrize("mode", [VectorStoreQueryMode.DEFAULT, VectorStoreQueryMode.MMR])

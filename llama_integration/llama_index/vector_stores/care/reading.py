@@ -70,6 +70,9 @@ class Reader:
             asked = replace(asked, vector=vector)
         grouping = self._grouping(resolved, asked, options)
         [lists] = find(resolved, [asked]) if grouping is None else [find_groups(resolved, [asked], grouping)]
+        if resolved.distance in NEAREST_LEAST and asked.vector is not None and not (asked.is_hybrid and asked.fusion):
+            # LlamaIndex, its fusions and its cutoffs take the greatest score for the best.
+            lists = [[replace(hit, score=0.0 - hit.score) for hit in lists[0]], *lists[1:]]
         self._tell_script(question, lists, settings)
         if settings.hybrid_fusion_fn is not None and asked.is_hybrid:
             return settings.hybrid_fusion_fn(*map(as_result, lists), alpha=asked.alpha_in(resolved), top_k=asked.top_k)
@@ -132,7 +135,7 @@ class Reader:
             must.append(having_ids(query.node_ids))
         must += self._conditions(resolved, query.filters)
         has_scale = resolved.bm25 is not None or self.fusion != "linear"
-        return Query(
+        asked = Query(
             by.vector,
             terms,
             by.top_k,
@@ -145,6 +148,9 @@ class Reader:
             with_vectors=by.is_diverse,
             shard_key=shard_keys(settings, options.shard_identifier),
         )
+        if asked.score_threshold is not None and asked.is_nearest_least(resolved):
+            return replace(asked, score_threshold=-asked.score_threshold)
+        return asked
 
     def _conditions(self, resolved: ResolvedCollection, filters: MetadataFilters | None) -> list[models.Condition]:
         keys = partial(self.resolver.keys, resolved)
@@ -217,4 +223,4 @@ def _scaled(hits: Sequence[Hit]) -> list[float]:
     if not hits:
         return []
     best, worst = hits[0].score, hits[-1].score
-    return [(hit.score - worst) / (best - worst) if best != worst else 1.0 for hit in hits]  # distances grow
+    return [(hit.score - worst) / (best - worst) if best != worst else 1.0 for hit in hits]
