@@ -17,7 +17,7 @@ from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import InputError, Rejected, next_command, require_counts
 from care_qdrant.qdrant.checks import check_contract, check_sparse_contract
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.quantization import QUANTIZATION, Quantization
+from care_qdrant.qdrant.quantization import QUANTIZATION, Quantization, StoredDatatype
 from care_qdrant.qdrant.schema import CollectionSchema
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -43,7 +43,7 @@ class Storage:
     quantization: Quantization | None = None
     """Kind of the compressed copy that a search reads first; the original vectors stay."""
     on_disk: bool = False
-    datatype: Literal["float32", "float16"] = "float32"
+    datatype: StoredDatatype = "float32"
     shards: int | None = None
     """Number of shards; None leaves it to the server."""
     replicas: int | None = None

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Quantization = Literal["int8", "turbo", "product", "binary"]
+StoredDatatype = Literal["float32", "float16"]
+"""Datatypes that a new collection can have; existing collections may have any of `DATATYPES`."""
 
 
 @dataclass(frozen=True, slots=True)
