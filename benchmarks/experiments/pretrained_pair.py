@@ -49,7 +49,7 @@ from care_qdrant.model.folder import copy_term_weights, write_checkpoint
 from care_qdrant.model.hub import find_folder
 from care_qdrant.model.included import BUILT_IN
 from care_qdrant.model.rewrite import to_int8
-from care_qdrant.types import Vectors
+from care_qdrant.types import Vectors, is_blank
 
 NAME = "care-small"
 PACKAGES = {
@@ -262,7 +262,7 @@ def _sentences(text: str) -> Iterator[str]:
 def encode_all(encoder: Path, texts: Texts, folder: Path) -> None:
     """Write the encoder's vectors of all texts, and of its pieces."""
     folder.mkdir(exist_ok=True)
-    pieces = [piece.replace("▁", "") or "的" for piece in _pieces(encoder)]
+    pieces = ["的" if is_blank(text := piece.replace("▁", "")) else text for piece in _pieces(encoder)]
     for name, prompt, rows in (
         ("questions", "query: ", texts.questions),
         ("documents", "passage: ", texts.documents),
