@@ -1,6 +1,7 @@
 """Batches of equal cost: padding is paid for like text, so texts of one length belong together."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from tokenizers import Encoding, Tokenizer
@@ -19,15 +20,20 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
     Raises:
         IncompleteModel: The file is missing.
-        ModelError: It is not a tokenizer.
+        ModelError: It is not a tokenizer, or one that fails at every text.
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise IncompleteModel(f"{path} is missing; save the model again, with a fast tokenizer")
     try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises bare Exception
+        tokenizer = Tokenizer.from_file(str(path))
+        with suppress(Exception):  # of this text alone, such as an unknown character
+            tokenizer.encode("a")
+    except BaseException as error:  # tokenizers raises bare Exception, and a panic of its Rust code is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise ModelError(f"{path}: is not a tokenizer that this version reads ({error})") from error
+    return tokenizer
 
 
 class TokenizerFile:

@@ -1,9 +1,14 @@
+import json
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from care_qdrant.encoders.batching import token_batches
+from care_qdrant.encoders.batching import read_tokenizer, token_batches
+from care_qdrant.errors import ModelError
 
 LENGTHS = st.lists(st.integers(1, 600), max_size=80)
 
@@ -34,3 +39,26 @@ def test_a_window_of_documents_pays_little_for_padding(batch_tokens: int) -> Non
     padded = sum(max(lengths[i] for i in batch) * len(batch) for batch in batches)
 
     assert padded / sum(lengths) < 1.02
+
+
+PANICS: dict[str, Any] = {
+    "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"},
+    "pre_tokenizer": {"type": "FixedLength", "length": 0},
+    "post_processor": {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "[X]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [],
+        "special_tokens": {},
+    },
+}
+
+
+@pytest.mark.parametrize("part", PANICS)
+def test_a_tokenizer_whose_rust_code_panics_is_refused(tmp_path: Path, part: str) -> None:
+    """Such a panic is no Exception: it passes every handler, and ends threads."""
+    model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
+    empty = dict.fromkeys(["truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder"])
+    content = {"version": "1.0", "added_tokens": [], "model": model, **empty, part: PANICS[part]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ModelError, match=r"tokenizer.json: is not a tokenizer that this version reads"):
+        read_tokenizer(tmp_path)
