@@ -15,7 +15,17 @@ from pydantic import (
     WrapValidator,
     model_validator,
 )
+from pydantic_core import PydanticKnownError
 
+
+def _without_booleans(given: Any) -> Any:
+    if isinstance(given, bool):
+        raise PydanticKnownError("float_type")
+    return given
+
+
+NUMBER = BeforeValidator(_without_booleans)
+"""Refuses true and false where a number belongs; pydantic takes them for 1 and 0."""
 Texts = Annotated[list[StrictStr], Field(min_length=1, fail_fast=True)]
 Tokens = Annotated[list[StrictInt], Field(min_length=1, fail_fast=True)]
 
@@ -131,7 +141,7 @@ class OpenAIRequest(_Foreign):
     input: OpenAIInput = Field(description="Texts. Token numbers are refused: they belong to another tokenizer.")
     model: StrictStr
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(default=None, description="Must be the model's own, where given.")
+    dimensions: Annotated[int | None, NUMBER] = Field(default=None, description="Must be the model's own, where given.")
     input_type: _Side = Field(
         default=None,
         description="The side of the model, `query` where nothing says it. Words of Cohere, NVIDIA, Jina and Google "
@@ -212,8 +222,8 @@ class SearchRequest(_Request):
     mode: Literal["auto", "dense", "sparse", "hybrid"] = Field(
         default="auto", description="`auto` is `hybrid` where the collection has a BM25 vector, else `dense`."
     )
-    top_k: int = Field(default=10, ge=1, description="Documents, or groups, to return.")
-    score_threshold: float | None = Field(
+    top_k: Annotated[int, NUMBER] = Field(default=10, ge=1, description="Documents, or groups, to return.")
+    score_threshold: Annotated[float | None, NUMBER] = Field(
         default=None,
         description="Hits with a lower score are left out: the score that hits have, in a hybrid search the fused one. "
         "`/good-match` answers one that suits the collection. Not for `rrf` and `dbsf`, whose scores tell ranks.",
@@ -223,7 +233,9 @@ class SearchRequest(_Request):
         description="Metadata key whose values make the groups; null groups by document. The hits of the best group "
         "come first. A document with a list of values is in several groups, one without the key in none.",
     )
-    group_size: int = Field(default=1, ge=1, description="Most hits of a group; more than one needs `group_by`.")
+    group_size: Annotated[int, NUMBER] = Field(
+        default=1, ge=1, description="Most hits of a group; more than one needs `group_by`."
+    )
     conditions: list[Name] = Field(
         default=[],
         max_length=64,
@@ -232,7 +244,7 @@ class SearchRequest(_Request):
     )
     filter: dict[str, Any] | None = Field(default=None, description="A filter of Qdrant, beyond the conditions.")
     fusion: Literal["linear", "dbsf", "rrf"] = "linear"
-    alpha: float | None = Field(
+    alpha: Annotated[float | None, NUMBER] = Field(
         default=None,
         ge=0,
         le=1,

@@ -64,8 +64,8 @@ class Searching:
         """Answer one search; wait at most `good_match_seconds` for a good-match score."""
         check_texts([request.query], "query", self._limits)
         if request.top_k * request.group_size > self._limits.top_k:
-            groups = "" if request.group_size == 1 else f" of {request.group_size} hits each (group_size)"
-            raise Refusal(400, "invalid_request", f"top_k is {request.top_k}{groups}; at most {self._limits.top_k}")
+            asked = "top_k" if request.group_size == 1 else "top_k times group_size"
+            raise Refusal(400, "invalid_request", f"{asked}: expected a number of at most {self._limits.top_k}")
         if request.mode in ("dense", "sparse") and not _has_scale(request):
             reason = f"alpha and fusion have no effect in a {request.mode} search; leave them out"
             raise Refusal(400, "invalid_request", reason)

@@ -172,6 +172,17 @@ async def test_what_cannot_be_searched_is_refused(
     assert answer.json()["error"]
 
 
+@pytest.mark.parametrize("number", [True, False, 10**400])
+@pytest.mark.parametrize("field", ["top_k", "group_size", "alpha", "score_threshold"])
+async def test_a_number_is_none_of_true_and_false_and_no_long_one_is_repeated(
+    make_service, connect, filled: QdrantClient, field: str, number: int
+) -> None:
+    http = connect(make_service(aligned(), collections=("corpus",), over=filled))
+    refused = await http.post("/search", json={"query": "发烧", "group_by": "dept", field: number})
+    assert refused.status_code == 400 and len(refused.text) < 300
+    assert field in refused.text and "expected a" in refused.text
+
+
 async def test_a_qdrant_that_comes_later_is_found(make_service, connect, filled: QdrantClient) -> None:
     up = False
 
