@@ -144,6 +144,7 @@ def command(
         conditions_filter = _parsed(conditions, keys)
         good_match = cache(lambda: _good_match(retriever))
         is_for_people = not as_json and open_fallback is None
+        is_piped = query is None and not sys.stdin.isatty()
         for text in _prompted(Collection(client, collection)) if query is None else [query]:
             [hits] = retriever.search(
                 [text],
@@ -156,6 +157,8 @@ def command(
             _refuse_without_effect(retriever.mode)
             if keys is not None:
                 _tell_of_conditions(Collection(client, collection), conditions, keys, is_found=bool(hits))
+            if is_piped and not as_json:
+                echo(f"{text}:")
             _show(text, collection, retriever.mode, hits, group_by, as_json)
             _tell(script_note(text, hits))
             if hits and is_for_people and model is not None:
@@ -219,9 +222,11 @@ def _good_match(retriever: "Retriever") -> "GoodMatch | None":
 
 def _note(match: "Match", best: "Hit") -> str | None:
     """Return the note for hits that are not a good match; None for a good match."""
+    from care_qdrant.encoders.unread import some_of
+
     if match.unread:
         return (
-            f"the model does not read {', '.join(match.unread)}, so its scores mean nothing; use a model that reads "
+            f"the model does not read {some_of(match.unread)}, so its scores mean nothing; use a model that reads "
             "this language, or --mode sparse"
         )
     if match.is_good is not False:

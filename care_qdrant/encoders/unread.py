@@ -5,6 +5,7 @@ makes a meaningless vector of single letters, near to everything, and its scores
 """
 
 import unicodedata
+from collections.abc import Sequence
 from itertools import groupby
 
 from tokenizers import Encoding, Tokenizer
@@ -23,7 +24,16 @@ _LEAST_WORDS = 5
 """Words of a text that tell its language; fewer may be names, or terms that are rare in any."""
 _WORD_WEIGHT = 2
 """Characters of Chinese that carry as much as a word of letters."""
+_SHOWN = 5
+"""Words that a message names."""
 _UNKNOWN = ("[UNK]", "<unk>")
+
+
+def some_of(unread: Sequence[str]) -> str:
+    """Return the first unread words of a text for a message, each once, with the number of the others."""
+    words = list(dict.fromkeys(unread))
+    others = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
+    return f"{', '.join(words[:_SHOWN])}{others}"
 
 
 class UnreadWords:

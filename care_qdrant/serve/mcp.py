@@ -22,10 +22,11 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 from typing_extensions import override
 
+from care_qdrant.encoders.unread import some_of
 from care_qdrant.serve.endpoint import enter, read_body, while_connected
 from care_qdrant.serve.gateway import Exchange
 from care_qdrant.serve.refusal import Refusal, invalid_body, refusal_of
-from care_qdrant.serve.schemas import Collections, SearchRequest, WholeDocument, WithoutNulls
+from care_qdrant.serve.schemas import NUMBER, Collections, SearchRequest, WholeDocument, WithoutNulls
 from care_qdrant.serve.searching import Searching
 from care_qdrant.serve.settings import BodyLimits
 from care_qdrant.version import __version__
@@ -161,7 +162,9 @@ class McpPath:
         self,
         query: Annotated[str, Field(description="A question or key words, in the language of the documents.")],
         collection: Collection = None,
-        top_k: Annotated[int, Field(ge=1, le=MAX_HITS, description="Most documents, or groups, to return.")] = 5,
+        top_k: Annotated[
+            int, NUMBER, Field(ge=1, le=MAX_HITS, description="Most documents, or groups, to return.")
+        ] = 5,
         mode: Annotated[
             Literal["auto", "dense", "sparse", "hybrid"],
             Field(description="auto is hybrid where the collection has BM25, else by vectors alone."),
@@ -173,12 +176,14 @@ class McpPath:
             ),
         ] = None,
         score_threshold: Annotated[
-            float | None, Field(description="Leave out hits with a lower score; good ones differ by collection.")
+            float | None,
+            NUMBER,
+            Field(description="Leave out hits with a lower score; good ones differ by collection."),
         ] = None,
         group_by: Annotated[
             str | None, Field(description="Metadata key: the best hits of each of its values, the best group first.")
         ] = None,
-        group_size: Annotated[int, Field(ge=1, le=MAX_HITS, description="Most hits of a group.")] = 1,
+        group_size: Annotated[int, NUMBER, Field(ge=1, le=MAX_HITS, description="Most hits of a group.")] = 1,
     ) -> SearchResult:
         """Find the documents that answer a question, best first."""
         request = SearchRequest(
@@ -196,7 +201,7 @@ class McpPath:
         notes = [answer.note, answer.unfinished]
         if answer.unread:
             notes.append(
-                f"the encoder of this collection does not read {', '.join(answer.unread)}, so these scores mean "
+                f"the encoder of this collection does not read {some_of(answer.unread)}, so these scores mean "
                 "nothing; search again in the mode 'sparse' (BM25), which compares words"
             )
         return SearchResult(

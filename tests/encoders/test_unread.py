@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from care_qdrant.encoders.unread import UnreadWords
+from care_qdrant.encoders.unread import UnreadWords, some_of
 from care_qdrant.model.care_model import CareModel
 
 MODEL = CareModel.load()
@@ -82,3 +82,8 @@ def test_what_is_unread_is_a_part_of_the_query(query: str) -> None:
 )
 def test_chinese_with_codes_and_numbers_is_read(text: str, code: str) -> None:
     assert MODEL.unread(text + code) == []
+
+
+def test_a_message_names_a_few_unread_words() -> None:
+    assert some_of(["une", "fois", "une"]) == "une, fois"
+    assert some_of(list("abcdefgh")) == "a, b, c, d, e and 3 more"

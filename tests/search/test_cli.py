@@ -140,6 +140,12 @@ def test_a_terminal_is_asked_which_of_several_collections_is_meant(tmp_path: Pat
     assert found.split()[2] == "b"
 
 
+def test_hits_of_piped_questions_follow_their_question(folder: Path, pair_folder: Path) -> None:
+    options = ["--path", str(folder), "--model", str(pair_folder), "--mode", "sparse"]
+    found = CliRunner().invoke(search.command, options, input="xyz\nHbA1c\n").stdout.splitlines()
+    assert found[:3] == ["xyz:", "nothing found", "HbA1c:"] and found[3].startswith("1 ")
+
+
 def test_blank_query_is_refused(run: Run) -> None:
     assert isinstance(run("  ").exception, CareError)
 
