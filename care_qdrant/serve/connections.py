@@ -54,7 +54,8 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # ch
         elif before is None or before.response_complete:
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES:
-                self.transport.abort()
+                if not self.transport.is_closing():
+                    self.send_400_response(f"The head of the request has more than {HEAD_BYTES} bytes.")
             elif self._deadline is None:
                 self._expect_head()
 

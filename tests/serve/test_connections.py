@@ -63,6 +63,15 @@ def test_a_head_without_end_is_cut_off(make_service: Callable[..., Service], lis
         assert sent < 8 * 2**20, "what stands in the buffers of the system, and no more"
 
 
+def test_a_head_that_is_too_large_is_answered(make_service: Callable[..., Service], listen: Any) -> None:
+    with connected(listen(make_service())) as whole:
+        head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nCookie: "
+        whole.sendall(head.ljust(connections.HEAD_BYTES + 1, b"a"))
+        answer = b"".join(iter(lambda: whole.recv(4096), b""))
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert b"65536 bytes" in answer
+
+
 def test_beyond_the_limit_the_connection_that_waits_longest_is_closed(
     make_service: Callable[..., Service], listen: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
