@@ -5,6 +5,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -86,6 +87,25 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, content: str, message: s
     (tmp_path / "care.toml").write_text(content)
     with pytest.raises(InputError, match=message):
         read_defaults(care)
+
+
+@pytest.mark.parametrize(
+    "value", ["3", "-1", "nan", "true", '"x"', '""', "[]", '["x"]', "[3, [4]]", "2024-02-01", "{a = 1}"]
+)
+def test_a_value_of_any_type_at_any_place_is_used_or_refused(tmp_path: Path, value: str) -> None:
+    def read(file: str, content: str, command: click.Command) -> None:
+        (tmp_path / file).write_text(content)
+        with suppress(InputError, click.UsageError):
+            command.make_context("x", ["corpus.jsonl"], default_map=read_defaults(command))
+        (tmp_path / file).unlink()
+
+    for option in (name for each in ingest_command.params for name in each.opts if name.startswith("--")):
+        for table in ("", "[ingest]\n"):
+            read("care.toml", f"{table}{option.removeprefix('--')} = {value}", ingest_command)
+    for place in ("ingest", "bulk.plan", "bench.run.task"):
+        read("care.toml", f"{place} = {value}", care)
+    for place in ("tool", "tool.care", "tool.care.ingest", "tool.care.bulk.plan"):
+        read("pyproject.toml", f"{place} = {value}", care)
 
 
 def test_a_byte_order_mark_is_no_mistake_and_the_unnamed_vector_has_an_empty_name(tmp_path: Path) -> None:

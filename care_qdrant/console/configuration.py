@@ -66,7 +66,10 @@ def _find() -> tuple[str, Mapping[str, Any]]:
             if table:  # another tool's file, and that tool will say so
                 continue
             raise InputError(f"{path}: is not valid TOML ({error})") from error
-        settings = content.get("tool", {}).get("care", {}) if table else content
+        tools = content.get("tool") if table else {"care": content}
+        settings = tools.get("care", {}) if isinstance(tools, dict) else {}
+        if not isinstance(settings, dict):
+            raise InputError(f"{path}: [tool] has a value 'care' where a table is expected; write [tool.care]")
         if settings:
             return str(path), settings
     return "", {}
@@ -88,11 +91,20 @@ def _for_command(
     defaults: dict[str, Any] = {}
     for key, value in {**general, **own}.items():
         if key in options and not isinstance(value, dict):
-            many = options[key].multiple and not isinstance(value, list)
-            if "" in (value if isinstance(value, list) else [value]) and options[key].name not in MAY_BE_EMPTY:
+            values = value if isinstance(value, list) and options[key].multiple else [value]
+            if wrong := [each for each in values if not isinstance(each, str | int | float)]:
+                raise InputError(
+                    f"{where}: {key!r} is of type {type(wrong[0]).__name__}; expected a text, a number or true or false"
+                )
+            if "" in values and options[key].name not in MAY_BE_EMPTY:
                 raise InputError(f"{where}: {key!r} is empty; give a value, or leave it out")
-            defaults[str(options[key].name)] = [value] if many else value
+            if isinstance(options[key].type, click.Path) or options[key].is_flag:
+                # As on a command line: click takes the number of a path for an open file, and fails at one of a flag.
+                values = [each if isinstance(each, bool) and options[key].is_flag else str(each) for each in values]
+            defaults[str(options[key].name)] = values if options[key].multiple else values[0]
     for name, child in children.items():
+        if not isinstance(own.get(name, {}), dict):
+            raise InputError(f"{where}: [{command.name}] has a value {name!r} where a table is expected")
         defaults[name] = _for_command(child, general, own.get(name, {}), where)
     return defaults
 
