@@ -59,22 +59,25 @@ def plan(
     counter: TokenCounter,
     *,
     sparse: bool,
+    form: Format | None = None,
     any_language: bool = False,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> Manifest:
     """Cut a corpus into units and write the manifest; a corpus that has grown gets more units and keeps its own.
 
+    ``form`` is the format of standard input and of files whose names have no known ending.
+
     Raises:
         InputError: The corpus cannot be read, or the model does not read its language and ``any_language`` is not set.
     """
     former = job.manifest() if job.read(MANIFEST) is not None else None
-    draft = replace(draft, fields=_typed(corpus, draft, former))
+    draft = replace(draft, fields=_typed(corpus, draft, former, form))
     if former is not None:
         require_same(former, draft, job.url, sparse=sparse)
     planner = _Planner(draft, counter, former, on_progress)
     with planner.seen:
         # Known files first: documents of a new file that repeat theirs are left out.
-        files = sorted(corpus_files(corpus), key=lambda file: file.name not in planner.former)
+        files = sorted(corpus_files(corpus, form), key=lambda file: file.name not in planner.former)
         planned: Iterator[PlannedUnit] = chain.from_iterable(map(planner.units, files))
         if not any_language:
             planned = planner.require_language(planned)
@@ -129,13 +132,13 @@ class PlanReport:
         )
 
 
-def corpus_files(corpus: Sequence[str]) -> list[CorpusFile]:
-    """Return the files of a corpus; for a URL, the files that fsspec lists under it."""
+def corpus_files(corpus: Sequence[str], form: Format | None) -> list[CorpusFile]:
+    """Return the files of a corpus; for a URL, the files that fsspec lists under it. ``form`` is as for `plan`."""
     formats: dict[str, Format] = {}
     roots: list[str | Path] = []
     for given in corpus:
         if "://" not in given:
-            formats |= {file.path: file.form for file in check_corpus(given)}
+            formats |= {file.path: file.form for file in check_corpus(given, form)}
             roots.append(root_of(given))
             continue
         system, root = fsspec.core.url_to_fs(given)
@@ -143,17 +146,17 @@ def corpus_files(corpus: Sequence[str]) -> list[CorpusFile]:
         if not paths:
             raise InputError(f"{given}: does not exist")
         place = PurePosixPath(root.partition("*")[0].rpartition("/")[0] if "*" in root or paths == [root] else root)
-        chosen, unread = choose_files(str(PurePosixPath(path).relative_to(place)) for path in paths)
+        chosen, unread = choose_files((str(PurePosixPath(path).relative_to(place)) for path in paths), form)
         log_unread(given, unread)
         if not chosen:
             raise InputError(f"{given}: holds nothing that can be read ({paths[0]}); expected {READABLE}")
-        formats |= {system.unstrip_protocol(str(place / name)): form for name, form in chosen.items()}
+        formats |= {system.unstrip_protocol(str(place / name)): known for name, known in chosen.items()}
         roots.append(system.unstrip_protocol(str(place)))
-    tell_unread([given for given in corpus if "://" not in given])
+    tell_unread([given for given in corpus if "://" not in given], form)
     return name_files(formats, roots)
 
 
-def _typed(corpus: Sequence[str], draft: Manifest, former: Manifest | None) -> Fields:
+def _typed(corpus: Sequence[str], draft: Manifest, former: Manifest | None, form: Format | None) -> Fields:
     """Return the fields with the types of tables' columns, which a job keeps so that its rows stay the same.
 
     Tables in object storage are not read for their types: their columns are text unless a type is given.
@@ -162,7 +165,7 @@ def _typed(corpus: Sequence[str], draft: Manifest, former: Manifest | None) -> F
         types = draft.fields.types or former.fields.types
         return replace(draft.fields, types=types, are_ids_whole=former.fields.are_ids_whole)
     local = [path for path in corpus if "://" not in path]
-    return typed_fields(local, draft.fields, draft.encoding) if local else draft.fields
+    return typed_fields(local, draft.fields, draft.encoding, form) if local else draft.fields
 
 
 def write_unit(job: Job, unit: Unit, rows: Sequence[Row]) -> None:

@@ -72,7 +72,7 @@ def _open(url: str) -> "Job":
     environment=PATIENCE,
     groups={
         "Options": ["collection", "model", "path", "url", "sparse", "as_json"],
-        "Corpus": ["id_field", "text_field", "title_field", "types", "encoding", "overflow"],
+        "Corpus": ["id_field", "text_field", "title_field", "types", "form", "encoding", "overflow"],
         "Job": ["vector_name", "any_language", "float16", "unit_rows", "workers"],
     },
 )
@@ -178,7 +178,14 @@ def plan(
         on_progress: Callable[[int], None] = lambda done: show(done, 0)  # noqa: E731  # two callers
         if place is None:
             manifest = plan_units(
-                corpus, opened, draft, counter, sparse=sparse, any_language=any_language, on_progress=on_progress
+                corpus,
+                opened,
+                draft,
+                counter,
+                form=options["form"],
+                sparse=sparse,
+                any_language=any_language,
+                on_progress=on_progress,
             )
         else:
             manifest = plan_points(

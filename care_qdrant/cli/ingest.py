@@ -108,6 +108,13 @@ row_options = add_options(
         "every cell of a column is one; text in a pipe]",
     ),
     click.option(
+        "--format",
+        "form",
+        type=click.Choice(FORMATS),
+        help="Format of standard input, and of files whose names have no known ending.  [default: JSON lines for "
+        "standard input]",
+    ),
+    click.option(
         "--encoding",
         default="utf-8",
         show_default=True,
@@ -122,13 +129,6 @@ row_options = add_options(
     ),
 )
 _run_options = add_options(
-    click.option(
-        "--format",
-        "form",
-        type=click.Choice(FORMATS),
-        help="Format of standard input, and of files whose names have no known ending.  [default: JSON lines for "
-        "standard input]",
-    ),
     click.option(
         "--rejects",
         type=click.Path(path_type=Path, dir_okay=False),

@@ -30,7 +30,7 @@ from qdrant_client import QdrantClient
 from care_qdrant.bulk.encode import encode_unit
 from care_qdrant.bulk.job import FORMAT, Job, Manifest
 from care_qdrant.bulk.load import load, verify
-from care_qdrant.bulk.units import plan
+from care_qdrant.bulk.units import plan, read_unit
 from care_qdrant.cli import care
 from care_qdrant.contracts.metadata import LOAD
 from care_qdrant.encoders.terms import bm25
@@ -274,6 +274,24 @@ def test_a_job_keeps_the_types_of_a_table_that_grows(tmp_path: Path) -> None:
     grown = make_plan(table, tmp_path / "job")
     assert [unit.hash for unit in grown.units[:3]] == [unit.hash for unit in first.units]
     assert (grown.rejected, sum(unit.documents for unit in grown.units)) == (1, 26)
+
+
+@pytest.mark.parametrize("given", ["rows.log", "-"])
+def test_a_plan_reads_rows_whose_name_says_no_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    """The message for such a file names ``--format``, of which a plan had none."""
+    monkeypatch.chdir(tmp_path)
+    table = "id,text,n\n" + "".join(f"{n},第{n}条。,{n}\n" for n in range(5))
+    Path("rows.log").write_text(table, encoding="utf-8")
+    arguments = ["bulk", "plan", given, "job", "--format", "csv", "--any-language"]
+    result = CliRunner().invoke(care, arguments, input=table)
+    assert not result.exit_code, result.output
+    job = Job("job")
+    [unit] = job.manifest().units
+    assert [(row.id, getattr(row, "text", "")) for row in read_unit(job, unit)] == [
+        (str(n), f"第{n}条。") for n in range(5)
+    ]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "b.csv"])
