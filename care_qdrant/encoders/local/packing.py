@@ -16,6 +16,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -41,7 +42,7 @@ class Packed:
         self._model = cast(Any, model)
         self._transformer = self._model[0].model
         config = self._transformer.config
-        self._first_position = int(config.pad_token_id) + 1 if config.model_type in _OFFSET_POSITIONS else 0
+        self._padding = int(config.pad_token_id) if config.model_type in _OFFSET_POSITIONS else None
         self._pooling = self._model[1].pooling_mode
         self._compiled: Mapping[Any, Callable[..., Any]] | None = None
 
@@ -58,7 +59,7 @@ class Packed:
         import torch
 
         ends = np.cumsum([0, *map(len, token_ids)])
-        positions = np.concatenate([np.arange(len(ids)) for ids in token_ids]) + self._first_position
+        positions = np.concatenate([self._positions(np.asarray(ids)) for ids in token_ids])
         rows = {"input_ids": np.concatenate([np.asarray(ids) for ids in token_ids]), "position_ids": positions}
         if "token_type_ids" in self._model.tokenizer.model_input_names:
             rows["token_type_ids"] = np.zeros_like(positions)
@@ -67,6 +68,13 @@ class Packed:
         longest = max(map(len, token_ids))
         bounded = {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
         return {**features, **bounded}
+
+    def _positions(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the position of each token of a text: a text may hold the padding token, which RoBERTa passes over."""
+        if self._padding is None:
+            return np.arange(len(ids))
+        counts = ids != self._padding
+        return np.asarray(np.cumsum(counts) * counts + self._padding)
 
     def run(self, features: dict[str, Any]) -> "Tensor":
         """Return the vectors of the texts, (texts, dim)."""
