@@ -65,6 +65,21 @@ def test_what_a_command_prints(command: list[str], pair_folder: Path, monkeypatc
     assert PASSWORD not in printed and KEY not in printed
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", " \n"])
+def test_a_key_of_a_file_may_end_in_a_line_feed(
+    end: str, pair_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"id": "a", "text": "发烧时要多喝水。"}\n', encoding="utf-8")
+    with StandIn() as server, EmbeddingServer.serving(pair_folder / "document") as documents:
+        monkeypatch.setenv("QDRANT_API_KEY", KEY + end)
+        monkeypatch.setenv("CARE_ENDPOINT_KEY", SERVER_KEY + end)
+        options = ["--model", str(pair_folder), "--url", server.url, "--endpoint", documents.url]
+        printed = _run("care", "ingest", str(corpus), *options)
+    assert "1 document as 1 point" in printed and documents.requests
+    assert KEY not in printed and SERVER_KEY not in printed
+
+
 @pytest.mark.timeout(300)
 def test_everything_that_a_run_writes_and_prints(
     task_directory: Path,  # noqa: F811
