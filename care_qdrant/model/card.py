@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from care_qdrant.encoders.agreement import INT8_MARGIN, LEAST_FLOAT32, LEAST_HALF_PRECISION
 from care_qdrant.encoders.references import Reference, references_digest
 from care_qdrant.encoders.side import Geometry, Side
@@ -134,14 +136,16 @@ def read_card(folder: Path) -> Card:
         raise IncompleteModel(f"{folder}: has no {CARD_FILE}, so it is not a CARE folder")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: is not JSON ({error})") from error
-    if values.get("format", 0) > FORMAT:
-        raise NewerFormat(f"{path}: format {values['format']}, this version reads up to {FORMAT}; upgrade care-qdrant")
+    format_ = values.get("format", 0) if isinstance(values, dict) else 0
+    if isinstance(format_, int) and format_ > FORMAT:
+        raise NewerFormat(f"{path}: format {format_}, this version reads up to {FORMAT}; upgrade care-qdrant")
     try:
-        card = _parse(values)
-    except (KeyError, TypeError) as error:
-        raise IncompleteModel(f"{path}: a field is missing or wrong: {error}") from error
+        card = TypeAdapter(Card).validate_python(values)
+    except ValidationError as error:
+        place = ".".join(map(str, error.errors()[0]["loc"])) or "the whole"
+        raise IncompleteModel(f"{path}: {place} is missing or of another type than in a card") from error
     expected = fingerprint(card.dim, card.query, card.document, card.files, card.geometry)
     if card.fingerprint != expected:
         raise AlteredModel(f"{path}: fingerprint {card.fingerprint[:12]} is not that of its content ({expected[:12]})")
@@ -179,35 +183,6 @@ def fingerprint(
 def is_onnx(path: str) -> bool:
     """Return whether a file, by its path relative to the CARE folder, is a rendering for onnxruntime."""
     return path.startswith("query/onnx/") or path in (f"query/{SHARING_ONNX}", f"document/{SHARING_ONNX}")
-
-
-def _parse_onnx(values: Mapping[str, Any] | None) -> OnnxFiles | None:
-    if not values:
-        return None
-    references = tuple(Reference(**reference) for reference in values.get("references", ()))
-    return OnnxFiles(**{**values, "references": references})
-
-
-def _parse_term_weights(values: Mapping[str, Any] | None) -> TermWeightsEntry | None:
-    return TermWeightsEntry(FileEntry(**values["file"]), values["gate"]) if values else None
-
-
-def _parse(values: Mapping[str, Any]) -> Card:
-    fields = {key: value for key, value in values.items() if key in Card.__dataclass_fields__}
-    return Card(
-        **{
-            **fields,
-            "query": Side(**values["query"]),
-            "document": Side(**values["document"]),
-            "onnx": _parse_onnx(values.get("onnx")),
-            "document_onnx": _parse_onnx(values.get("document_onnx")),
-            "term_weights": _parse_term_weights(values.get("term_weights")),
-            "files": {path: FileEntry(**entry) for path, entry in values["files"].items()},
-            "stages": tuple(values.get("stages", ())),
-            "bases": tuple(values.get("bases", ())),
-            "data": tuple(values.get("data", ())),
-        }
-    )
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """The CARE folder: what it promises to stock sentence-transformers, and what it refuses."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,26 @@ def test_a_card_that_was_edited_is_refused(
     (copy / CARD_FILE).write_text(json.dumps(card))
     with pytest.raises(error, match=message):
         read_card(copy)
+
+
+@pytest.mark.parametrize("value", [None, [], {}, "x", 1, True, [1], {"x": 1}])
+def test_a_card_with_a_value_of_another_type_is_read_or_refused(copy: Path, value: object) -> None:
+    """At every place, the whole included: a card, or an error of this package."""
+    whole = json.loads((copy / CARD_FILE).read_text())
+    for changed in (value, *_with(value, whole)):
+        (copy / CARD_FILE).write_text(json.dumps(changed))
+        with suppress(ModelError):
+            read_card(copy)
+
+
+def _with(value: object, whole: Any) -> Iterator[Any]:
+    """Yield what JSON holds with a value in place of each other part of it."""
+    places = whole if isinstance(whole, dict) else range(len(whole)) if isinstance(whole, list) else ()
+    for place in places:
+        for part in (value, *_with(value, whole[place])):
+            changed = whole.copy()
+            changed[place] = part
+            yield changed
 
 
 def test_sides_of_different_dimension_are_refused(tmp_path: Path) -> None:
