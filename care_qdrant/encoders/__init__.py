@@ -1,10 +1,15 @@
 """Protocols of an encoder: texts in, vectors of one space out."""
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from care_qdrant.types import Vectors
+
+# The builds of onnxruntime 1.31 (not yet 1.23) keep a number of the device, and send events to Microsoft unless this is
+# set before the import; see Privacy.md in that package. Nothing beside patients' records should ask a third party.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 MAX_CHARACTERS_PER_TOKEN = 64
 """Characters that an online encoder tokenises for each token of its limit; the rest of a longer text is not read: the

@@ -166,6 +166,21 @@ def test_torch_is_not_imported(exported: Exported) -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
+def test_onnxruntime_keeps_and_sends_no_telemetry(exported: Exported, tmp_path: Path) -> None:
+    folder, _ = exported("cls")
+    program = (
+        "from pathlib import Path; from care_qdrant.encoders.onnx import OnnxEncoder\n"
+        "from care_qdrant.encoders.side import Side\n"
+        f"OnnxEncoder(Path({str(folder)!r}), {INT8!r}, Side('cls', 48), 32).encode(['咳嗽'])"
+    )
+    left_out = {"ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME", "CI"}
+    here = {name: value for name, value in os.environ.items() if name not in left_out} | {"HOME": str(tmp_path)}
+
+    subprocess.run([sys.executable, "-c", program], check=True, env=here)
+
+    assert not list(tmp_path.rglob("*onnxruntime*"))
+
+
 @pytest.mark.parametrize("missing", ["tokenizer.json", FP32])
 def test_a_missing_file_is_named(exported: Exported, tmp_path: Path, missing: str) -> None:
     folder = shutil.copytree(exported("cls")[0], tmp_path / "query")
