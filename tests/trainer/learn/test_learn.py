@@ -121,3 +121,17 @@ def test_an_update_follows_new_documents(tmp_path: Path) -> None:
     assert second.new_documents is not None and second.new_documents.queries == 200
     assert second.registered and second.held_out.mrr >= second.new_documents.mrr - 0.1
     assert second.contract.fingerprint != first.contract.fingerprint
+
+
+@pytest.mark.parametrize("added", [0, 60])
+def test_an_update_is_not_measured_on_what_the_earlier_encoder_learned_from(tmp_path: Path, added: int) -> None:
+    """It says what an encoder that was learned anew says, where too few documents are new to measure it on those."""
+    client, folder = QdrantClient(":memory:"), tmp_path / "queries"
+    write_langchain(client, TEXTS[:400], WordModel().encode(TEXTS[:400]))
+    learn(client, "articles", folder, settings=SETTINGS)
+    if added:
+        new = range(400, 400 + added)
+        add_points(client, new, [TEXTS[n] for n in new], WordModel().encode([TEXTS[n] for n in new]))
+    update = learn(client, "articles", folder, settings=SETTINGS, start=folder)
+    anew = learn(client, "articles", tmp_path / "anew", settings=SETTINGS)
+    assert update.held_out == anew.held_out

@@ -129,6 +129,8 @@ def learn(
     split = Split.of(pairs, settings, earlier)
     where = f"vector {vector_name!r} of collection {collection.name!r}"
     new_documents = None if earlier is None else split.drift(earlier, settings)
+    if not split.continues:  # an encoder that has learned from the held-out documents would be measured on them
+        earlier = None
     state = output.with_name(f".{output.name}.learning")
     trained = train(
         split, asked.log, settings, where, earlier, state, lambda done, total: on_progress("training", done, total)

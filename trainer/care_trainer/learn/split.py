@@ -67,17 +67,20 @@ class Split:
     """Questions made of the held-out documents, one for each."""
     candidates: Vectors
     """Stored vectors of the held-out documents, then of others."""
+    continues: bool = False
+    """Whether training continues from an earlier encoder: there are enough documents that it has not learned from."""
 
     @classmethod
     def of(cls, pairs: Pairs, settings: LearnSettings, earlier: Earlier | None) -> "Split":
-        """Hold some documents out; those that an earlier encoder has not seen, where there are enough of them."""
+        """Hold some documents out: new ones where training continues from an earlier encoder, which knows the others."""
         generator = np.random.default_rng([settings.seed, 3])
         order = generator.permutation(len(pairs.texts))
         most = min(MAX_HELD_OUT, max(_MIN_HELD_OUT, round(len(order) * settings.held_out)))
-        if earlier is not None and (new := earlier.is_new(pairs.ids)[order]).sum() >= 2 * _MIN_HELD_OUT:
+        asking = np.array([_asks(text) for text in pairs.texts])
+        new = asking & (False if earlier is None else earlier.is_new(pairs.ids))
+        if continues := bool(new.sum() >= 2 * _MIN_HELD_OUT):
             most = min(most, int(new.sum()) // 2)
-            order = np.concatenate([order[new], order[~new]])
-        order = order[np.argsort([not _asks(pairs.texts[row]) for row in order], kind="stable")]
+        order = order[np.argsort(~(new if continues else asking)[order], kind="stable")]
         held, train = order[:most], order[most:]
         texts = [embedded_text(title, text) for title, text in zip(pairs.titles, pairs.texts, strict=True)]
         is_copy = near_copies(texts, held)
@@ -86,7 +89,7 @@ class Split:
         held, train, copies = held[~is_copy[held]], train[~is_copy[train]], order[is_copy[order]]
         questions = [question_of(pairs.texts[row], pairs.titles[row], generator) for row in held]
         candidates = pairs.vectors[candidate_rows(held, train)]
-        return cls(pairs, texts, train, held, copies, is_without_rest, questions, candidates)
+        return cls(pairs, texts, train, held, copies, is_without_rest, questions, candidates, continues)
 
     def ranks(self, encoded: Vectors) -> npt.NDArray[np.float64]:
         """Return the rank of each question's document by an encoder's vectors of the questions."""
