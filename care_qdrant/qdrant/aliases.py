@@ -36,6 +36,8 @@ class Versions:
             record = self.record(name)
             if record is None or record.withdrawn or self.number(name) <= self.number(self.live):
                 continue
+            if self.live is None and record.replaces is not None:  # it was live: a restored snapshot has no alias
+                continue
             if record.source == source.name and self.schemas[name].has_vectors_of(source.schema):
                 return name
         return f"{self.alias}_v{self.highest + 1}"

@@ -98,6 +98,18 @@ def test_a_version_that_was_left_is_not_published_again(qdrant: QdrantClient) ->
     assert roll_back(qdrant, "live").version == "live_v1"
 
 
+def test_a_version_that_was_live_is_not_written_into_when_its_alias_is_gone(qdrant: QdrantClient) -> None:
+    """As after a restore: no snapshot holds an alias."""
+    fill(qdrant, "docs", PAIR, 20)
+    for _ in range(2):
+        publish_collection(qdrant, "docs", "live")
+    qdrant.update_collection_aliases([models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name="live"))])
+    qdrant.delete("docs", models.PointIdsList(points=[1, 3, 5]))
+    report = publish_collection(qdrant, "docs", "live")
+    assert (report.version, report.replaces) == ("live_v3", None)
+    assert qdrant.count("live_v2").count == 20
+
+
 def test_the_collection_that_another_tool_put_behind_the_alias_can_be_gone_back_to(qdrant: QdrantClient) -> None:
     fill(qdrant, "docs", PAIR, 20)
     fill(qdrant, "docs_2023", PAIR, 5)

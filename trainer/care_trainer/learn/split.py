@@ -72,7 +72,7 @@ class Split:
 
     @classmethod
     def of(cls, pairs: Pairs, settings: LearnSettings, earlier: Earlier | None) -> "Split":
-        """Hold some documents out: new ones where training continues from an earlier encoder, which knows the others."""
+        """Hold some documents out; new ones where training continues from an encoder that knows the others."""
         generator = np.random.default_rng([settings.seed, 3])
         order = generator.permutation(len(pairs.texts))
         most = min(MAX_HELD_OUT, max(_MIN_HELD_OUT, round(len(order) * settings.held_out)))
