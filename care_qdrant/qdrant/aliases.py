@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from care_qdrant.contracts.metadata import COPY
 from care_qdrant.errors import InputError, next_command
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.schema import CollectionSchema, VersionRecord
@@ -36,7 +37,9 @@ class Versions:
             record = self.record(name)
             if record is None or record.withdrawn or self.number(name) <= self.number(self.live):
                 continue
-            if self.live is None and record.replaces is not None:  # it was live: a restored snapshot has no alias
+            if (
+                self.live is None and COPY.find(self.schemas[name].metadata) is None
+            ):  # it was live: no snapshot has aliases
                 continue
             if record.source == source.name and self.schemas[name].has_vectors_of(source.schema):
                 return name
