@@ -48,6 +48,12 @@ def check_contract(schema: CollectionSchema, vector_name: str, expected: VectorC
     if learned is not None and learned.fingerprint == expected.fingerprint:
         check_learned(schema, vector_name, learned)
         return
+    if learned is not None and learned.model == expected.model:
+        raise FingerprintMismatch(
+            f"vector {vector_name!r} of collection {collection!r} is searched by the learned {learned.model} "
+            f"({learned.fingerprint[:12]}), not by the one of fingerprint {expected.fingerprint[:12]}. Give that one "
+            f"with --model. {_again(schema)}"
+        )
     params = schema.dense[vector_name]
     if params.size != expected.dim or params.distance != expected.qdrant_distance:
         raise SchemaMismatch(

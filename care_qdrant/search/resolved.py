@@ -256,7 +256,9 @@ def choose_dense(schema: CollectionSchema, config: StoreConfig, before: str | No
     if config.only_vector and len(schema.dense) == 1:
         return fitting[0]
     if config.contract is not None:
-        return config.contract.model
+        model, records = config.contract.model, (*schema.contracts.items(), *schema.learned.items())
+        named = (name for name, made in records if name in schema.dense and getattr(made, "model", None) == model)
+        return model if model in schema.dense else next(named, model)
     raise _unclear(schema, fitting)
 
 

@@ -9,6 +9,7 @@ import pytest
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import UnexpectedResponse
 
+from care_qdrant.contracts.contract import VectorContract, contract_metadata
 from care_qdrant.contracts.learned import LearnedContract, learned_metadata
 from care_qdrant.errors import FingerprintMismatch, InputError
 from care_qdrant.ingestion.ingest import ingest
@@ -85,6 +86,25 @@ def test_a_graph_is_searched_as_wide_as_a_learned_encoder_needs_and_the_server_a
     assert asked(None) == (None if used is None else models.SearchParams(hnsw_ef=used))
     for given in (models.SearchParams(hnsw_ef=16), models.SearchParams(exact=True)):
         assert asked(given) == given
+
+
+@pytest.mark.parametrize("name", ["v", "attached-beside", ""])
+@pytest.mark.parametrize("is_learned", [True, False])
+def test_a_model_of_the_same_name_as_the_recorded_one_is_told_from_it(
+    qdrant: QdrantClient, name: str, is_learned: bool
+) -> None:
+    """Whatever the vector is called, and whichever record names the model."""
+    made = VectorContract("e" * 64, model=LEARNED.model, dim=2)
+    record = learned_metadata(name, LEARNED) if is_learned else contract_metadata(name, made)
+    params = models.VectorParams(size=2, distance=models.Distance.COSINE)
+    qdrant.create_collection("c", {name: params, "other": params}, metadata=record)
+    config = StoreConfig(contract=VectorContract("a" * 64, model=LEARNED.model, dim=2))
+    both = f"{(LEARNED if is_learned else made).fingerprint[:12]}.*{'a' * 12}"
+    with pytest.raises(FingerprintMismatch, match=both):
+        CollectionResolver(Collection(qdrant, "c"), config).resolve()
+    unknown = replace(config, contract=VectorContract("a" * 64, model="another", dim=2))
+    with pytest.raises(InputError, match="has no vector 'another'"):
+        CollectionResolver(Collection(qdrant, "c"), unknown).resolve()
 
 
 def test_a_switched_alias_is_not_followed_before_it_is_checked(qdrant: QdrantClient, model: HashModel) -> None:
