@@ -20,9 +20,10 @@ from care_qdrant.console.configuration import read_defaults
 from care_qdrant.console.options import Target, engine_options
 from care_qdrant.console.reports import search_command
 from care_qdrant.encoders.engine import Engine
-from care_qdrant.errors import CareError, FingerprintMismatch, InputError, Unreachable
+from care_qdrant.errors import CareError, FingerprintMismatch, InputError, Unreachable, next_command
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.qdrant.connection import open_client
+from care_qdrant.serve import supervisor
 from care_qdrant.types import Document
 from tests.forks import FORKS
 from tests.listener import Listener, listening
@@ -270,6 +271,14 @@ def test_an_error_shows_a_command_that_reaches_the_same_database(
         pytest.raises(InputError, match=r"with the same --model .*attach c"),
     ):
         ingest([Document("1", "一")], HashModel(), client, "c", vector_name="hash-model")
+
+
+def test_an_answer_of_the_service_says_that_its_command_needs_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bare, it would reach ./qdrant of the reader; with the options of the service, a server of another network."""
+    said: list[str] = []
+    monkeypatch.setattr(supervisor, "serve", lambda *_: said.append(next_command("care attach c")))
+    assert CliRunner().invoke(care, ["serve", "--url", "http://127.0.0.1:1", "--model", "built-in"]).exit_code == 0
+    assert said == ["with the same --model and --path/--url: care attach c"]
 
 
 def test_two_databases_on_the_command_line_are_refused() -> None:

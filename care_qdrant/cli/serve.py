@@ -122,7 +122,7 @@ def command(
     from care_qdrant.errors import COMPLETE, InputError, require_packages
     from care_qdrant.serve.settings import LOOPBACK, ServeSettings
 
-    COMPLETE.set(lambda words, _: words)  # a client does not reach the database with the options of this process
+    COMPLETE.set(None)  # a client does not reach the database with the options of this process
 
     embedded_by_many = target.path is not None and workers > 1
     if collections and embedded_by_many:
