@@ -54,16 +54,15 @@ class RunEntry:
     def check(self) -> None:
         """Check that the collection is still the one that the run started with: one request."""
         schema = self.collection.refresh()
-        check_contract(schema, self.vectors.vector_name, self.vectors.dense)
-        if self.vectors.sparse is not None:
-            check_sparse_contract(schema, SPARSE_VECTOR_NAME)
-        identity = IDENTITY.find(schema.metadata)
-        if self.identity is not None and identity != self.identity:
+        if self._is_another(schema):
             raise FingerprintMismatch(
                 f"collection {schema.name!r} was deleted and recreated while this run wrote to it; what was written "
                 "before is gone. Run the same command again"
             )
-        self.identity = identity
+        check_contract(schema, self.vectors.vector_name, self.vectors.dense)
+        if self.vectors.sparse is not None:
+            check_sparse_contract(schema, SPARSE_VECTOR_NAME)
+        self.identity = IDENTITY.find(schema.metadata)
         if self.has_begun and RUN.find(schema.metadata, self.id) is None:  # a run that has ended meanwhile removed it
             self.may_have_surplus, self.has_begun = True, False
         if _other_runs(schema, self.id) or RUN_MET.find(schema.metadata, self.id):
@@ -72,10 +71,17 @@ class RunEntry:
     def is_lost(self) -> bool:
         """Return whether the collection is gone, or another one has its name now; False if Qdrant does not answer."""
         try:
-            schema = self.collection.refresh()
+            return self._is_another(self.collection.refresh())
         except CareError as error:
             return is_collection_gone(error)
-        return self.identity is not None and IDENTITY.find(schema.metadata) != self.identity
+
+    def _is_another(self, schema: CollectionSchema) -> bool:
+        """Return whether another collection has the name now; one that was made just before `begin` loses the entry."""
+        if self.identity is None or IDENTITY.find(schema.metadata) == self.identity:
+            return False
+        if RUN.find(schema.metadata, self.id) is not None:
+            self.collection.update("removing the note of the run", metadata=RUN.change(None, self.id))
+        return True
 
     def begin(self) -> None:
         """Write the entry of this run into the collection's metadata, before its first write.

@@ -111,6 +111,8 @@ def least_delay(error: Exception, where: str) -> float:
         ) from error
     if not isinstance(error, UnexpectedResponse | grpc.RpcError | MessageError | ValueError | KeyError):
         raise error
+    if is_collection_gone(error):
+        raise Rejected(f"{where}: there is no such collection any more") from error
     needs_more = "access is required" in message or "Write access to" in message
     advice = ". Give a key that may write" if needs_more else ""
     raise Rejected(f"{where}: Qdrant refuses it: {message}{advice}") from error

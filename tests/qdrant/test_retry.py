@@ -39,7 +39,7 @@ def _over_http(text: str) -> Exception:
 @pytest.mark.parametrize("answer", [_over_http, _GrpcError], ids=["http", "grpc"])
 def test_a_node_that_does_not_know_the_collection_yet_is_waited_for(answer: type[Exception]) -> None:
     assert least_delay(answer(OTHER_NODE), "writing") == 0.0
-    with pytest.raises(Rejected, match="doesn't exist"):
+    with pytest.raises(Rejected, match="writing: there is no such collection any more"):
         least_delay(answer(THIS_NODE), "writing")
 
 

@@ -1,5 +1,6 @@
 """Changes by others to a vector while an attach writes it: the run ends with an error, or the vector is its own."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
@@ -154,6 +155,21 @@ def test_the_state_of_all_collections_leaves_out_one_that_is_deleted_meanwhile()
         assert summaries is not None
         assert {"zeta"} <= {summary.name for summary in summaries} <= {NAME, "zeta"}
     assert done > 5
+
+
+def test_a_deletion_at_any_moment_is_said_in_words(model: HashModel) -> None:
+    def attach(client: QdrantClient) -> str:
+        try:
+            return attach_vector(client, NAME, model).collection
+        except CareError as error:
+            return str(error)
+
+    def begin(client: QdrantClient) -> None:
+        fill(client, "named", "plain")
+
+    said = [text for _, text in before_each_call(attach, begin, lambda client: client.delete_collection(NAME))]
+    assert len(said) > 5
+    assert all(text and re.search(f"there is no (such collection any more|collection '{NAME}')", text) for text in said)
 
 
 @pytest.mark.parametrize("name", [".", "..", "a/b", "", "x" * 201])
