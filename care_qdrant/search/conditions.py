@@ -32,6 +32,8 @@ _CONDITION = re.compile(
     re.DOTALL,
 )
 _NOT_AN_OPERATOR = re.compile(r"[=<>!]+")
+_QUOTED = re.compile(r"'.*'|‘.*’|“.*”|`.*`|「.*」", re.DOTALL)
+"""Quotes of other languages than JSON, which are part of the value."""
 _BOOLEANS = {"true": True, "false": False}
 _SPELLINGS = (str.lower, str.capitalize, str.upper)
 MAX_CONDITIONS = 64
@@ -435,13 +437,29 @@ def _through_lists(value: Any, key: str) -> str | None:
 def notice(collection: Collection, conditions: Sequence[str], keys: Keys, *, found: bool) -> str | None:
     """Return why conditions let no point of a collection pass, or rule none out; None where nothing says so.
 
-    A key that no point has lets nothing pass, and with ``!=`` everything. No text compares with a number. ``found``
-    says whether points passed.
+    A key that no point has lets nothing pass, and with ``!=`` everything; so do quotes that the values do not have. No
+    text compares with a number. ``found`` says whether points passed.
     """
     for condition in map(Condition.parse, conditions):
-        is_negative = condition.operator == "!="
-        if (is_negative or not found) and not keys.has(collection, condition.key):
+        is_negative, reason = condition.operator == "!=", None
+        if found and not is_negative:
+            continue
+        if not keys.has(collection, condition.key):
             reason = no_such_key(collection, condition.key)
+        elif _QUOTED.fullmatch(condition.written) and not any(
+            collection.scroll(
+                "looking for quotes",
+                where=models.Filter(must=[condition.within(keys)]),
+                limit=1,
+                payload=False,
+                as_seen=True,
+            )
+        ):
+            reason = (
+                f"no {condition.key!r} of {collection.name!r} has the quotes of {condition.written!r}: leave them out, "
+                'or write double quotes "…", which are not part of the value'
+            )
+        if reason is not None:
             return f"{reason}, so {str(condition)!r} rules nothing out" if is_negative else reason
     if not found:
         reasons = map(partial(_incomparable, collection, keys), map(Condition.parse, conditions))

@@ -420,6 +420,20 @@ def test_a_value_of_another_type_is_said(database: QdrantClient, condition: str,
     assert note is not None and said in note
 
 
+@pytest.mark.parametrize("quotes", ["''", "‘’", "“”", "``", "「」"])
+@pytest.mark.parametrize("operator", ["=", "!="])
+def test_quotes_that_no_value_has_are_said(database: QdrantClient, quotes: str, operator: str) -> None:
+    """They are part of the value: a text may begin and end with them."""
+    first, last = quotes
+    collection = filled(database, [{"text": "发烧", "year": 2005, "dept": "内科", "team": f"{first}一{last}"}])
+    keys = Keys.of(collection)
+    for written in (f"year{operator}{first}2005{last}", f"dept{operator}{first}内科{last}"):
+        note = notice(collection, [written], keys, found=operator == "!=")
+        assert note is not None and "leave them out" in note
+        assert note.endswith("rules nothing out") == (operator == "!=")
+    assert notice(collection, [f"team{operator}{first}一{last}", "dept=内科"], keys, found=operator == "!=") is None
+
+
 def test_an_index_with_few_points_hides_no_other_path() -> None:
     info = models.PayloadIndexInfo(data_type=models.PayloadSchemaType.KEYWORD, points=1)
     payloads: list[dict[str, Any]] = [LAYOUTS["langchain"]({"dept": "A"}), {"text": "发烧", "dept": "A"}]
