@@ -37,6 +37,9 @@ Mode = Literal["auto", "dense", "sparse", "hybrid"]
 BATCH_QUERIES = 64
 """Largest number of queries of a request, and of a batch of the query encoder."""
 
+MOST_HITS = 2**32
+"""Largest number of hits to ask for: more than a collection has, and a number that every server and program reads."""
+
 SEARCH_POLICY = RetryPolicy(attempts=3, base_seconds=0.2, cap_seconds=2.0)
 """Retries of a search: fewer than those of ingestion, because a person waits for the answer."""
 
@@ -236,6 +239,8 @@ class Retriever:
         """
         if top_k < 1:
             raise InputError(f"top_k is {top_k}; at least one hit must be asked for")
+        if top_k * group_size > MOST_HITS:
+            raise InputError(f"top_k times group_size has to be at most {MOST_HITS:,}")
         if filter is not None and not isinstance(filter, models.Filter):
             raise InputError(
                 f"filter is a {type(filter).__name__}; expected a qdrant_client.models.Filter, which "

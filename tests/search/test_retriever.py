@@ -18,7 +18,7 @@ from care_qdrant.search import retriever
 from care_qdrant.search.fusion import Fusion
 from care_qdrant.search.query import Query, find
 from care_qdrant.search.resolved import StoreConfig, resolve_vectors
-from care_qdrant.search.retriever import Retriever
+from care_qdrant.search.retriever import MOST_HITS, Mode, Retriever
 from care_qdrant.types import Chunk, Document
 from tests.search.conftest import COLLECTION, fill
 from tests.standin import StandIn
@@ -175,6 +175,16 @@ def test_sparse_vector_without_idf_is_refused(client: QdrantClient) -> None:
         Retriever(client, "c", mode="sparse").search(QUERIES)
 
 
+@pytest.mark.parametrize("mode", ["dense", "sparse", "hybrid"])
+def test_as_many_hits_as_may_be_asked_for_are_read(corpus: QdrantClient, model: HashModel, mode: Mode) -> None:
+    retriever = Retriever(corpus, COLLECTION, model, mode=mode)
+    for few, most in (({"top_k": 1_000}, {"top_k": MOST_HITS}), ({"group_size": 30}, {"group_size": 2**16})):
+        groups = {"top_k": 2**16, "group_by": "dept"} if "group_size" in few else {}
+        expected, found = (retriever.search(QUERIES[:1], **{**groups, **asked})[0] for asked in (few, most))  # type: ignore[arg-type]
+        assert sorted(hit.point_id for hit in found) == sorted(hit.point_id for hit in expected)
+        assert [hit.score for hit in found] == pytest.approx([hit.score for hit in expected], abs=1e-6)
+
+
 def test_refusals_before_anything_is_asked(client: QdrantClient, model: HashModel) -> None:
     with pytest.raises(InputError, match="needs a model"):
         Retriever(client, COLLECTION, mode="hybrid")
@@ -188,6 +198,9 @@ def test_refusals_before_anything_is_asked(client: QdrantClient, model: HashMode
         Retriever(client, COLLECTION, model).search(QUERIES, 3, ["year>=2020"])  # type: ignore[arg-type]
     with pytest.raises(InputError, match="top_k is 0"):
         Retriever(client, COLLECTION, model).search(QUERIES, top_k=0)
+    for top_k, group_size in ((MOST_HITS + 1, 1), (10**5000, 1), (1, 10**5000), (2**17, 2**16)):
+        with pytest.raises(InputError, match="top_k times group_size has to be at most 4,294,967,296"):
+            Retriever(client, COLLECTION, model).search(QUERIES, top_k, group_by="dept", group_size=group_size)
     with pytest.raises(InputError, match=r"no collection 'corpus' \(existing collections: none\)"):
         Retriever(client, COLLECTION, model).search(QUERIES)
 
