@@ -53,6 +53,7 @@ const TEXTS = {
   },
 };
 const MAX_COLUMNS = 3; // of a comparison that nobody chose
+const MAX_WORDS = 5; // that the model does not read, as messages name them
 const PATIENCE_MS = 1500; // until the page says that it waits for the collections
 const [FIRST_RETRY_MS, LAST_RETRY_MS] = [2000, 60000];
 const $ = (id) => document.getElementById(id);
@@ -370,7 +371,7 @@ function renderColumn({ column, answer, error }, number, ranks) {
   section.append(element("p", { class: "meaning" }, t(means) + (good === null ? "" : t("meansGood", good.toFixed(2)))));
   const isPoor = good !== null && answer.hits.length && answer.hits[0].score < good;
   if (answer.unread.length || isPoor)
-    section.append(element("p", { class: "poor" }, answer.unread.length ? t("unread", answer.unread.join(", ")) : t("poor", good.toFixed(2))));
+    section.append(element("p", { class: "poor" }, answer.unread.length ? t("unread", someOf(answer.unread)) : t("poor", good.toFixed(2))));
   if (state.last.length > 1) {
     const common = answer.hits.filter((hit) => ranks[0].has(hit.document_id)).length;
     section.append(element("p", { class: "facts" }, number ? t("shared", common) : t("first")));
@@ -381,6 +382,11 @@ function renderColumn({ column, answer, error }, number, ranks) {
   answer.hits.forEach((hit, rank) => list.append(renderHit(hit, rank, number ? ranks[0] : null, good)));
   section.append(list);
   return section;
+}
+
+function someOf(words) {
+  const apart = [...new Set(words)];
+  return apart.slice(0, MAX_WORDS).join(", ") + (apart.length > MAX_WORDS ? ", …" : "");
 }
 
 function renderTime(time) {
