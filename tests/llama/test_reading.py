@@ -122,12 +122,18 @@ def test_one_id_is_not_taken_for_a_list_of_characters(client: QdrantClient) -> N
     ("options", "problem"),
     [
         ({"score_treshold": 0.9}, "a query has no option score_treshold=; its options: qdrant_filters, "),
-        ({"score_threshold": float("nan")}, "option score_threshold= of a query is nan: "),
-        ({"score_threshold": "high"}, "option score_threshold= of a query is 'high': "),
-        ({"qdrant_filters": "dept=1"}, "option qdrant_filters= of a query is 'dept=1': "),
-        ({"qdrant_filters": {"must": 5}}, "option qdrant_filters= of a query is {'must': 5}: "),
-        ({"search_params": {"exakt": True}}, "option search_params= of a query is {'exakt': True}: "),
-        ({"mmr_threshold": 2}, "option mmr_threshold= of a query is 2: "),
+        ({"score_threshold": float("nan")}, "option score_threshold= of a query is nan: expected float | None, finite"),
+        ({"score_threshold": "high"}, "option score_threshold= of a query is 'high': expected float | None"),
+        ({"qdrant_filters": "dept=1"}, "option qdrant_filters= of a query is 'dept=1': expected Filter | None"),
+        (
+            {"qdrant_filters": {"must": 5}},
+            "option qdrant_filters= of a query is {'must': 5}: expected Filter | None (wrong at 'must')",
+        ),
+        (
+            {"search_params": {"exakt": True}},
+            "option search_params= of a query is {'exakt': True}: expected SearchParams | None (wrong at ",
+        ),
+        ({"mmr_threshold": 2}, "option mmr_threshold= of a query is 2: expected float | None, <= 1"),
     ],
 )
 def test_an_option_of_a_query_that_cannot_be_read_is_named(

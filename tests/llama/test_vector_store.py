@@ -2,12 +2,15 @@
 
 import copy
 import pickle
+import re
+import traceback
 
 import pytest
 from llama_index.core import VectorStoreIndex
 from llama_index.core.schema import TextNode
 from llama_index.embeddings.care import CareEmbedding
 from llama_index.vector_stores.care import CareVectorStore
+from llama_index.vector_stores.care.settings import StoreSettings
 from llama_index.vector_stores.qdrant import QdrantVectorStore
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
 
@@ -82,6 +85,23 @@ def test_a_vector_that_is_not_there_names_those_that_are(client: QdrantClient) -
         CareVectorStore(NAME, client, vector_name="nope")
 
 
+@pytest.mark.parametrize(
+    "name", sorted({*StoreSettings.model_fields, "misspelt"} - {"enable_hybrid", "fastembed_sparse_model"})
+)
+def test_a_setting_that_cannot_be_read_is_named_without_its_value(client: QdrantClient, name: str) -> None:
+    """The value may be a key, and pydantic's own text is for programmers."""
+    fill(client)
+    given: dict[str, object] = {"collection_name": NAME, "client": client, name: {"inner": "a-secret-key"}}
+    try:
+        CareVectorStore(**given)  # type: ignore[arg-type]
+    except (InputError, TypeError) as error:
+        said = "".join(traceback.format_exception(error))
+        assert f"{name}" in said
+        assert not re.search("a-secret-key|validation error|pydantic.dev", said)
+    else:
+        assert name in ("client_kwargs", "quantization_config")
+
+
 def test_queries_of_an_unknown_model_are_warned_of_once(
     client: QdrantClient, embedding: CareEmbedding, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -126,7 +146,7 @@ async def test_an_embedded_async_client_alone_is_refused(embedding: CareEmbeddin
 def test_a_setting_that_is_not_one_is_refused() -> None:
     """The stock store swallows it, and its default stays in force."""
     client = QdrantClient(":memory:")
-    with pytest.raises(ValueError, match="vectr_name"):
+    with pytest.raises(InputError, match=r"no setting vectr_name=.* vector_name, "):
         CareVectorStore(NAME, client, vectr_name="care")
     store = CareVectorStore(NAME, client, enable_hybrid=True)
     again = CareVectorStore.from_dict(store.to_dict(), client=client)

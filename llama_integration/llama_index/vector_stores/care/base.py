@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ParamSpec, Self, TypeVar
 
-from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.bridge.pydantic import PrivateAttr, ValidationError
 from llama_index.core.schema import BaseNode
 from llama_index.core.vector_stores.types import MetadataFilters, VectorStoreQuery, VectorStoreQueryResult
 from llama_index.vector_stores.care.filters import has_filters
@@ -25,6 +25,7 @@ from llama_index.vector_stores.care.settings import (
     open_client,
     payload_indexes,
     shard_keys,
+    wrong_setting,
 )
 from llama_index.vector_stores.care.sparse import StoreTerms, chosen_encoder, two_sided
 from llama_index.vector_stores.care.writing import Writer, create_collection, deletion_filter, document_deletion
@@ -174,7 +175,10 @@ class CareVectorStore(StoreSettings):
             "dense_vector_name": own_name if vector_name is None else vector_name,
             "sparse_vector_name": sparse_vector_name or (SPARSE_VECTOR_NAME if encoder is None else "text-sparse-new"),
         }
-        super().__init__(**{**settings, **names, "enable_hybrid": hybrid})
+        try:
+            super().__init__(**{**settings, **names, "enable_hybrid": hybrid})
+        except ValidationError as error:
+            raise wrong_setting(error, type(self), "setting", "CareVectorStore") from None
         self._client = client or open_client(self, aclient)
         self._embedding = embedding if check_vectors else None
         self._finds_bm25 = finds_bm25

@@ -1,5 +1,7 @@
 """Settings of `CareVectorStore`, options of its queries, and functions of these alone."""
 
+import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, Self
 
@@ -117,11 +119,37 @@ class QueryOptions(BaseModel):
         try:
             return cls(**options)
         except ValidationError as error:
-            name, *inner = map(str, (first := error.errors()[0])["loc"])
-            if first["type"] == "extra_forbidden" and not inner:
-                known = ", ".join(cls.model_fields)
-                raise InputError(f"a query has no option {name}=; its options: {known}") from error
-            raise InputError(f"option {name}= of a query is {options[name]!r}: {first['msg']}") from error
+            raise wrong_setting(error, cls, "option", "a query", options) from error
+
+
+_BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+
+
+def wrong_setting(
+    error: ValidationError, fields: type[BaseModel], kind: str, of: str, shown: Mapping[str, Any] | None = None
+) -> InputError:
+    """Return the error for the first setting that is unknown, or whose value pydantic refuses.
+
+    Args:
+        error: The refusal, whose text is for programmers and shows values, which may be keys.
+        fields: Class of the settings.
+        kind: Word for a setting.
+        of: Object that has the settings.
+        shown: Values that the message may show.
+    """
+    problem = error.errors(include_url=False, include_input=False)[0]
+    facts = problem.get("ctx", {})
+    if problem["type"] == "value_error":  # raised by our own validator
+        return InputError(str(facts["error"]))
+    name, *inner = map(str, problem["loc"])
+    if name not in fields.model_fields:
+        return InputError(f"{of} has no {kind} {name}=; its {kind}s: {', '.join(inspect.signature(fields).parameters)}")
+    value = f" is {shown[name]!r}" if shown else ""
+    expected = re.sub(r"\b(?:\w+\.)+", "", inspect.formatannotation(fields.model_fields[name].annotation))
+    bounds = "".join(f", {sign} {facts[bound]}" for bound, sign in _BOUNDS.items() if bound in facts)
+    bounds += ", finite" if problem["type"] == "finite_number" else ""
+    at = f" (wrong at {inner[0]!r})" if inner else ""
+    return InputError(f"{kind} {name}= of {of}{value}: expected {expected}{bounds}{at}")
 
 
 def contract_of(embedding: HasContract | None) -> VectorContract | None:
