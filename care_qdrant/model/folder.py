@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from care_qdrant.destinations import require_new_folder
 from care_qdrant.encoders.batching import read_tokenizer
-from care_qdrant.encoders.local.weights import INT8, check_model, read_header, read_json, write_json
+from care_qdrant.encoders.local.weights import INT8, check_model, read_header, read_json, read_settings, write_json
 from care_qdrant.encoders.side import UNLIMITED, Geometry, Side, static_limit
 from care_qdrant.errors import IncompleteModel, InputError, ModelError
 from care_qdrant.model.card import (
@@ -261,7 +261,7 @@ def describe_side(folder: Path, side: str) -> tuple[Side, int]:
 def _described(folder: Path, side: str) -> tuple[Side, int]:
     modules = read_json(folder / "modules.json")
     by_type = {module["type"].rsplit(".", 1)[-1]: folder / module["path"] for module in modules}
-    settings = _read_optional(folder / "config_sentence_transformers.json")
+    settings = read_settings(folder)
     if "Router" in by_type:
         raise ModelError(
             f"{folder}: has a Router, so its two sides are two encoders: care model import makes a CARE folder of one "
@@ -279,7 +279,7 @@ def _described(folder: Path, side: str) -> tuple[Side, int]:
         )
     if "Normalize" not in by_type:
         raise ModelError(f"{folder}: lacks a Normalize module, so its vectors have no unit length; add one")
-    prompt = settings.get("prompts", {}).get(side) or ""
+    prompt = settings["prompts"].get(side, "")
     if is_static:
         described = Side(pooling="static", max_tokens=static_limit(read_tokenizer(folder)), prompt=prompt)
         dim = _table_width(folder)

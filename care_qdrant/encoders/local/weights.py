@@ -59,6 +59,20 @@ def read_json(path: Path) -> Any:
     except ValueError as error:
         raise AlteredModel(f"{path} is not JSON ({error})") from error
 
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Return ``config_sentence_transformers.json`` of a saved model, with its prompts by name; a model may have none.
+
+    Raises:
+        AlteredModel: It is not an object, or its prompts are not texts by name.
+    """
+    path = folder / "config_sentence_transformers.json"
+    settings = read_json(path) if path.is_file() else {}
+    prompts = settings.get("prompts", {}) if isinstance(settings, dict) else None
+    if not isinstance(prompts, dict) or not all(isinstance(prompt, str | None) for prompt in prompts.values()):
+        raise AlteredModel(f"{path}: its prompts are not texts by name; save the model again")
+    return {**settings, "prompts": {name: prompt or "" for name, prompt in prompts.items()}}
+
+
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file of a saved model."""
@@ -180,7 +194,8 @@ def _readable_modules(folder: Path) -> Iterator[Path]:
 
 
 def _check_files(folder: Path) -> None:
-    """Check that the files of all modules are whole."""
+    """Check that the settings are readable, and that the files of all modules are whole."""
+    read_settings(folder)
     for file in sorted(folder.rglob("*.safetensors")):
         read_header(file)
 

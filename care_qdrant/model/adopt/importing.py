@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from care_qdrant.encoders.local.weights import read_json, write_json
+from care_qdrant.encoders.local.weights import read_json, read_settings, write_json
 from care_qdrant.encoders.references import REFERENCE_TEXTS
 from care_qdrant.errors import InputError, ModelError, require_packages
 from care_qdrant.model.adopt import published
@@ -28,7 +28,7 @@ def write_sides(source: Path, folders: dict[str, Path]) -> None:
 
     A route that does not normalise gets the module that does: the model compares by cosine, which it leaves as it is.
     """
-    router, settings = read_json(source / "router_config.json"), read_json(source / "config_sentence_transformers.json")
+    router, settings = read_json(source / "router_config.json"), read_settings(source)
     for side, folder in folders.items():
         paths = router["structure"].get(side)
         if not paths:
@@ -47,7 +47,7 @@ def write_sides(source: Path, folders: dict[str, Path]) -> None:
             (folder / name).mkdir()
             entries.append({"idx": len(kinds), "name": str(len(kinds)), "path": name, "type": _NORMALIZE})
         write_json(folder / "modules.json", entries)
-        prompts = {side: (settings.get("prompts") or {}).get(side) or ""}
+        prompts = {side: settings["prompts"].get(side, "")}
         write_json(folder / "config_sentence_transformers.json", {"prompts": prompts, "similarity_fn_name": "cosine"})
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from care_qdrant.encoders.local.weights import read_json, write_json
+from care_qdrant.encoders.local.weights import read_json, read_settings, write_json
 from care_qdrant.errors import needs_extra
 from care_qdrant.types import Vectors
 
@@ -60,11 +60,9 @@ class TokenTable:
             if settings.get("activation_function") != _IDENTITY or not (dense / _WEIGHTS).is_file():
                 return None
             basis = np.ascontiguousarray(load_file(dense / _WEIGHTS)[_LINEAR].T)
-        settings = folder / "config_sentence_transformers.json"
-        prompts = read_json(settings).get("prompts") or {} if settings.is_file() else {}
         tokenizer = Tokenizer.from_file(str(table / "tokenizer.json"))
         tokenizer.no_padding()
-        return cls(tokenizer, vectors, basis, prompts.get("query") or "")
+        return cls(tokenizer, vectors, basis, read_settings(folder)["prompts"].get("query", ""))
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Encode texts into unit vectors, (texts, dim); zero for a text without tokens."""
