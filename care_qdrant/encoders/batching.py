@@ -1,18 +1,54 @@
 """Batches of equal cost: padding is paid for like text, so texts of one length belong together."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from tokenizers import Encoding, Tokenizer
 
 from care_qdrant.encoders.side import Side
 from care_qdrant.encoders.unread import UnreadWords
 from care_qdrant.encoders.usable import as_encoded
-from care_qdrant.errors import IncompleteModel, ModelError
+from care_qdrant.errors import IncompleteModel, ModelError, UnusableText
 
 ALIKE = 0.97
 """Shortest text of a batch, as a fraction of its longest, once there are enough of them."""
+T = TypeVar("T")
+
+
+@contextmanager
+def tokenizer_errors() -> Iterator[None]:
+    """Raise `ValueError` for the errors of tokenizers: bare ``Exception``, and panics of its Rust code, which are none.
+
+    A panic passes every handler of exceptions, and ends threads.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(str(error)) from error
+
+
+def tokenised(texts: Sequence[str], read: Callable[[str], T]) -> list[T]:
+    """Return what a tokenizer makes of each text.
+
+    Raises:
+        UnusableText: It fails on some of them, such as those with a character that it does not know.
+    """
+    made: list[T] = []
+    problems: dict[int, str] = {}
+    for place, text in enumerate(texts):
+        try:
+            with tokenizer_errors():
+                made.append(read(text))
+        except ValueError as error:
+            problems[place] = f"({text[:40]!r}) makes the tokenizer of the model fail ({error})"
+    if problems:
+        raise UnusableText(problems)
+    return made
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
@@ -26,12 +62,11 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     if not path.is_file():
         raise IncompleteModel(f"{path} is missing; save the model again, with a fast tokenizer")
     try:
-        tokenizer = Tokenizer.from_file(str(path))
-        with suppress(Exception):  # of this text alone, such as an unknown character
-            tokenizer.encode("a")
-    except BaseException as error:  # tokenizers raises bare Exception, and a panic of its Rust code is no Exception
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
+        with tokenizer_errors():
+            tokenizer = Tokenizer.from_file(str(path))
+            with suppress(Exception):  # of this text alone, such as an unknown character
+                tokenizer.encode("a")
+    except ValueError as error:
         raise ModelError(f"{path}: is not a tokenizer that this version reads ({error})") from error
     return tokenizer
 
@@ -51,14 +86,24 @@ class TokenizerFile:
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Return the uncut length of each text in tokens, special tokens and prompt included."""
-        texts = as_encoded(texts)
-        texts = [self._side.prompt + text for text in texts]
-        return [len(self._tokenizer.encode(text, add_special_tokens=self._side.special_tokens).ids) for text in texts]
+        prompt, special = self._side.prompt, self._side.special_tokens
+        return tokenised(
+            as_encoded(texts), lambda text: len(self._tokenizer.encode(prompt + text, add_special_tokens=special).ids)
+        )
 
     def unread(self, text: str) -> list[str]:
         """Return the words that the tokenizer does not read, where they are most of the beginning of a text."""
         beginning = text[: 4 * self.max_tokens]
-        return self._unread(beginning, self._tokenizer.encode(beginning, add_special_tokens=False))
+        return unread_words(self._unread, beginning, partial(self._tokenizer.encode, add_special_tokens=False))
+
+
+def unread_words(unread: UnreadWords, text: str, read: Callable[[str], Encoding]) -> list[str]:
+    """Return the words of a text that its tokenizer does not read: all of them where it fails on the text."""
+    try:
+        [encoding] = tokenised([text], read)
+    except UnusableText:
+        return text.split()
+    return unread(text, encoding)
 
 
 def uncut_length(encoding: Encoding, special_tokens: int) -> int:

@@ -18,7 +18,7 @@ import onnxruntime  # type: ignore[import-untyped]
 from tokenizers import Encoding, Tokenizer
 
 from care_qdrant.encoders import MAX_CHARACTERS_PER_TOKEN
-from care_qdrant.encoders.batching import read_tokenizer, uncut_length
+from care_qdrant.encoders.batching import read_tokenizer, tokenised, uncut_length, unread_words
 from care_qdrant.encoders.side import Geometry, Side
 from care_qdrant.encoders.unread import UnreadWords
 from care_qdrant.encoders.usable import as_encoded, encodable, require_lengths, require_tokens
@@ -100,7 +100,7 @@ class OnnxEncoder:
     def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
         """Encode texts into unit vectors, in order: ``(len(texts), dim)`` float32. None is the model's own prompt."""
         texts = encodable(texts)
-        token_ids = [self._read(text, prompt).ids for text in texts]
+        token_ids = tokenised(texts, lambda text: self._read(text, prompt).ids)
         require_tokens(texts, [place for place, ids in enumerate(token_ids) if not ids])
         vectors = np.empty((len(texts), self.dim), dtype=np.float32)
 
@@ -120,13 +120,13 @@ class OnnxEncoder:
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Return the uncut length of each text in tokens, special tokens and prompt included."""
-        texts = as_encoded(texts)
-        encodings = [self._tokenize(self.prompt + text) for text in texts]
-        return [uncut_length(encoding, self._special_tokens) for encoding in encodings]
+        return tokenised(
+            as_encoded(texts), lambda text: uncut_length(self._tokenize(self.prompt + text), self._special_tokens)
+        )
 
     def unread(self, text: str) -> list[str]:
         """Return the words that the tokenizer does not read, where they are most of a text."""
-        return self._unread(text, self._read(text, ""))
+        return unread_words(self._unread, text, lambda text: self._read(text, ""))
 
     def _read(self, text: str, prompt: str | None) -> Encoding:
         """Tokenise as much of a text as the encoder can read."""

@@ -1,18 +1,27 @@
 """Texts that no vector can be made of: every encoder says which, whatever else the call holds."""
 
+import json
 import pickle
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
-from care_qdrant.encoders.batching import TokenizerFile
+from care_qdrant.encoders.batching import TokenizerFile, read_tokenizer, tokenised
+from care_qdrant.encoders.engine import Engine
 from care_qdrant.encoders.local.torch import TorchEncoder, load_sentence_transformer
+from care_qdrant.encoders.onnx import OnnxEncoder
+from care_qdrant.encoders.remote.server import ServerEncoder
 from care_qdrant.encoders.side import Side
 from care_qdrant.encoders.usable import require_texts
 from care_qdrant.errors import InputError, UnusableText
+from care_qdrant.model.card import OnnxFiles
 from care_qdrant.model.care_model import CareModel
 from tests import tiny
 
@@ -79,6 +88,60 @@ def test_all_texts_without_a_token_are_named_at_once() -> None:
         assert raised.value.problems.keys() == {1, 3}
     others = CareModel.load().encode_query([texts[0], texts[2]])
     assert np.isfinite(others).all()
+
+
+def _without_unknown(folder: Path) -> Path:
+    """Leave out of a tokenizer the token for what is unknown, and know the letters that a model is tried with."""
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] != "[UNK]"]
+    vocabulary = content["model"]["vocab"]
+    spare = iter([vocabulary.pop("[UNK]"), *(vocabulary.pop(token) for token in [*vocabulary] if token[:2] == "##")])
+    vocabulary |= {letter: next(spare) for letter in "abcdefghi" if letter not in vocabulary}
+    file.write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("call", ["encode", "count_tokens"])
+@pytest.mark.parametrize("kind", ["onnx", "torch", "static", "server", "file"])
+def test_a_text_that_the_tokenizer_fails_on_is_named_by_every_encoder(
+    exported: Callable[[str], tuple[Path, OnnxFiles]], tmp_path: Path, kind: str, call: str
+) -> None:
+    """tokenizers raises a bare Exception there, and its Rust code may panic, which passes every handler."""
+    whole, files = exported("cls")
+    towers = {"torch": tiny.query_tower, "static": tiny.static_tower}
+    folder = towers[kind](tmp_path / "q") if kind in towers else Path(shutil.copytree(whole, tmp_path / "q"))
+    _without_unknown(folder)
+    side = Side("cls", 48)
+    encoder: Any = {
+        "onnx": lambda: OnnxEncoder(folder, str(files.fp32), side, 32),
+        "torch": lambda: TorchEncoder(load_sentence_transformer(folder, "cpu"), "query"),
+        "static": lambda: TorchEncoder(load_sentence_transformer(folder, "cpu"), "query"),
+        "server": lambda: ServerEncoder(
+            Engine("server", endpoints=("http://127.0.0.1:9/v1",)), "m", read_tokenizer(folder), side, (), dim=32
+        ),
+        "file": lambda: TokenizerFile(folder, side),
+    }[kind]()
+    texts = ["a b", "腹痛\u2603", "腹痛", "\u2603"]
+    if hasattr(encoder, call):
+        with pytest.raises(
+            UnusableText, match=r"text 1 \('腹痛.'\) makes the tokenizer .*Missing \[UNK\].*1 more"
+        ) as raised:
+            getattr(encoder, call)(texts)
+        assert raised.value.problems.keys() == {1, 3}
+    if hasattr(encoder, "unread"):
+        assert (encoder.unread("腹痛"), encoder.unread("\u2603 abc")) == ([], ["\u2603", "abc"])
+
+
+def test_a_panic_of_the_tokenizer_is_an_error_of_its_text() -> None:
+    """With this truncation only a text that is too long panics."""
+    tokenizer = tiny.bert_tokenizer().backend_tokenizer
+    content = json.loads(tokenizer.to_str())
+    content["truncation"] = {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 10}
+    broken = Tokenizer.from_str(json.dumps(content))
+    with pytest.raises(UnusableText, match=r"text 1 .*`stride` must be") as raised:
+        tokenised(["短", tiny.TEXTS[0], "a"], broken.encode)
+    assert raised.value.problems.keys() == {1}
 
 
 def test_the_error_crosses_processes_and_takes_the_names_of_its_caller() -> None:

@@ -8,7 +8,8 @@ budget of a pass; and one vector a text comes back.
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +21,16 @@ from tokenizers import Encoding, Tokenizer
 
 from care_qdrant.encoders.agreement import cosines
 from care_qdrant.encoders.ahead import Meter
-from care_qdrant.encoders.batching import ALIKE, Budget, token_batches, uncut_length
+from care_qdrant.encoders.batching import (
+    ALIKE,
+    Budget,
+    T,
+    token_batches,
+    tokenised,
+    tokenizer_errors,
+    uncut_length,
+    unread_words,
+)
 from care_qdrant.encoders.engine import Dtype
 from care_qdrant.encoders.local.attention import without_cudnn_attention
 from care_qdrant.encoders.local.packing import Packed, packed
@@ -135,7 +145,7 @@ class TorchEncoder:
         """Encode texts without checking the vectors: a text that the model does not weigh gets a zero vector."""
         texts = as_encoded(texts)
         prompt = self.prompt if prompt is None else prompt
-        read = self._read([prompt + text for text in texts]) if self._reads_ids else None
+        read = self._read(texts, prompt) if self._reads_ids else None
         uncut = map(len, read) if read is not None else self._lengths(texts, prompt)
         lengths = [min(length, self.max_tokens) for length in uncut]
         vectors = np.empty((len(texts), self.dim), dtype=np.float32)
@@ -174,20 +184,21 @@ class TorchEncoder:
 
     def unread(self, text: str) -> list[str]:
         """Return the words that the tokenizer does not read, where they are most of a text."""
-        return [] if self._copy is None else UnreadWords(self._copy)(text, self._copy.encode(text))
+        return [] if self._copy is None else unread_words(UnreadWords(self._copy), text, self._copy.encode)
 
-    def _read(self, texts: list[str]) -> list[list[int]] | None:
+    def _read(self, texts: Sequence[str], prompt: str) -> list[list[int]] | None:
         """Return token ids, cut; None for a tokenizer in Python."""
-        return None if self._copy is None else [encoding.ids for encoding in self._tokenised(texts)]
+        return None if self._copy is None else self._tokenised(texts, prompt, lambda encoding: encoding.ids)
 
-    def _tokenised(self, texts: list[str]) -> Iterable[Encoding]:
+    def _tokenised(self, texts: Sequence[str], prompt: str, part: Callable[[Encoding], T]) -> list[T]:
         assert self._copy is not None, "checked by the callers"
-        special = not self._is_table
-        if self.device == "cpu":
-            # One by one: `encode_batch` starts a thread for each core, and those are what a CPU encodes with.
-            return (self._copy.encode(text, add_special_tokens=special) for text in texts)
-        encodings: list[Encoding] = self._copy.encode_batch(texts, add_special_tokens=special)
-        return encodings
+        tokenizer, special = self._copy, not self._is_table
+        # On a CPU one by one: `encode_batch` starts a thread for each core, and those are what a CPU encodes with.
+        if self.device != "cpu":
+            with suppress(ValueError), tokenizer_errors():
+                prompted = [prompt + text for text in texts]
+                return [part(encoding) for encoding in tokenizer.encode_batch(prompted, add_special_tokens=special)]
+        return tokenised(texts, lambda text: part(tokenizer.encode(prompt + text, add_special_tokens=special)))
 
     def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
         # Attention on a CPU is computed by length, with or without padding.
@@ -297,7 +308,7 @@ class TorchEncoder:
         return vectors
 
     def _stock(self, texts: list[str], prompt: str, *, lengths: Sequence[int], batch: Sequence[int]) -> Vectors:
-        with self._lock, self.meter.running([lengths[index] for index in batch]):
+        with self._lock, tokenizer_errors(), self.meter.running([lengths[index] for index in batch]):
             vectors: Vectors = self._encode(
                 texts,
                 prompt=prompt,
@@ -318,8 +329,7 @@ class TorchEncoder:
             return []
         if self._copy is not None:
             special = 0 if self._is_table else self._copy.num_special_tokens_to_add(False)
-            read = self._tokenised([prompt + text for text in texts])
-            return [uncut_length(encoding, special) for encoding in read]
+            return self._tokenised(texts, prompt, partial(uncut_length, special_tokens=special))
         with self._lock:
             encoded = self._model.tokenizer(
                 [prompt + text for text in texts],
@@ -425,7 +435,7 @@ def load_sentence_transformer(
     flash = {**kwargs, "attn_implementation": "flash_attention_2"}
     has_flash = device.startswith("cuda") and dtype == "bfloat16" and find_spec("flash_attn") is not None
     try:
-        with no_progress_bars(), readable_model(folder) as native:
+        with no_progress_bars(), tokenizer_errors(), readable_model(folder) as native:
             if has_flash:
                 try:
                     return _run_once(load(str(native), model_kwargs=flash).eval())

@@ -18,6 +18,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -26,7 +27,7 @@ from tokenizers import Encoding, Tokenizer
 
 from care_qdrant.encoders.agreement import LEAST_HALF_PRECISION, projections
 from care_qdrant.encoders.ahead import Meter, run_ahead
-from care_qdrant.encoders.batching import token_batches
+from care_qdrant.encoders.batching import token_batches, tokenised
 from care_qdrant.encoders.engine import Engine
 from care_qdrant.encoders.references import Reference
 from care_qdrant.encoders.remote.wire import PERHAPS_TOO_MUCH, embeddings_client, read_vectors, request_body
@@ -111,7 +112,7 @@ class ServerEncoder:
         """Encode texts into unit vectors, in order: ``(len(texts), dim)`` float32. None is the model's own prompt."""
         texts = encodable(texts)
         prompt = self.prompt if prompt is None else prompt
-        encodings = [self._cut(prompt + text) for text in texts]
+        encodings = tokenised(texts, lambda text: self._cut(prompt + text))
         vectors = np.empty((len(texts), self.dim), dtype=np.float32)
 
         def run(batch: list[int]) -> Vectors:
@@ -126,9 +127,8 @@ class ServerEncoder:
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Return the uncut length of each text in tokens, special tokens and prompt included."""
-        texts = as_encoded(texts)
-        encode = self._tokenizer.encode
-        return [len(encode(self.prompt + text, add_special_tokens=self._markers).ids) for text in texts]
+        encode = partial(self._tokenizer.encode, add_special_tokens=self._markers)
+        return tokenised(as_encoded(texts), lambda text: len(encode(self.prompt + text).ids))
 
     def check(self) -> float:
         """Compare a server with all reference vectors, and return the smallest cosine.
