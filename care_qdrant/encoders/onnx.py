@@ -22,7 +22,7 @@ from care_qdrant.encoders.batching import read_tokenizer, tokenised, uncut_lengt
 from care_qdrant.encoders.side import Geometry, Side
 from care_qdrant.encoders.unread import UnreadWords
 from care_qdrant.encoders.usable import as_encoded, encodable, require_lengths, require_tokens
-from care_qdrant.errors import IncompleteModel, ModelError
+from care_qdrant.errors import EncodingError, IncompleteModel, ModelError, counted
 from care_qdrant.types import Vectors
 
 BATCH_TOKENS = 288
@@ -106,7 +106,13 @@ class OnnxEncoder:
 
         def run(batch: tuple[int, list[int]]) -> None:
             length, indices = batch
-            (vectors[indices],) = self._session.run(None, _pad([token_ids[index] for index in indices], length))
+            try:
+                (vectors[indices],) = self._session.run(None, _pad([token_ids[index] for index in indices], length))
+            except Exception as error:  # onnxruntime's own exceptions share no public base
+                raise EncodingError(
+                    f"the ONNX graph fails on {counted(len(indices), 'text')}, the first {texts[indices[0]][:40]!r} "
+                    f"({error}); check the model with: care model verify"
+                ) from error
 
         batches = list(self._batches(token_ids))
         if self._workers > 1 and len(batches) > 1:

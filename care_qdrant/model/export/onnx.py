@@ -18,8 +18,8 @@ import numpy as np
 
 from care_qdrant.destinations import require_writable
 from care_qdrant.encoders.agreement import LEAST_INT8_WEIGHTS
-from care_qdrant.encoders.local.torch import cuts_unit_vectors
-from care_qdrant.encoders.local.weights import INT8, no_progress_bars, read_tensors, readable_model, weight_files
+from care_qdrant.encoders.local.torch import cuts_unit_vectors, load_sentence_transformer
+from care_qdrant.encoders.local.weights import INT8, read_tensors, weight_files
 from care_qdrant.encoders.onnx import OnnxEncoder
 from care_qdrant.encoders.references import REFERENCE_TEXTS, Reference, make_references
 from care_qdrant.errors import InputError, ModelError, needs_extra
@@ -218,21 +218,13 @@ def _sharing_graph(tower: "SentenceTransformer", folder: Path, *, int8: bool) ->
 def _load_tower(folder: Path) -> "SentenceTransformer":
     with needs_extra("onnx", "the ONNX export"):
         import onnxscript  # noqa: F401  # torch's exporter needs it
-        import torch
-        from sentence_transformers import SentenceTransformer
 
-    with readable_model(folder) as readable, no_progress_bars():
-        tower = SentenceTransformer(
-            str(readable),
-            device="cpu",
-            local_files_only=True,
-            model_kwargs={"dtype": torch.float32, "attn_implementation": "sdpa"},
-        )
+    tower = load_sentence_transformer(folder, "cpu", "float32")
     if not all(getattr(module, "include_prompt", True) for module in tower):
         raise ModelError(
             f"{folder}: pools without its prompt, which the exported graph cannot; pool over the prompt too"
         )
-    return tower.eval()
+    return tower
 
 
 def _export_fp32(tower: "SentenceTransformer", file: Path) -> None:
@@ -247,20 +239,26 @@ def _export_fp32(tower: "SentenceTransformer", file: Path) -> None:
     graph = QueryGraph(tower).eval()
     # It warns that torchvision is missing, which no query encoder needs.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter warns about its own internals
-        torch.onnx.export(
-            graph,
-            (input_ids, attention_mask),
-            file,
-            input_names=["input_ids", "attention_mask"],
-            output_names=["sentence_embedding"],
-            dynamic_shapes=(axes, axes),
-            opset_version=graph.opset,
-            external_data=False,
-            dynamo=True,
-            verbose=False,
-        )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the exporter warns about its own internals
+            torch.onnx.export(
+                graph,
+                (input_ids, attention_mask),
+                file,
+                input_names=["input_ids", "attention_mask"],
+                output_names=["sentence_embedding"],
+                dynamic_shapes=(axes, axes),
+                opset_version=graph.opset,
+                external_data=False,
+                dynamo=True,
+                verbose=False,
+            )
+    except Exception as error:  # the exporter's own kinds, and those of any layer that it cannot trace
+        name = type(getattr(tower[0], "model", tower[0])).__name__
+        raise ModelError(
+            f"{name}: torch {torch.__version__} cannot export it to ONNX ({type(error).__name__}), it only runs it"
+        ) from error
 
 
 def _references(tower: "SentenceTransformer", side: str) -> tuple[Reference, ...]:
