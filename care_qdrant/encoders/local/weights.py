@@ -1,6 +1,6 @@
 """Check saved weights before they are loaded: whole files, and every tensor that the model reads (extra ``ingest``).
 
-transformers gives a tensor that a checkpoint lacks random values. So its own loader is run first on the headers of the
+transformers gives a tensor that a checkpoint lacks random values. So the loader is run first on the headers of the
 files alone, on torch's meta device, which needs no memory: what it would miss is refused by name.
 """
 
@@ -8,7 +8,6 @@ import json
 import logging
 import math
 import shutil
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -59,6 +58,7 @@ def read_json(path: Path) -> Any:
     except ValueError as error:
         raise AlteredModel(f"{path} is not JSON ({error})") from error
 
+
 def read_settings(folder: Path) -> dict[str, Any]:
     """Return ``config_sentence_transformers.json`` of a saved model, with its prompts by name; a model may have none.
 
@@ -71,7 +71,6 @@ def read_settings(folder: Path) -> dict[str, Any]:
     if not isinstance(prompts, dict) or not all(isinstance(prompt, str | None) for prompt in prompts.values()):
         raise AlteredModel(f"{path}: its prompts are not texts by name; save the model again")
     return {**settings, "prompts": {name: prompt or "" for name, prompt in prompts.items()}}
-
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -299,6 +298,7 @@ def _check_transformer(native: Path, folder: Path) -> None:
     """Run transformers' loader on the headers of the files."""
     with needs_extra("ingest", "this encoder"):
         import torch
+        from sentence_transformers.base.modules import Transformer
         from transformers import AutoModel
     config = _config(native, folder)
     pickled = sorted(native.glob("pytorch_model*.bin"))
@@ -314,22 +314,22 @@ def _check_transformer(native: Path, folder: Path) -> None:
     }
     try:
         with _silent():
-            with torch.device("meta"):
-                kind = type(AutoModel.from_config(config))  # type: ignore[no-untyped-call]  # untyped in transformers
-            # Of a T5 sentence-transformers loads the encoder alone, of other pairs (BART) the decoder as well.
-            encoder = getattr(sys.modules[kind.__module__], kind.__name__.removesuffix("Model") + "EncoderModel", None)
-            if encoder is not None:
-                kind, config.is_encoder_decoder = encoder, False
-            model, loading = kind.from_pretrained(
-                None,
-                config=config,
-                state_dict=stand_ins,
-                device_map="meta",
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-            )
+            # Of some pairs sentence-transformers loads the encoder alone (T5, M2M100), of others the decoder as well.
+            options: dict[str, Any] = {
+                "state_dict": stand_ins,
+                "device_map": "meta",
+                "output_loading_info": True,
+                "ignore_mismatched_sizes": True,
+            }
+            loaded = Transformer.__new__(Transformer)._load_encoder_only_model(None, config, **options)
+            if loaded is None:
+                with torch.device("meta"):
+                    kind = type(AutoModel.from_config(config))  # type: ignore[no-untyped-call]  # untyped in transformers
+                loaded = kind.from_pretrained(None, config=config, **options)
+            model, loading = loaded
     except (ValueError, RuntimeError, KeyError) as error:
         raise ModelError(f"{folder}: its weights do not fit its config.json ({_first_line(error)})") from error
+    kind = type(model)
     missing = sorted(name for name in loading["missing_keys"] if not name.startswith("pooler."))
     if missing:
         raise IncompleteModel(
