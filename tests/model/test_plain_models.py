@@ -3,14 +3,15 @@
 import json
 import random
 import shutil
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from care_trainer.learn.token_table import TokenTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -19,8 +20,12 @@ from sentence_transformers.base.modules import Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import CNN, Dense, LayerNorm, Pooling, Router
 from transformers import AutoConfig, AutoModel, set_seed
 
-from care_qdrant.errors import EncodingError, IncompleteModel, ModelError
+from care_qdrant.encoders.local.torch import load_sentence_transformer
+from care_qdrant.encoders.remote.old_model import open_old_model
+from care_qdrant.errors import AlteredModel, EncodingError, IncompleteModel, ModelError
+from care_qdrant.model.adopt.importing import write_sides
 from care_qdrant.model.care_model import CareModel
+from care_qdrant.model.folder import write_checkpoint
 from tests import tiny
 
 TEXTS = [*tiny.medical_texts(6), "Fever and COUGH", "短"]
@@ -85,6 +90,25 @@ def heads(names: Sequence[str], width: int) -> tuple[list[torch.nn.Module], int]
             made.append(Dense(width, width if name == "dense" else width // 2))
             width = made[-1].out_features  # type: ignore[assignment]
     return made, width
+
+
+@pytest.fixture(scope="module")
+def routed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CARE folder whose query side is a table of token vectors."""
+    root = tmp_path_factory.mktemp("routed")
+    query = tiny.static_tower(root / "q")
+    write_checkpoint(root / "pair", name="pair", query=query, document=tiny.document_tower(root / "d"))
+    return root / "pair"
+
+
+JSON_VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=3)),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["query", "document", "passage"]), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
 
 
 @given(
@@ -185,6 +209,59 @@ def test_broken_settings_are_refused_before_a_model_is_used(towers: dict[str, Pa
                 model.encode_query(TEXTS)
     finally:
         file.write_text(whole, encoding="utf-8")
+
+
+ENCODER_ALONE = ("t5", "m2m_100", "pegasus", "marian", "blenderbot", "blenderbot-small", "switch_transformers")
+"""Pairs of an encoder and a decoder of which sentence-transformers loads the encoder alone."""
+
+
+@pytest.mark.parametrize("kind", [*ENCODER_ALONE, "bart", "mbart"])
+def test_pairs_of_an_encoder_and_a_decoder_have_the_vectors_of_sentence_transformers(kind: str, tmp_path: Path) -> None:
+    settings = T5 if kind in ("t5", "switch_transformers") else {**BART, "eos_token_id": 3, "bos_token_id": 2}
+    folder = transformer(tmp_path / kind, **settings)
+    expected = SentenceTransformer(str(folder), device="cpu").encode(TEXTS, batch_size=1)
+    np.testing.assert_allclose(CareModel.load(folder, device="cpu").encode_query(TEXTS), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("role", ["encode_query", "encode_document"])
+def test_an_old_model_gives_a_text_one_vector_whatever_it_is_encoded_with(towers: dict[str, Path], role: str) -> None:
+    """FNet mixes padding into every token, so that a batch of sentence-transformers has other vectors."""
+    encode = getattr(open_old_model(str(towers["fnet"])), role)
+    alone = np.concatenate([encode([text]) for text in TEXTS])
+    np.testing.assert_array_equal(encode(TEXTS), alone)
+    stock = SentenceTransformer(str(towers["fnet"]), device="cpu")
+    assert np.abs(stock.encode(TEXTS) - alone).max() > 0.01
+
+
+def test_a_padding_token_beyond_the_table_is_refused_when_the_model_is_loaded(tmp_path: Path) -> None:
+    """One text needs no padding, so it shows nothing."""
+    folder = tiny.query_tower(tmp_path / "bert")
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text(encoding="utf-8")), "pad_token": "[NEW]"}))
+    with pytest.raises(ModelError, match=r"cannot run it \(IndexError"):
+        CareModel.load(folder, device="cpu").encode_query(["头痛"])
+
+
+@given(value=JSON_VALUES)
+@settings(max_examples=60)
+def test_prompts_are_texts_by_name_or_refused_by_every_reader(routed: Path, value: Any) -> None:
+    """The readers: a plain model, a table without torch, the import of a model with two routes, the loader itself."""
+    plain = routed / "query"
+    readers: list[Callable[[], Any]] = [
+        lambda: CareModel.load(plain, device="cpu").encode_query(TEXTS),
+        lambda: TokenTable.load(plain),
+        lambda: load_sentence_transformer(plain, "cpu"),
+        lambda: write_sides(routed, {"query": routed / "out"}),
+    ]
+    is_read = isinstance(value, dict) and all(isinstance(prompt, str | None) for prompt in value.values())
+    for folder in (routed, plain):
+        file = folder / "config_sentence_transformers.json"
+        content = json.loads(file.read_text(encoding="utf-8"))
+        file.write_text(json.dumps({**content, "prompts": value}), encoding="utf-8")
+    for read in readers:
+        shutil.rmtree(routed / "out", ignore_errors=True)
+        with nullcontext() if is_read else pytest.raises(AlteredModel, match="prompts are not texts by name"):
+            read()
 
 
 @pytest.mark.parametrize("kind", ["t5", "bart"])

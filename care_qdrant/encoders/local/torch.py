@@ -456,9 +456,13 @@ _OF_A_BROKEN_MODEL = (
 
 
 def _run_once(model: "SentenceTransformer") -> "SentenceTransformer":
-    """Return a model after encoding a text with it: nothing else shows modules that do not fit together."""
+    """Return a model after encoding two texts with it: nothing else shows modules that do not fit together.
+
+    The second one is longer, so that the padding is read as well.
+    """
     _take_any_dtype(model)
-    width, dim = model.encode_query([_SHORT], show_progress_bar=False).shape[1], model.get_embedding_dimension()
+    vectors, dim = model.encode_query([_SHORT, _LONG], show_progress_bar=False), model.get_embedding_dimension()
+    width = vectors.shape[1]
     if width != dim:
         raise ValueError(f"its vectors have {width} dimensions, and its modules say {dim}")
     return model

@@ -3,6 +3,7 @@
 import os
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -49,23 +50,26 @@ class ServiceModel:
 class FolderModel:
     """A sentence-transformers folder, with the prompts that it was saved with.
 
-    Used by several threads, one at a time: sentence-transformers sets the padding of its tokenizer in each call.
+    Used by several threads, one at a time: sentence-transformers sets the padding of its tokenizer in each call. Texts
+    are encoded one by one: in some models (FNet, convolutions) padding to a longer text changes a vector.
     """
 
     def __init__(self, folder: Path) -> None:
         from care_qdrant.encoders.local.torch import load_sentence_transformer
 
-        self._model, self._lock = load_sentence_transformer(folder), ForkLock()
+        model, self._lock = load_sentence_transformer(folder), ForkLock()
+        self._encode_query = partial(model.encode_query, batch_size=1, show_progress_bar=False)
+        self._encode_document = partial(model.encode_document, batch_size=1, show_progress_bar=False)
 
     def encode_query(self, texts: Sequence[str]) -> Vectors:
         """Encode texts with the prompt of queries."""
         with self._lock:
-            return np.asarray(self._model.encode_query(list(texts), show_progress_bar=False), dtype=np.float32)
+            return np.asarray(self._encode_query(list(texts)), dtype=np.float32)
 
     def encode_document(self, texts: Sequence[str]) -> Vectors:
         """Encode texts with the prompt of documents."""
         with self._lock:
-            return np.asarray(self._model.encode_document(list(texts), show_progress_bar=False), dtype=np.float32)
+            return np.asarray(self._encode_document(list(texts)), dtype=np.float32)
 
 
 def require_old_model(where: str) -> None:
