@@ -7,8 +7,12 @@ _GRAM = 4
 
 
 def grams(text: str) -> frozenset[str]:
-    """Return the character 4-grams of the letters and digits of a text; a shorter text is its own gram."""
-    kept = "".join(filter(str.isalnum, unicodedata.normalize("NFKC", text).lower()))
+    """Return the character 4-grams of the letters and digits of a text, of all characters where it has none.
+
+    A shorter text is its own gram.
+    """
+    whole = unicodedata.normalize("NFKC", text).lower()
+    kept = "".join(filter(str.isalnum, whole)) or whole
     return frozenset(kept[at : at + _GRAM] for at in range(max(1, len(kept) - _GRAM + 1)))
 
 

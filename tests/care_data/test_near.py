@@ -4,6 +4,8 @@ import random
 
 import pytest
 from care_data.near import NearTexts, grams, overlap
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 @pytest.mark.parametrize("threshold", [0.3, 0.8])
@@ -21,6 +23,16 @@ def test_the_index_finds_what_all_pairs_find(threshold: float) -> None:
             near.add(str(number), text)
             added.append(str(number))
     assert 10 < found < 290
+
+
+@given(st.lists(st.text("？！+-=。 ", min_size=1, max_size=8), min_size=2, max_size=2, unique=True))
+def test_texts_of_symbols_alone_are_compared_as_they_are(texts: list[str]) -> None:
+    """Without letters and digits nothing would be left, and all of them would equal each other."""
+    near = NearTexts(1.0)
+    near.add("first", texts[0])
+    assert near.find(texts[0]) == ["first"]
+    assert bool(near.find(texts[1])) == (grams(texts[0]) == grams(texts[1]))
+    assert max(map(len, texts)) > 4 or not near.find(texts[1])
 
 
 def test_case_width_and_punctuation_make_no_difference() -> None:
