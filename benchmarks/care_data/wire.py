@@ -41,11 +41,7 @@ class BudgetReached(CareError):
 
 
 class JudgeUnreachable(CareError):
-    """A judge did not answer within its bounded retries, or rejected the request."""
-
-
-class NotStored(CareError):
-    """A replay needs an answer that is not in the ledger."""
+    """A judge did not answer within its bounded retries, or rejected the request; in a replay, has no stored answer."""
 
 
 @dataclass
@@ -170,8 +166,11 @@ class Caller:
         key = self._key(prompt, attempt)
         if (answer := self._ledger.stored(key)) is not None:
             return answer
-        if self._replay:
-            raise NotStored(f"judge {self.judge.name}: an answer is not in the ledger; run without --replay first")
+        if self._replay:  # as in the run that is replayed, if that went on without a judge that was down
+            self.down = JudgeUnreachable(
+                f"judge {self.judge.name}: an answer is not in the ledger; run without --replay first, or set "
+                "allow_missing = true"
+            )
         if self.down is not None:
             raise self.down
         stop, wait = stop_after_attempt(1 + self.judge.retries), self._wait
