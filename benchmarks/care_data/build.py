@@ -75,7 +75,9 @@ def run_build(config: Config, _: bool = False) -> dict[str, Any]:
     write_rows(target / "qrels" / "test.jsonl", (dict(zip(keys, row, strict=True)) for row in judged))
     reranked = write_rows(target / "rerank.jsonl", _rerank(config, questions, answered, documents))
     pairs = drawn(read_rows(folder / PAIRS, config.command("sts")) if config.settings.sts else ())
-    sts = write_rows(target / "sts.jsonl", pairs) if config.settings.sts else 0
+    sts = write_rows(target / "sts.jsonl", pairs)
+    if not config.settings.sts:  # a task of the harness, if it is there
+        (target / "sts.jsonl").unlink()
     disputed = [row for row in labels if row["label"] in ("disputed", "missing") and row["query_id"] in answered]
     write_rows(target / "disputed.jsonl", disputed)
     card = {

@@ -82,11 +82,24 @@ def _sts_files(config: Config) -> Iterable[str | None]:
 
 
 _BUILT = tuple(f"{BENCHMARK}/{name}" for name in ("corpus.jsonl", "queries.jsonl", "qrels/test.tsv", "README.md"))
+_POOLED = (POOL, CORPUS, QUERIES)
 _DECIDES = (LABELS, "vote.json", "pool.json", "judge.json", PAIRS)
 STEPS: Mapping[str, Step] = {
-    "pool": Step(run_pool, ("source", "pool", "retriever"), (), (POOL, CORPUS, QUERIES, "pool.json"), _pool_files),
-    "judge": Step(run_judge, ("judging", "judge"), (POOL, CORPUS), (JUDGEMENTS, "judge.json")),
-    "vote": Step(run_vote, ("vote", "judge"), (JUDGEMENTS, POOL, OPINIONS), (LABELS, "vote.json"), _vote_files),
+    "pool": Step(run_pool, ("source", "pool", "retriever"), (), (*_POOLED, "pool.json"), _pool_files),
+    "judge": Step(run_judge, ("judging", "judge"), _POOLED, (JUDGEMENTS, "judge.json")),
+    "vote": Step(
+        run_vote,
+        ("vote", "judge"),
+        (JUDGEMENTS, "judge.json", *_POOLED, "pool.json", OPINIONS),
+        (LABELS, "vote.json"),
+        _vote_files,
+    ),
     "sts": Step(run_sts, ("name", "judging", "judge", "vote", "sts", "source"), (), (PAIRS, "sts.json"), _sts_files),
-    "build": Step(run_build, ("name", "build", "source"), _DECIDES, _BUILT, lambda config: config.settings.build.train),
+    "build": Step(
+        run_build,
+        ("name", "build", "source", "judge", "vote", "sts"),
+        (*_DECIDES, *_POOLED),
+        _BUILT,
+        lambda config: config.settings.build.train,
+    ),
 }

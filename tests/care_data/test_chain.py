@@ -3,7 +3,9 @@
 import csv
 import json
 import re
+import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,13 @@ from care_benchmarks.cli import care_bench
 from care_benchmarks.tasks import directory_tasks, load_task
 from care_data import pool
 from care_data.build import _repeated
-from care_data.chain import run_chain, run_step
+from care_data.chain import STEPS, run_chain, run_step
 from care_data.config import ask_again, load_config
 from care_data.exchange import write_pairs
 from care_data.judging import is_anchor
 from care_data.sheets import Task, read_opinions, sample_tasks, write_sheet
 from care_data.source import read_texts
-from care_data.wire import BudgetReached, JudgeUnreachable, NotStored
+from care_data.wire import BudgetReached, JudgeUnreachable
 from care_trainer.config import Data
 from care_trainer.data.read import iter_pairs
 from click.testing import CliRunner
@@ -118,8 +120,74 @@ def test_a_second_run_asks_nothing_and_a_replay_needs_no_network(clinic: Path) -
     assert run_chain(loaded, replay=True) == first
     (clinic / "clinic" / "calls.sqlite").unlink()
     (clinic / "clinic" / "judgements.jsonl").unlink()
-    with pytest.raises(NotStored, match="--replay"):
+    with pytest.raises(JudgeUnreachable, match="--replay"):
         run_chain(loaded, replay=True)
+
+
+def test_a_replay_repeats_a_run_that_went_on_without_a_judge_that_was_down(clinic: Path) -> None:
+    with Endpoint(perfect()) as endpoint:
+        path = config(
+            clinic,
+            endpoint.url,
+            THREE,
+            questions=6,
+            judging="allow_missing = true",
+            vote='max_missing = 0.5\nrule = "majority"',
+        )
+        down = path.read_text(encoding="utf-8").replace(f'"{endpoint.url}"', '"http://127.0.0.1:9/v1"', 1)
+        path.write_text(f"{down}retries = 0\n", encoding="utf-8")
+        first = run_chain(loaded := load_config(path))
+    assert first["judge"]["unreachable"] == ["ann"]
+    labels = rows(clinic / "clinic" / "labels.jsonl")
+    (clinic / "clinic" / "judgements.jsonl").unlink()
+    assert run_chain(loaded, replay=True) == first
+    assert rows(clinic / "clinic" / "labels.jsonl") == labels
+
+
+_READING: list[set[Path]] = []
+"""Files that were opened, while a test has a set here: an audit hook stays for ever."""
+
+
+def _note_opened(event: str, arguments: tuple[object, ...]) -> None:
+    if _READING and event == "open" and isinstance(arguments[0], str | Path):
+        _READING[0].add(Path(arguments[0]).absolute())
+
+
+sys.addaudithook(_note_opened)
+
+
+def test_a_step_is_repeated_where_a_file_that_it_reads_has_changed(clinic: Path) -> None:
+    """A question that was corrected kept its votes, and the benchmark its former text."""
+    with Endpoint(perfect()) as endpoint:
+        voting = 'sheets = ["li.xlsx"]\nimported = [{ name = "old", path = "old.qrels" }]\n'
+        voting += 'max_missing = 0.3\nrule = "majority"'
+        settings = {"vote": voting, "build": 'drop = true\ntrain = ["train.jsonl"]'}
+        (clinic / "train.jsonl").write_text('{"query": "腰疼怎么办"}\n', encoding="utf-8")
+        write_sheet(clinic / "li.xlsx", [Task("q01", "d1", "怎么办", "文本")], "li")
+        (clinic / "old.qrels").write_text("q01 0 nothing 1\n", encoding="utf-8")
+        loaded = load_config(config(clinic, endpoint.url, THREE, questions=6, **settings))
+        run_chain(loaded)
+        for name, step in STEPS.items():
+            if name != "sts":  # which these questions have no synonyms for
+                _READING.append(opened := set[Path]())
+                step.work(loaded, True)
+                _READING.clear()
+                known = {loaded.folder / file for file in (*step.inputs, *step.outputs)}
+                known |= {loaded.at(str(file)) for file in step.named(loaded)}
+                read = {file for file in opened if file.is_file() and file.is_relative_to(clinic)}
+                ledger = {file for file in read if file.name.startswith("calls.sqlite")}
+                database = {file for file in read if file.is_relative_to(clinic / "qdrant")}
+                assert read - ledger - database <= known, name
+
+
+def test_a_benchmark_has_no_pairs_of_an_earlier_configuration(clinic: Path) -> None:
+    with Endpoint(perfect()) as endpoint:
+        loaded = load_config(config(clinic, endpoint.url, THREE, questions=6))
+        run_chain(loaded)
+        left = loaded.folder / "benchmark" / "sts.jsonl"
+        left.write_text('{"sentence1": "a", "sentence2": "b", "score": 1}\n', encoding="utf-8")
+        run_step(replace(loaded, settings=replace(loaded.settings, name="renamed")), "build")
+    assert not left.exists()
 
 
 @pytest.mark.slow
