@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 STDIN = "-"
 HEAD_BYTES = 65_536
-"""Looked at to tell a format; a pipe may show less."""
+"""Looked at to tell a format; fewer only where a file has no more."""
 MAX_LINE_BYTES = 5_000_000
 """Longest line or row that is read."""
 UTF_8 = "utf-8"
@@ -43,13 +44,21 @@ class Unreadable(Exception):
 def open_binary(path: str, stack: ExitStack) -> io.BufferedReader:
     """Open a file, a pipe, or standard input for ``-``."""
     if path != STDIN:
-        return cast(io.BufferedReader, stack.enter_context(Path(path).open("rb", buffering=HEAD_BYTES)))
+        opened = stack.enter_context(Path(path).open("rb", buffering=HEAD_BYTES))  # noqa: SIM115  # the stack closes it
+        file = cast(io.BufferedReader, opened)
+        return file if file.seekable() else _gathered(file)
     try:
         number = sys.stdin.fileno()
     except (OSError, ValueError):
         return io.BufferedReader(cast(io.RawIOBase, sys.stdin.buffer), HEAD_BYTES)
     # Its own object: at exit Python waits for the lock of `sys.stdin`, which a thread that reads a pipe may hold.
-    return cast(io.BufferedReader, stack.enter_context(os.fdopen(number, "rb", HEAD_BYTES, closefd=False)))
+    pipe = stack.enter_context(os.fdopen(number, "rb", HEAD_BYTES, closefd=False))
+    return _gathered(cast(io.BufferedReader, pipe))
+
+
+def _gathered(file: io.BufferedIOBase) -> io.BufferedReader:
+    """Return a pipe or a decompressor, which hands over any small part, as a file that shows a whole head."""
+    return io.BufferedReader(_Chunks(iter(partial(file.read1, HEAD_BYTES), b"")), HEAD_BYTES)
 
 
 def decompressed(file: io.BufferedReader, path: str, stack: ExitStack) -> io.BufferedReader:
@@ -61,9 +70,7 @@ def decompressed(file: io.BufferedReader, path: str, stack: ExitStack) -> io.Buf
         magic = file.peek(4)[:4]
         named = None if layer else compression_of(path)
         if magic.startswith(_GZIP) or named == ".gz":
-            file = io.BufferedReader(
-                cast(io.RawIOBase, stack.enter_context(gzip.GzipFile(fileobj=file, mode="rb"))), HEAD_BYTES
-            )
+            file = _gathered(stack.enter_context(gzip.GzipFile(fileobj=file, mode="rb")))
         elif magic == _ZSTD or named == ".zst":
             file = io.BufferedReader(_Chunks(_zstandard(file, path)), HEAD_BYTES)
     return file
@@ -134,10 +141,11 @@ codecs.register_error(_EURO, _euro)
 
 
 class _Chunks(io.RawIOBase):
-    """Chunks of bytes, which may be empty, as a file."""
+    """Chunks of bytes, of any length, as a file whose reads are full until its end."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks, self._ready = chunks, b""
+        self._error: Exception | None = None
 
     @override
     def readable(self) -> bool:
@@ -145,8 +153,16 @@ class _Chunks(io.RawIOBase):
 
     @override
     def readinto(self, target: "Buffer") -> int:
-        self._ready = self._ready or next(filter(None, self._chunks), b"")
         view = memoryview(target).cast("B")
+        while self._error is None and len(self._ready) < len(view):
+            try:
+                self._ready += next(self._chunks)
+            except StopIteration:
+                break
+            except Exception as error:  # raised behind what was read before it
+                self._error = error
+        if self._error is not None and not self._ready:
+            raise self._error
         part, self._ready = self._ready[: len(view)], self._ready[len(view) :]
         view[: len(part)] = part
         return len(part)

@@ -1,11 +1,15 @@
 """Every form in which people have a corpus, told by its name."""
 
+import array
 import csv
+import fcntl
 import gzip
 import io
 import json
 import os
+import termios
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow
@@ -299,12 +303,28 @@ def test_a_key_that_is_there_twice_is_a_rejected_row(tmp_path: Path, line: str, 
     assert reject.reason == reason
 
 
-def test_a_pipe_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["jsonl", "json"])
+@pytest.mark.parametrize("compress", [gzip.compress, bytes])
+def test_a_pipe_is_read_however_slowly_it_is_written(
+    tmp_path: Path, compress: Callable[[bytes], bytes], form: Format
+) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    writer = threading.Thread(target=lambda: pipe.write_bytes(gzip.compress(LINES.encode())))
+    rows = [json.loads(line) for line in LINES.splitlines() if line]
+    content = LINES if form == "jsonl" else "\n".join(json.dumps(row, indent=1) for row in rows)
+
+    def write() -> None:
+        unread = array.array("i", [0])
+        with pipe.open("wb", buffering=0) as file:
+            for byte in compress(content.encode()):
+                file.write(bytes([byte]))
+                unread[0] = 1
+                while unread[0]:
+                    fcntl.ioctl(file, termios.FIONREAD, unread)
+
+    writer = threading.Thread(target=write)
     writer.start()
-    with Corpus(pipe) as corpus:
+    with Corpus(pipe, form=form) as corpus:
         assert texts(list(corpus)) == EXPECTED
         assert corpus.share_read is None
     writer.join()

@@ -78,11 +78,20 @@ FORMATS: dict[str, tuple[str, Callable[[Sequence[Row]], bytes]]] = {
     "tab": ("a.tsv", table("\t")),
     "parquet": ("a.parquet", parquet),
 }
+
+
+def parts(content: bytes) -> list[bytes]:
+    """Cut a file into pieces that are too short to show its format."""
+    return [content[start : start + 3] for start in range(0, len(content), 3)]
+
+
 COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
     "plain": lambda content: content,
     "gzip": gzip.compress,
     "zstd": zstandard.compress,
     "gzip twice": lambda content: gzip.compress(gzip.compress(content)),
+    "gzip members": lambda content: b"".join(map(gzip.compress, parts(content))),
+    "zstd frames": lambda content: b"".join(map(zstandard.compress, parts(content))),
 }
 
 
