@@ -89,6 +89,18 @@ class InputError(CareError):
 class NoCollection(InputError, ValueError):
     """No collection has that name; a ValueError, too, as over an embedded database in LlamaIndex's store."""
 
+    def __init__(self, name: str, there: Sequence[str]) -> None:
+        """Take the name, and the names of the collections and aliases that exist."""
+        super().__init__(name, there)
+
+    @property
+    def problem(self) -> str:
+        """The problem without the names of other collections, which a client of a service may not know."""
+        return redact(f"there is no collection {self.args[0]!r}")
+
+    def __str__(self) -> str:
+        return redact(f"{self.problem} (existing collections: {', '.join(self.args[1]) or 'none'})")
+
 
 class TooFewDocuments(InputError):
     """A collection has, at the moment, too few documents to learn from."""

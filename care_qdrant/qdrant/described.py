@@ -126,8 +126,7 @@ class DescribedCollection(Calls):
         if self.name in aliases:
             return self.sibling(aliases[self.name])
         if not self.exists():
-            there = ", ".join([*self.names(), *(f"{alias} (alias)" for alias in sorted(aliases))]) or "none"
-            raise NoCollection(f"there is no collection {self.name!r} (existing collections: {there})")
+            raise NoCollection(self.name, [*self.names(), *(f"{alias} (alias)" for alias in sorted(aliases))])
         return self.sibling(self.name, known_as=self._known_as)
 
     def whole(self) -> Self:

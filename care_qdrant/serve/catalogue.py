@@ -15,7 +15,7 @@ from care_qdrant.search.overview import overview
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.serve.backend import Backend
 from care_qdrant.serve.models import ServedModel, ServedModels
-from care_qdrant.serve.refusal import Refusal
+from care_qdrant.serve.refusal import Refusal, reason_of
 from care_qdrant.serve.schemas import Collections, CollectionState
 
 logger = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class Catalogue:
                 # A new retriever: the retrievers of searches keep their last check for half a minute.
                 Retriever(self._backend.client(), name, served.model, mode="dense").resolved  # noqa: B018
             except (InputError, ContractError) as error:
-                reasons.append(str(error))
+                reasons.append(reason_of(error))
             else:
                 able.append(served)
         return able, reasons
@@ -123,7 +123,7 @@ class Catalogue:
             contracts, holds = collection.schema.contracts.values(), overview(collection)
             able, reasons = self._searchers(name)
         except CareError as error:
-            return CollectionState(name=name, models=[], sparse=False, problem=str(error))
+            return CollectionState(name=name, models=[], sparse=False, problem=reason_of(error))
         examples = self._settings.examples
         sparse = any(
             isinstance(contract, SparseContract) and find_analyser(contract.fingerprint) is not None

@@ -68,8 +68,13 @@ def refusal_of(error: Exception) -> Refusal | None:
         return error
     for kind, status, code in _BY_ERROR:
         if isinstance(error, kind):
-            return Refusal(status, code, str(error))
+            return Refusal(status, code, reason_of(error))
     return None
+
+
+def reason_of(error: CareError) -> str:
+    """Return the message of an error without the names of other collections, which a client may not know."""
+    return error.problem if isinstance(error, NoCollection) else str(error)
 
 
 _REASONS: Mapping[str, str] = {

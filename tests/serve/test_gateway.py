@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from qdrant_client import QdrantClient
+from qdrant_client import QdrantClient, models
 
 from care_qdrant import serve
 from care_qdrant.console.logs import set_up_logs
@@ -116,8 +116,21 @@ async def test_a_key_may_do_what_its_line_says(http_of, client: QdrantClient, wo
 
 
 @pytest.mark.parametrize("words", ["inference", "metrics", "search:another", "inference search:another"])
-async def test_a_key_learns_of_no_collection_that_it_may_not_search(http_of, client: QdrantClient, words: str) -> None:
-    http = http_of(f"{KEY} {words}", collections=("secret-one", "secret-two"), over=client)
+@pytest.mark.parametrize("served", [("secret-one", "secret-two"), ("secret-one", "another"), ()])
+async def test_a_key_learns_of_no_collection_that_it_may_not_search(
+    http_of, client: QdrantClient, words: str, served: tuple[str, ...]
+) -> None:
+    """Of none that is served, and of none that Qdrant has: the one that it may search is not there yet."""
+    for name in ("secret-one", "secret-three"):
+        client.create_collection(name, {})
+    client.update_collection_aliases(
+        [
+            models.CreateAliasOperation(
+                create_alias=models.CreateAlias(collection_name="secret-one", alias_name="secret")
+            )
+        ]
+    )
+    http = http_of(f"{KEY} {words}", collections=served, over=client)
     bodies = [{"collection": name} for name in ("secret-one", "nothing", "another")] + [{}]
     for path in ("/search", "/good-match", "/labels"):
         for body in bodies:
