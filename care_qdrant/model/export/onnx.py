@@ -38,6 +38,9 @@ INT8_FILE = "onnx/model_int8.onnx"
 FP32_TOLERANCE = 1e-5
 """Largest difference of a coordinate from stock sentence-transformers; above it the export is refused."""
 
+_PADDED = ("a", "a b", "a b c", "a b c d")
+"""Texts of neighbouring lengths, most of which are padded: where a convolution reads padding, their vectors differ."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -118,6 +121,8 @@ def export_query_encoder(
         write(fp32)
         exact = _encode(query_folder, "query", fp32, probe_texts)
         _check_equal(query_folder, exact, encode(probe_texts))
+        if own is None:
+            _check_padding(tower, query_folder, "query", fp32)
         quantize(fp32, int8)
         gate = compare(exact, _encode(query_folder, "query", int8, probe_texts), document_vectors, relevant)
         logger.info(
@@ -157,6 +162,7 @@ def export_document_encoder(document_folder: Path, probe_texts: Sequence[str] = 
     with _sharing_graph(tower, document_folder, int8=is_int8) as building:
         vectors = _encode(document_folder, "document", building, probe_texts)
         _check_equal(document_folder, vectors, _encode_stock(tower, "document", probe_texts))
+        _check_padding(tower, document_folder, "document", building)
     return OnnxFiles(fp32=SHARING_ONNX, int8=None, default="fp32", references=_references(tower, "document"))
 
 
@@ -278,6 +284,14 @@ def _encode(folder: Path, side: str, onnx_file: Path, texts: Sequence[str]) -> V
     settings, dim = describe_side(folder, side)
     geometry = geometry_of(folder)
     return OnnxEncoder(folder, str(onnx_file.resolve()), settings, dim, geometry=geometry).encode(texts)
+
+
+def _check_padding(tower: "SentenceTransformer", folder: Path, side: Role, file: Path) -> None:
+    """Refuse a graph that reads padding, which probe texts need not show: cut at the limit, they have none."""
+    from care_qdrant.model.export.shared_weights import is_static
+
+    if not is_static(tower):  # which has no layers, and perhaps no token for these
+        _check_equal(folder, _encode(folder, side, file, _PADDED), _encode_stock(tower, side, _PADDED))
 
 
 def _check_equal(folder: Path, exported: Vectors, expected: Vectors) -> None:

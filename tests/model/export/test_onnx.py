@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
-from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.sentence_transformer.modules import CNN, Pooling
 from transformers import GteConfig, GteModel, set_seed
 
 from care_qdrant.encoders.onnx import OnnxEncoder
@@ -29,6 +29,7 @@ from care_qdrant.model.hub import BUILT_IN, find_folder
 from care_qdrant.model.rewrite import to_int8
 from tests import tiny
 from tests.encoders.conftest import Exported
+from tests.model.test_plain_models import BART, T5, transformer
 
 
 def test_the_record_says_what_is_in_the_folder(exported: Exported) -> None:
@@ -112,6 +113,25 @@ def test_a_weighted_mean_is_exported_with_its_weights(tmp_path: Path) -> None:
 
     vectors = OnnxEncoder(folder, "onnx/model.onnx", Side("cls", 48), 32).encode(tiny.TEXTS)
     np.testing.assert_allclose(vectors, model.encode(tiny.TEXTS), atol=1e-5)
+
+
+def test_a_graph_that_reads_padding_is_refused_where_no_probe_text_is_padded(tmp_path: Path) -> None:
+    """The texts are longer than the encoder reads, so all of them are cut to one length."""
+    transformer = SentenceTransformer(str(tiny.query_tower(tmp_path / "bert")), device="cpu")[0]
+    transformer.max_seq_length = 8
+    modules = [transformer, CNN(32, out_channels=32, kernel_sizes=[3]), Pooling(32, "mean"), Normalize()]
+    SentenceTransformer(modules=modules, device="cpu").save_pretrained(str(tmp_path / "q"), create_model_card=False)
+    with pytest.raises(ModelError, match="gives other vectors than its weights"):
+        export_query_encoder(tmp_path / "q", tiny.TEXTS)
+    assert not (tmp_path / "q" / "onnx").exists()
+
+
+@pytest.mark.parametrize("kind", ["t5", "led"])
+def test_a_model_that_onnx_cannot_hold_is_named(tmp_path: Path, kind: str) -> None:
+    settings = T5 if kind == "t5" else {**BART, "attention_window": 4, "eos_token_id": 3, "bos_token_id": 2}
+    folder = transformer(tmp_path / kind, **settings)
+    with pytest.raises(ModelError, match=r"torch 2.* cannot export it to ONNX \(\w+\), it only runs it"):
+        export_query_encoder(folder, tiny.TEXTS)
 
 
 @pytest.mark.parametrize("pooling", ["mean", pytest.param("cls", marks=pytest.mark.slow)])
