@@ -1,6 +1,7 @@
 """Document vectors that runs share: each encoder encodes a text once, for all runs and stages."""
 
 import hashlib
+import json
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -18,8 +19,11 @@ _LOCK_SECONDS = 600.0
 
 
 def encoder_digest(folder: Path, prompt: str | None = None) -> str:
-    """Return the SHA-256 over all files of an encoder's folder but its model card, and over a prompt."""
-    digest = hashlib.sha256(b"" if prompt is None else prompt.encode())
+    """Return the SHA-256 over all files of an encoder's folder but its model card, and over a prompt.
+
+    None, which is the encoder's own prompt, and the empty one, which is none, differ.
+    """
+    digest = hashlib.sha256(json.dumps(prompt).encode())
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "README.md"):
         with path.open("rb") as stream:
             digest.update(path.relative_to(folder).as_posix().encode())
