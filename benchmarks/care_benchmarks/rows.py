@@ -46,7 +46,7 @@ class Row:
         value = self.fields.get(key)
         try:
             number = math.nan if isinstance(value, bool) or value is None else float(value)
-        except (TypeError, ValueError):
+        except (OverflowError, TypeError, ValueError):
             number = math.nan
         if not math.isfinite(number):
             raise InputError(f"{self.where}: {key!r} is {value!r}; expected a finite number")

@@ -97,6 +97,7 @@ def test_a_repeated_candidate_counts_once(tmp_path: Path) -> None:
         ("rerank.jsonl", 2, '{"query": "x", "positive": ["y"]}', "rerank.jsonl:2", "'negative' is None"),
         ("rerank.jsonl", 2, '{"query": "x", "positive": ["y"], "negative": ["y"]}', "rerank.jsonl:2", "both"),
         ("sts.jsonl", 3, '{"sentence1": "x", "sentence2": "y", "score": NaN}', "sts.jsonl:3", "finite number"),
+        ("sts.jsonl", 3, '{"sentence1": "x", "sentence2": "y", "score": 1' + "0" * 400 + "}", "sts.jsonl:3", "finite"),
         ("sts.jsonl", 3, "[" * 100_000, "sts.jsonl:3", "is not JSON"),
         ("sts.jsonl", 3, '{"score": 1' + "0" * 5_000 + "}", "sts.jsonl:3", "is not JSON"),
         ("sts.jsonl", 3, '{"sentence1": "x", "sentence2": "y"}', "sts.jsonl:3", "finite number"),

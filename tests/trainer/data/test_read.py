@@ -145,6 +145,7 @@ def test_texts_are_both_sides_of_pairs_and_single_texts_once(tmp_path: Path) -> 
         ),
         ({"sentence1": "a", "sentence2": "", "score": 1}, "is not a pair with a score"),
         ({"sentence1": "a", "sentence2": "b", "score": True}, "is not a pair with a score"),
+        ({"sentence1": "a", "sentence2": "b", "score": 10**400}, "is not a pair with a score"),
         (["q", "p"], "expected an object, found list"),
     ],
 )

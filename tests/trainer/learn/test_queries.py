@@ -49,10 +49,11 @@ def test_a_text_may_hold_any_character_of_json_and_a_file_may_be_compressed(tmp_
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"text": "a"}', "log.jsonl:1: expected a vector of 2 numbers, found none"),
+        ('{"text": "a"}', "log.jsonl:1: expected a vector of 2 finite numbers, found none"),
         ('{"text": "a", "vector": [1, 2, 3]}', "found 3 values"),
-        ('{"text": "a", "vector": [1, "2"]}', "expected a vector of 2 numbers, found 2 values"),
-        ('{"text": "a", "vector": [1], "relevant": ["x"]}', "expected a vector of 2 numbers, found 1 value"),
+        (f'{{"text": "a", "vector": [1, 1{"0" * 400}]}}', "expected a vector of 2 finite numbers, found 2 values"),
+        ('{"text": "a", "vector": [1, "2"]}', "expected a vector of 2 finite numbers, found 2 values"),
+        ('{"text": "a", "vector": [1], "relevant": ["x"]}', "expected a vector of 2 finite numbers, found 1 value"),
         ('{"text": "a", "relevant": []}', "log.jsonl:1: expected 'relevant' to be a list of ids"),
         ('{"text": "a", "relevant": "x"}', "expected 'relevant' to be a list of ids"),
         ('{"text": "a", "relevant": [{"id": 1}]}', "expected 'relevant' to be a list of ids"),

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import re
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -254,7 +255,7 @@ def retrieval_rows(folder: Path, name: str) -> Iterator[tuple[dict[str, Any], st
             raise InputError(f"{folder.name}/{where}: lacks {', '.join(map(repr, missing))} (keys: {', '.join(row)})")
         if "text" in RETRIEVAL_KEYS[name] and not isinstance(row["text"], str):
             raise InputError(f"{folder.name}/{where}: expected 'text' to be a string, found {row['text']!r}")
-        if "score" in RETRIEVAL_KEYS[name] and not _is_number(row["score"]):
+        if "score" in RETRIEVAL_KEYS[name] and not is_number(row["score"]):
             raise InputError(f"{folder.name}/{where}: expected 'score' to be a finite number, found {row['score']!r}")
         yield row, where
 
@@ -296,7 +297,7 @@ def unused_keys(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def _scored(row: Mapping[str, Any], where: str, limit: int | None) -> Pair:
     first, second, score = (row.get(key) for key in ("sentence1", "sentence2", "score"))
-    if not (_is_text(first) and _is_text(second) and _is_number(score)):
+    if not (_is_text(first) and _is_text(second) and is_number(score)):
         raise InputError(
             f"{where}: is not a pair with a score (keys: {', '.join(row)}); expected 'sentence1' and 'sentence2', "
             "strings that are not empty, and 'score', a finite number"
@@ -307,8 +308,9 @@ def _scored(row: Mapping[str, Any], where: str, limit: int | None) -> Pair:
     )
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def is_number(value: Any) -> bool:
+    """Return whether a value of JSON is a number that is finite, as an integer of hundreds of digits is not here."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _is_text(value: Any) -> bool:

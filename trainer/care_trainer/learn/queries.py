@@ -9,7 +9,7 @@ import numpy as np
 
 from care_qdrant.errors import InputError, counted
 from care_qdrant.types import Vectors
-from care_trainer.data.read import read_rows
+from care_trainer.data.read import is_number, read_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def _line(row: Mapping[str, Any], where: str, dim: int) -> _Line:
         )
     if vector is not None or relevant is None:
         values = vector if isinstance(vector, list) else []
-        if len(values) != dim or not all(isinstance(value, int | float) for value in values):
+        if len(values) != dim or not all(map(is_number, values)):
             given = counted(len(values), "value") if values else "none"
-            raise InputError(f"{where}: expected a vector of {dim} numbers, found {given}")
+            raise InputError(f"{where}: expected a vector of {dim} finite numbers, found {given}")
     return _Line(text, vector, [str(name) for name in relevant or []])
