@@ -1,9 +1,12 @@
 """The parts of learning against a few lines of NumPy each."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from care_trainer.learn import table
+from care_trainer.learn.earlier import save_seen, unseen_fraction
 from care_trainer.learn.quality import fusion_alpha, verdict
 from care_trainer.learn.reading import Pairs, Sample, principal_directions, sample_ids
 from care_trainer.learn.settings import LearnSettings
@@ -14,6 +17,7 @@ from hypothesis import strategies as st
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.contracts.layouts import CARE_LAYOUT
+from care_qdrant.errors import InputError
 from care_qdrant.qdrant import slices
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
@@ -196,3 +200,13 @@ def test_alpha_grows_as_the_dense_scores_get_narrower() -> None:
     narrow = fusion_alpha(questions, vectors * 0.1, TEXTS, vectors)
     assert wide is not None and narrow is not None and 0 < wide < narrow < 1
     assert fusion_alpha(["…"], vectors, TEXTS, vectors) is None
+
+
+def test_what_an_earlier_run_has_read_is_refused_where_it_is_cut_off(tmp_path: Path) -> None:
+    save_seen(tmp_path, range(3))
+    file = tmp_path / "learn" / "seen.npy"
+    whole = file.read_bytes()
+    for size in range(len(whole)):
+        file.write_bytes(whole[:size])
+        with pytest.raises(InputError, match=r"seen\.npy: cannot be read .* learn into a new folder"):
+            unseen_fraction(tmp_path, Collection(QdrantClient(":memory:"), "articles"), LearnSettings())

@@ -52,14 +52,20 @@ def unseen_fraction(folder: Path, collection: Collection, settings: LearnSetting
 def save_seen(folder: Path, ids: Sequence[object]) -> None:
     """Save which points a run has read, eight bytes each."""
     (folder / FOLDER).mkdir(exist_ok=True)
-    np.save(folder / FOLDER / _SEEN, np.sort(_digests(ids)))
+    path = folder / FOLDER / _SEEN
+    with path.with_suffix(".partial").open("wb") as file:
+        np.save(file, np.sort(_digests(ids)))
+    path.with_suffix(".partial").replace(path)
 
 
 def _load_seen(folder: Path) -> npt.NDArray[np.uint64]:
     path = folder / FOLDER / _SEEN
     if not path.is_file():
         raise InputError(f"{folder}: was not written by care learn ({FOLDER}/{_SEEN} is missing); learn into a new one")
-    seen: npt.NDArray[np.uint64] = np.load(path)
+    try:
+        seen: npt.NDArray[np.uint64] = np.load(path)
+    except (EOFError, OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read ({error}); learn into a new folder") from error
     return seen
 
 

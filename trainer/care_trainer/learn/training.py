@@ -207,6 +207,8 @@ def _own_tokens(split: Split, settings: LearnSettings, earlier: Earlier | None, 
     path = state / f"tokenizer-{settings.vocabulary}-{settings.max_tokens}-{settings.seed}.json"
     if not path.is_file():
         texts = [split.texts[row] for row in split.train]
-        train_collection_tokenizer(texts, settings.vocabulary, settings.max_tokens).save(str(path))
+        partial = path.with_suffix(".partial")  # a killed run leaves no half tokenizer
+        train_collection_tokenizer(texts, settings.vocabulary, settings.max_tokens).save(str(partial))
+        partial.replace(path)
     tokenizer = Tokenizer.from_file(str(path))
     return Tokens("collection", tokenizer, Parts.of(tokenizer))
