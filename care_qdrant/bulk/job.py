@@ -169,8 +169,6 @@ class Job:
 
     def write_manifest(self, manifest: Manifest, name: str = MANIFEST) -> None:
         """Write the manifest of the job, or of one share of a plan."""
-        if self._is_local:  # these two names mark a folder as a job, which is not part of a surrounding corpus
-            self._files.makedirs(str(self._root / "receipts"), exist_ok=True)
         self.write(name, json.dumps(asdict(manifest), ensure_ascii=False, indent=1).encode())
 
     def receipts(self) -> dict[str, Receipt]:

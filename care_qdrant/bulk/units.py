@@ -22,14 +22,16 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from care_qdrant.bulk.job import MANIFEST, ROWS, Job, Manifest, Unit
 from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.contracts.payload import payload_hash
-from care_qdrant.corpus.endings import READABLE, Format
+from care_qdrant.corpus.endings import READABLE, Format, format_of
 from care_qdrant.corpus.files import (
+    OWN_FOLDERS,
     Corpus,
     CorpusFile,
     check_corpus,
     choose_files,
     log_unread,
     name_files,
+    own_folders,
     root_of,
     tell_unread,
     typed_fields,
@@ -145,9 +147,16 @@ def corpus_files(corpus: Sequence[str], form: Format | None) -> list[CorpusFile]
         paths = sorted(system.glob(root) if "*" in root else system.find(root))
         if not paths:
             raise InputError(f"{given}: does not exist")
-        place = PurePosixPath(root.partition("*")[0].rpartition("/")[0] if "*" in root or paths == [root] else root)
-        chosen, unread = choose_files((str(PurePosixPath(path).relative_to(place)) for path in paths), form)
-        log_unread(given, unread)
+        is_file = paths == [root]
+        place = PurePosixPath(root.partition("*")[0].rpartition("/")[0] if "*" in root or is_file else root)
+        files = [PurePosixPath(path).relative_to(place) for path in paths]
+        own = own_folders(files)
+        names = [str(file) for file in files if own.isdisjoint(file.parents)]
+        if is_file and (known := format_of(names[0]) or form) is not None:  # also a hidden file, which is named here
+            chosen, unread = {names[0]: known}, dict[str, list[str]]()
+        else:
+            chosen, unread = choose_files(names, form)
+        log_unread(given, {**unread, OWN_FOLDERS: sorted(map(str, own))})
         if not chosen:
             raise InputError(f"{given}: holds nothing that can be read ({paths[0]}); expected {READABLE}")
         formats |= {system.unstrip_protocol(str(place / name)): known for name, known in chosen.items()}

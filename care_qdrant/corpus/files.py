@@ -5,11 +5,12 @@ import io
 import logging
 import os
 import posixpath
+import re
 import sys
 import unicodedata
 import zlib
-from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -55,7 +56,7 @@ _FOREIGN = (
 _REJECTS = "lists of rejected rows: give a file itself to read it"
 _HIDDEN = "hidden files: give a file itself to read it"
 _NO_FILES = "links to folders, broken links, pipes: give what is behind them as a path of its own"
-_OWN_FOLDERS = "folders of an embedded database, a model or a bulk job"
+OWN_FOLDERS = "folders of an embedded database, a model or a bulk job"
 _ADVICE = (
     "Give its encoding with --encoding: gb18030 for GBK and GB 2312, big5, shift_jis, euc_kr, cp1252; nothing tells "
     "them apart for sure, so read some documents afterwards"
@@ -271,6 +272,8 @@ def check_corpus(path: CorpusPath, form: Format | None = None) -> list[CorpusFil
     """Return the files of a corpus, and refuse one that cannot be read before anything else is touched."""
     paths = [path] if isinstance(path, str | Path) else list(path)
     formats = {place: known for name in paths for place, known in _files_of(str(name), form).items()}
+    if not formats:
+        raise InputError(f"{', '.join(map(str, paths))}: no corpus ({OWN_FOLDERS})")
     files = name_files(formats, [root_of(name) for name in paths if str(name) != STDIN])
     for file in files:
         if compression_of(file.path) == ".zst":
@@ -329,24 +332,12 @@ def _files_of(path: str, form: Format | None) -> dict[str, Format]:
                 f"{path}: its name says no format that is read; {_FOREIGN}. For text or rows, give --format"
             )
         return {path: known}
-    if matches := _matches(path):
-        chosen = _choose_matches(path, matches, form)[0]
-        read = [match for match in matches if match in chosen or not Path(match).is_file()]
-        return {file: known for match in read for file, known in _files_of(match, form).items()}
-    if not place.is_dir():
+    if not (place.is_dir() or _is_pattern(path)):
         raise InputError(f"{path}: does not exist; {_EXPECTED}")
-    files = {str(place / name): known for name, known in _listed(place)[0].items()}
-    if not files:
-        raise InputError(f"{path}: is a folder without files that can be read; {_FOREIGN}")
+    files, unread = _listed(path, form)
+    if not (files or unread[OWN_FOLDERS]):
+        raise InputError(f"{path}: holds no file that can be read; {_FOREIGN}")
     return files
-
-
-def _choose_matches(pattern: str, matches: Iterable[str], form: Format | None) -> tuple[set[str], dict[str, list[str]]]:
-    """Return the matched files that are read, and the others by the reason, named below the folder of the pattern."""
-    root = root_of(pattern)
-    files = {os.path.relpath(match, root): match for match in matches if Path(match).is_file()}
-    chosen, unread = choose_files(files, form)
-    return {files[name] for name in chosen}, unread
 
 
 def present_files(path: str) -> set[str]:
@@ -386,9 +377,8 @@ def _place(path: str | Path) -> str:
 def root_of(path: str | Path) -> Path:
     """Return the folder below which the files of a path are named."""
     place = Path(path)
-    if _matches(str(path)):
-        parts = list(takewhile(lambda part: not glob.has_magic(part), place.parts))
-        return _absolute(Path(*parts))
+    if _is_pattern(str(path)):
+        return _absolute(_fixed_part(place))
     return _absolute(path) if place.is_dir() else _absolute(path).parent
 
 
@@ -397,42 +387,63 @@ def _absolute(path: str | Path) -> Path:
     return Path(os.path.normpath(Path(path).absolute()))
 
 
-def _listed(folder: Path) -> tuple[dict[str, Format], dict[str, list[str]]]:
-    """Return the files of a folder that are read, with their formats, and what is not read, by the reason.
+def _listed(path: str, form: Format | None) -> tuple[dict[str, Format], dict[str, list[str]]]:
+    """Return the files of a folder or pattern that are read, with their formats, and what is not read, by the reason.
 
-    The names are relative to the folder. A link to a folder is not followed: a link to the newest of several would make
-    each document twice.
+    The files are paths, and the others names below the folder or the fixed part of the pattern. ``form`` is for files
+    that the pattern itself names. A link to a folder is not followed: a link to the newest of several would make each
+    document twice.
     """
 
     def refuse(error: OSError) -> None:
         raise InputError(f"{error.filename}: cannot be read ({error.strerror}); its documents would be missing")
 
-    files: list[str] = []
-    others: list[str] = []
-    own: list[str] = []
-    for parent, folders, names in os.walk(folder, onerror=refuse):
-        place = Path(parent)
-        others.extend(_below(place / name, folder) for name in folders if (place / name).is_symlink())
-        left_out = [name for name in folders if _is_own(place / name)]
-        own.extend(_below(place / name, folder) for name in left_out)
-        folders[:] = [name for name in folders if name not in left_out]
-        for name in names:
-            (files if (place / name).is_file() else others).append(_below(place / name, folder))
-    chosen, unread = choose_files(sorted(files))
-    return chosen, {**unread, _NO_FILES: sorted(others), _OWN_FOLDERS: sorted(own)}
+    root, is_pattern = root_of(path), _is_pattern(path)
+    matched: dict[str, str] = {}
+    inside: dict[str, str] = {}
+    others: set[str] = set()
+    own: set[str] = set()
+    for match in _matches(path) if is_pattern else [Path(path)]:
+        name = Path(os.path.relpath(_absolute(match), root))
+        if match.is_file():
+            matched[name.as_posix()] = str(match)
+        elif not match.is_dir() or (is_pattern and match.is_symlink()):
+            others.add(name.as_posix())
+        else:
+            for parent, folders, names in os.walk(match, onerror=refuse):
+                place, below = Path(parent), name / Path(parent).relative_to(match)
+                if is_own({*folders, *names}):
+                    own.add(below.as_posix())
+                    folders.clear()
+                    continue
+                others |= {(below / link).as_posix() for link in folders if (place / link).is_symlink()}
+                files = {(below / file).as_posix(): place / file for file in names}
+                others |= {file for file, found in files.items() if not found.is_file()}
+                inside |= {file: str(found) for file, found in files.items() if file not in others}
+    chosen, unread = choose_files(matched, form)
+    more, left = choose_files(inside)
+    paths, chosen = inside | matched, more | chosen
+    unread = {reason: sorted({*names, *left[reason]}) for reason, names in unread.items()}
+    unread |= {_NO_FILES: sorted(others), OWN_FOLDERS: sorted(own)}
+    return {paths[name]: chosen[name] for name in sorted(chosen)}, unread
 
 
-def _below(path: Path, folder: Path) -> str:
-    return path.relative_to(folder).as_posix()
-
-
-_OWN = (("meta.json", "collection"), ("care.json", "modules.json"), ("manifest.json", "receipts"))
+_OWN = ({"meta.json", "collection"}, {"care.json", "modules.json"}, {"manifest.json", "rows"})
 """Names that a folder of an embedded database, a model or a bulk job holds."""
 
 
-def _is_own(folder: Path) -> bool:
-    """Return whether a folder is not part of a corpus: its JSON would be read as rows."""
-    return any(all((folder / name).exists() for name in names) for names in _OWN)
+def is_own(names: Set[str]) -> bool:
+    """Return whether a folder that holds these names is not part of a corpus: its JSON would be read as rows."""
+    return any(marks <= names for marks in _OWN)
+
+
+def own_folders(files: Iterable[PurePosixPath]) -> set[PurePosixPath]:
+    """Return the folders of these files that are not part of a corpus (`is_own`)."""
+    entries: dict[PurePosixPath, set[str]] = defaultdict(set)
+    for file in files:
+        for folder in file.parents:
+            entries[folder].add(file.relative_to(folder).parts[0])
+    return {folder for folder, names in entries.items() if is_own(names)}
 
 
 def choose_files(names: Iterable[str], form: Format | None = None) -> tuple[dict[str, Format], dict[str, list[str]]]:
@@ -468,11 +479,8 @@ def _is_of_datasets(name: PurePath, saved: Container[PurePath]) -> bool:
 def tell_unread(paths: Sequence[str | Path], form: Format | None = None) -> None:
     """Log what of folders and patterns is not read, and why."""
     for path in map(str, paths):
-        matches = _matches(path)
-        log_unread(path, _choose_matches(path, matches, form)[1])
-        for place in map(Path, matches or [path]):
-            if place.is_dir():
-                log_unread(str(place), _listed(place)[1])
+        if Path(path).is_dir() or _is_pattern(path):
+            log_unread(path, _listed(path, form)[1])
 
 
 def log_unread(place: str, unread: Mapping[str, Sequence[str]]) -> None:
@@ -487,10 +495,19 @@ def _is_utf_8(encoding: str) -> bool:
     return encoding.lower() in (UTF_8, "utf8")
 
 
-def _matches(path: str) -> list[str]:
-    """Return what a pattern matches, as a shell does: no hidden files; nothing for a path that is there itself."""
-    is_pattern = glob.has_magic(path) and not Path(path).exists()
-    return sorted(glob.glob(path, recursive=True)) if is_pattern else []  # noqa: PTH207  # which matches hidden files
+def _is_pattern(path: str) -> bool:
+    return glob.has_magic(path) and not Path(path).exists()
+
+
+def _fixed_part(pattern: Path) -> Path:
+    return Path(*takewhile(lambda part: not glob.has_magic(part), pattern.parts))
+
+
+def _matches(pattern: str) -> list[Path]:
+    """Return what a pattern matches, as a shell does: no hidden files, and ``**`` goes through no link."""
+    fixed = _fixed_part(Path(pattern))
+    parts = [part if part == "**" else re.sub(r"\*+", "*", part) for part in Path(pattern).relative_to(fixed).parts]
+    return sorted(match for match in fixed.glob("/".join(parts)) if not _is_hidden(str(match.relative_to(fixed))))
 
 
 def _is_hidden(name: str) -> bool:

@@ -69,7 +69,7 @@ def draft(model: HashModel = MODEL, **changes: Any) -> Manifest:
     return replace(made, **changes)
 
 
-def make_plan(corpus: Path | list[Path], job: Path | str, *, sparse: bool = True, **changes: Any) -> Manifest:
+def make_plan(corpus: Path | str | list[Path], job: Path | str, *, sparse: bool = True, **changes: Any) -> Manifest:
     paths = [str(path) for path in (corpus if isinstance(corpus, list) else [corpus])]
     return plan(paths, Job(str(job)), draft(**changes), MODEL.document_tokenizer, sparse=sparse)
 
@@ -657,14 +657,21 @@ def test_a_sync_knows_what_a_bulk_job_has_loaded(tmp_path: Path) -> None:
         assert ingest([one, other], MODEL, client, "c", settings=sync, reading=read).deleted == 0
 
 
-def test_a_job_inside_a_corpus_is_no_part_of_it_from_its_plan_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_job_inside_a_corpus_is_no_part_of_it_from_its_plan_on(tmp_path: Path, scheme: str) -> None:
     write_lines(tmp_path / "a.jsonl", rows(3))
-    plans = [make_plan(Path(), Path("job")) for _ in range(2)]
+    plans = []
+    for _ in range(2):
+        plans.append(make_plan(f"{scheme}{tmp_path}", tmp_path / "job"))
+        encode_all(tmp_path / "job")
     assert plans[0].units == plans[1].units
     assert plans[1].rejected == 0
+
+
+@pytest.mark.parametrize("name", [".hidden.jsonl", "a.rejects.jsonl"])
+def test_a_url_that_names_a_file_is_read(tmp_path: Path, name: str) -> None:
+    write_lines(tmp_path / name, rows(3))
+    assert make_plan(f"file://{tmp_path / name}", tmp_path / "job").units[0].documents == 3
 
 
 def test_a_damaged_receipt_declares_nothing_done(encoded: Job, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
 
@@ -71,7 +72,7 @@ def test_parquet(tmp_path: Path) -> None:
 def test_a_corpus_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"nothing\.jsonl: does not exist"):
         Corpus(tmp_path / "nothing.jsonl")
-    with pytest.raises(InputError, match="is a folder"):
+    with pytest.raises(InputError, match="holds no file that can be read"):
         Corpus(tmp_path)
 
 
@@ -263,6 +264,46 @@ def test_a_pattern_takes_what_a_folder_takes_and_names_the_rest(
         assert [row.id for row in corpus if isinstance(row, Document)] == ["a.jsonl", "sub/b.jsonl"]
     said = caplog.text
     assert all(name.removeprefix("sub/") in said for name in ("c.rejects.jsonl", *others))
+
+
+NAMES = st.sampled_from(
+    ["a.md", "b.txt", "c", ".d.md", "e.jsonl", "f.rejects.jsonl", "sub", "sub-1.md", "meta.json", "[g]"]
+)
+ENTRIES = st.sampled_from(["file", "folder", "link", "loop", "broken", "pipe", "collection"])
+
+
+@given(
+    tree=st.dictionaries(
+        st.lists(NAMES, min_size=1, max_size=3).map("/".join), st.lists(ENTRIES, min_size=1, max_size=1), max_size=8
+    )
+)
+def test_a_pattern_reads_what_its_folder_reads(
+    tmp_path_factory: pytest.TempPathFactory, tree: dict[str, list[str]]
+) -> None:
+    """Whatever the folder holds: links that go round, broken ones, pipes, databases, nothing."""
+    folder = tmp_path_factory.mktemp("tree")
+    for name, (kind,) in sorted(tree.items()):
+        path = folder / name
+        with suppress(FileExistsError, NotADirectoryError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            match kind:
+                case "file":
+                    path.touch(exist_ok=False)
+                    path.write_text(json.dumps({"id": name, "text": "发烧"}), encoding="utf-8")
+                case "link" | "loop" | "broken":
+                    path.symlink_to({"link": "a.md", "loop": folder, "broken": "nowhere"}[kind])
+                case "pipe":
+                    os.mkfifo(path)
+                case _:
+                    (path if kind == "folder" else path / kind).mkdir(parents=True)
+    outcomes = []
+    for given_path in (folder, f"{folder}/**/*", f"{folder}/**"):
+        try:
+            with Corpus(given_path) as corpus:
+                outcomes.append([(file.name, file.form) for file in corpus.files])
+        except InputError:
+            outcomes.append([])
+    assert outcomes[1] == outcomes[2] == outcomes[0]
 
 
 @pytest.mark.parametrize("folder", ["..", ".hidden"])

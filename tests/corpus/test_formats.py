@@ -181,7 +181,7 @@ def test_the_yaml_in_front_of_markdown_is_metadata(tmp_path: Path) -> None:
 
 def test_a_folder_without_anything_to_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"x")
-    with pytest.raises(InputError, match=r"without files that can be read; expected \.jsonl, "):
+    with pytest.raises(InputError, match=r"holds no file that can be read; expected \.jsonl, "):
         Corpus(tmp_path)
 
 
@@ -378,12 +378,18 @@ def test_a_file_has_one_name_wherever_the_run_stands(tmp_path: Path, monkeypatch
 
 def test_folders_of_our_own_are_no_corpus(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "rows.jsonl").write_text('{"line": 1, "id": "mine", "text": "头痛"}\n', encoding="utf-8")
-    for folder, files in (("qdrant", ("meta.json", "collection/")), ("job", ("manifest.json", "receipts/"))):
+    for folder, files in (("qdrant", ("meta.json", "collection/")), ("job", ("manifest.json", "rows/"))):
         for name in files:
             path = tmp_path / folder / name
             path.mkdir(parents=True) if name.endswith("/") else (path.parent.mkdir(), path.write_text("{}"))
-    assert list(texts(read(tmp_path))) == ["mine"]
-    assert any("not read: job, qdrant: folders of an embedded database" in message for message in caplog.messages)
+    shell = sorted(tmp_path.iterdir())
+    for given in (tmp_path, f"{tmp_path}/*", shell):
+        assert list(texts(read(given))) == ["mine"]
+    said = " ".join(caplog.messages)
+    assert said.count("not read: job, qdrant: folders of an embedded database") == 2
+    assert said.count("not read: .: folders of an embedded database") == 2
+    with pytest.raises(InputError, match="no corpus"):
+        read(tmp_path / "job")
 
 
 @pytest.mark.parametrize("encoding", ["gbk", "cp936", "gb18030"])
