@@ -8,7 +8,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path, PurePath, PurePosixPath
@@ -80,6 +80,7 @@ def plan(
     with planner.seen:
         # Known files first: documents of a new file that repeat theirs are left out.
         files = sorted(corpus_files(corpus, form), key=lambda file: file.name not in planner.former)
+        planner.note_units_of_others(job, {file.name for file in files})
         planned: Iterator[PlannedUnit] = chain.from_iterable(map(planner.units, files))
         if not any_language:
             planned = planner.require_language(planned)
@@ -240,6 +241,13 @@ class _Planner:
         self.former: dict[str, list[Unit]] = {}
         for unit in former.units if former is not None else ():
             self.former.setdefault(unit.label, []).append(unit)
+
+    def note_units_of_others(self, job: Job, files: Set[str]) -> None:
+        """Note the documents of the units that stay although this corpus does not name their files."""
+        for unit in chain.from_iterable(units for name, units in self.former.items() if name not in files):
+            for row in read_unit(job, unit):
+                if isinstance(row, Document):
+                    self.seen.add(row)
 
     def require_language(self, planned: Iterator[PlannedUnit]) -> Iterator[PlannedUnit]:
         """Return the units again, after refusing a model that does not read the language of the first texts."""

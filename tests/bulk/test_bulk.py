@@ -674,6 +674,24 @@ def test_a_url_that_names_a_file_is_read(tmp_path: Path, name: str) -> None:
     assert make_plan(f"file://{tmp_path / name}", tmp_path / "job").units[0].documents == 3
 
 
+@given(files=st.lists(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("甲乙"))), min_size=3, max_size=3))
+def test_files_that_are_planned_one_by_one_are_those_of_one_plan(
+    tmp_path_factory: pytest.TempPathFactory, files: list[list[tuple[int, str]]]
+) -> None:
+    """A document whose id an earlier file has is rejected or left out, although this plan does not read that file."""
+    folder = tmp_path_factory.mktemp("files")
+    paths = [folder / f"{number}.jsonl" for number in range(3)]
+    for path, values in zip(paths, files, strict=True):
+        write_lines(path, [{"id": "d0", "text": "甲"}, *({"id": f"d{n}", "text": text} for n, text in values)])
+    make_plan(paths, folder / "whole")  # type: ignore[arg-type]
+    for path in paths:
+        make_plan(path, folder / "one by one")
+    planned = []
+    for job in (Job(str(folder / "whole")), Job(str(folder / "one by one"))):
+        planned.append([(unit.name, list(read_unit(job, unit))) for unit in job.manifest().units])
+    assert planned[0] == planned[1]
+
+
 def test_a_damaged_receipt_declares_nothing_done(encoded: Job, tmp_path: Path) -> None:
     whole = encoded.receipts()
     for content in ("{", "{}", "[1]"):
