@@ -7,7 +7,8 @@ import json
 import os
 import tempfile
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, cast
@@ -133,24 +134,28 @@ class Receipt:
 _RECEIPT = TypeAdapter(Receipt)
 
 
+@contextmanager
+def storage_errors(place: str) -> Iterator[None]:
+    """Name the place that cannot be used: the package of each storage has errors of its own, and so has a refusal."""
+    try:
+        yield
+    except Exception as error:
+        raise InputError(f"{place}: cannot be opened: {error}; check the address and the credentials") from error
+
+
 class Job:
     """The folder of one job. Safe to use from many processes at once."""
 
     def __init__(self, url: str) -> None:
         """Open a folder; a URL such as ``s3://bucket/job`` needs the package that fsspec names for it."""
         self.url = url.rstrip("/")
-        try:
+        with storage_errors(url):
             self._files, root = fsspec.core.url_to_fs(self.url)
-        except (ImportError, ValueError) as error:
-            raise InputError(f"{url}: cannot be opened: {error}") from error
         self._root = PurePosixPath(root)
 
     def manifest(self, name: str = MANIFEST) -> Manifest:
         """Read the manifest of the job, or of one share of a plan."""
-        try:
-            raw = self.read(name)
-        except OSError as error:
-            raise InputError(f"{self.url}/{name}: cannot be read: {error}; check the credentials") from error
+        raw = self.read(name)
         if raw is None:
             raise InputError(f"{self.url}: holds no bulk job; make one with care bulk plan CORPUS {self.url}")
         foreign = f"{self.url}/{name}: does not belong to a bulk job and was not changed; give another folder"
@@ -190,16 +195,16 @@ class Job:
 
     def read(self, name: str) -> bytes | None:
         """Return the content of a file; None if it does not exist."""
-        try:
+        with storage_errors(f"{self.url}/{name}"), suppress(FileNotFoundError):
             return cast(bytes, self._files.cat_file(str(self._root / name)))
-        except FileNotFoundError:
-            return None
+        return None
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file atomically."""
         path = self._root / name
         if not self._is_local:
-            self._files.pipe_file(str(path), content)
+            with storage_errors(f"{self.url}/{name}"):
+                self._files.pipe_file(str(path), content)
             return
         self._files.makedirs(str(path.parent), exist_ok=True)
         draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
@@ -231,10 +236,9 @@ class Job:
     def files(self, folder: str) -> dict[str, int]:
         """Return the files of a folder with their lengths in bytes, without drafts."""
         self._files.invalidate_cache()
-        try:
-            entries: list[dict[str, Any]] = self._files.ls(str(self._root / folder), detail=True)
-        except FileNotFoundError:
-            return {}
+        entries: list[dict[str, Any]] = []
+        with storage_errors(f"{self.url}/{folder}"), suppress(FileNotFoundError):
+            entries = self._files.ls(str(self._root / folder), detail=True)
         named = {PurePosixPath(entry["name"]).name: int(entry["size"] or 0) for entry in entries}
         return {name: size for name, size in sorted(named.items()) if not name.startswith(".")}
 

@@ -19,7 +19,7 @@ import fsspec  # type: ignore[import-untyped]
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from care_qdrant.bulk.job import MANIFEST, ROWS, Job, Manifest, Unit
+from care_qdrant.bulk.job import MANIFEST, ROWS, Job, Manifest, Unit, storage_errors
 from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.contracts.payload import payload_hash
 from care_qdrant.corpus.endings import READABLE, Format, format_of
@@ -144,8 +144,9 @@ def corpus_files(corpus: Sequence[str], form: Format | None) -> list[CorpusFile]
             formats |= {file.path: file.form for file in check_corpus(given, form)}
             roots.append(root_of(given))
             continue
-        system, root = fsspec.core.url_to_fs(given)
-        paths = sorted(system.glob(root) if "*" in root else system.find(root))
+        with storage_errors(given):
+            system, root = fsspec.core.url_to_fs(given)
+            paths = sorted(system.glob(root) if "*" in root else system.find(root))
         if not paths:
             raise InputError(f"{given}: does not exist")
         is_file = paths == [root]

@@ -553,6 +553,8 @@ def test_corpus_and_job_may_be_in_object_storage(
     job, whole = planned
     files = fsspec.filesystem("s3")
     files.put_file(str(job.parent / "corpus.jsonl"), f"{bucket}/texts/corpus.jsonl")
+    missing = CliRunner().invoke(care, ["bulk", "plan", "s3://no-such-bucket/texts", f"{bucket}/job"])
+    assert "s3://no-such-bucket/texts: cannot be opened" in str(missing.exception)
     arguments = ["bulk", "plan", f"{bucket}/texts", f"{bucket}/job", "--unit-rows", "10"]
     planning = CliRunner().invoke(care, arguments)
     assert planning.exit_code == 0, planning.output
@@ -672,6 +674,13 @@ def test_a_job_inside_a_corpus_is_no_part_of_it_from_its_plan_on(tmp_path: Path,
 def test_a_url_that_names_a_file_is_read(tmp_path: Path, name: str) -> None:
     write_lines(tmp_path / name, rows(3))
     assert make_plan(f"file://{tmp_path / name}", tmp_path / "job").units[0].documents == 3
+
+
+@pytest.mark.parametrize("url", ["foo://bucket/x", "gs://bucket/x.jsonl"])
+def test_a_storage_that_cannot_be_opened_is_named(tmp_path: Path, url: str) -> None:
+    for plan_it in (lambda: make_plan(url, tmp_path / "job"), lambda: Job(url)):
+        with pytest.raises(InputError, match=f"{url}: cannot be opened"):
+            plan_it()
 
 
 @given(files=st.lists(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("甲乙"))), min_size=3, max_size=3))
