@@ -511,12 +511,18 @@ class _Run:
         points = self.collection.count_with_vector(self.vectors.vector_name)
         if self.settings.dry_run:
             return points
-        # Other shards of the corpus may be written, and synchronised, at the same time.
-        lowest = before + self.inserted - self.report.deleted if self.settings.shard.of == 1 else 0
-        if points < self._chunks or self.collection.count() < lowest:
+        # Another run at the same time inserts and deletes points, too.
+        is_alone = self.settings.shard.of == 1 and not self.entry.may_have_surplus
+        lowest = before + self.inserted - self.report.deleted if is_alone else 0
+        if points < self._chunks:
             raise QdrantError(
                 f"collection {self.collection.name!r}: {counted(self._chunks, 'point', 'were')} acknowledged, and "
                 f"{points:,} carry vector {self.vectors.vector_name!r}: some were lost. Run the same command again"
+            )
+        if (there := self.collection.count()) < lowest:
+            raise QdrantError(
+                f"collection {self.collection.name!r}: has {counted(there, 'point')}, and with those of this run it "
+                f"should have {lowest:,}: some were lost, or another program deleted them. Run the same command again"
             )
         if self.settings.finish:
             finish_load(self.collection)

@@ -208,6 +208,22 @@ def test_two_runs_at_once_with_other_chunking_leave_no_chunk_behind(qdrant: Qdra
     assert ingest(rows, one, qdrant, "corpus").unchanged == report.chunks
 
 
+def test_what_an_equal_run_at_the_same_time_deletes_is_not_lost(qdrant: QdrantClient) -> None:
+    """The other run, which begins in the fifth window, deletes the chunks of documents that became shorter."""
+    model = HashModel(max_tokens=20)
+    long, short = ([Document(f"d{n}", f"{n} {LONG[n : n + size]}") for n in range(120)] for size in (150, 30))
+
+    def overtaken() -> Iterator[Document]:
+        for number, document in enumerate(short):
+            if number == 90:
+                ingest(short, model, qdrant, "corpus")
+            yield document
+
+    ingest(long, model, qdrant, "corpus")
+    report = ingest(overtaken(), model, qdrant, "corpus")
+    assert qdrant.count("corpus").count == report.points == report.chunks
+
+
 def test_a_run_whose_trace_another_run_removed_leaves_it_again(qdrant: QdrantClient) -> None:
     """Else a run that is killed after another one has ended would leave chunks of which nobody knows."""
     model = HashModel()
