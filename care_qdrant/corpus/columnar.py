@@ -191,10 +191,15 @@ def _to_microseconds(kind: Any) -> Any:
         return pyarrow.time64("us")
     if pyarrow.types.is_duration(kind) and kind.unit == "ns":
         return pyarrow.duration("us")
-    if pyarrow.types.is_struct(kind):
+    types = pyarrow.types
+    if types.is_struct(kind):
         return pyarrow.struct([field.with_type(_to_microseconds(field.type)) for field in kind])
-    if pyarrow.types.is_list(kind):
+    if types.is_map(kind):
+        return pyarrow.map_(_to_microseconds(kind.key_type), _to_microseconds(kind.item_type))
+    if types.is_list(kind):
         return pyarrow.list_(kind.value_field.with_type(_to_microseconds(kind.value_type)))
-    if pyarrow.types.is_large_list(kind):
+    if types.is_large_list(kind):
         return pyarrow.large_list(kind.value_field.with_type(_to_microseconds(kind.value_type)))
+    if types.is_fixed_size_list(kind):
+        return pyarrow.list_(kind.value_field.with_type(_to_microseconds(kind.value_type)), kind.list_size)
     return kind
