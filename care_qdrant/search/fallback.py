@@ -24,6 +24,8 @@ from care_qdrant.types import Vectors
 logger = logging.getLogger(__name__)
 
 Encode = Callable[[Sequence[str]], Vectors]
+_Place = tuple[str, str, str]
+"""Collection, vector, and fingerprint of the encoder that was learned from it: another one after it was made again."""
 
 SHARE = 0.2
 _WINDOW = 500
@@ -61,9 +63,9 @@ class Fallback:
         if not 0 <= share <= 1:
             raise InputError(f"share is {share}; it is the fraction of the queries that are sent on, from 0 to 1")
         self._encode_query, self._encode_document, self._share = encode_query, encode_document, share
-        self._seen: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_WINDOW))
-        self._samples: dict[str, Vectors] = {}
-        self._checked: set[str] = set()
+        self._seen: dict[_Place, deque[float]] = defaultdict(lambda: deque(maxlen=_WINDOW))
+        self._samples: dict[_Place, Vectors] = {}
+        self._checked: set[_Place] = set()
         self._told: set[str] = set()
         self._resumes_at = 0.0
         self._lock = ForkLock()
@@ -122,21 +124,22 @@ class Fallback:
         answers = resolved.collection.search("finding unsure queries", requests)
         if not any(answers):
             return [None] * len(answers)
-        if resolved.name not in self._samples:
+        place = _place(resolved)
+        if place not in self._samples:
             ids = [record.id for record in resolved.collection.sample(_SAMPLE)]
             records = resolved.collection.retrieve(ids, payload=False, vectors=[name])
             stored = list(probe_vectors(records.values(), name).values())
             if not stored:  # few points have the vector, and none of them was drawn
                 return [None] * len(answers)
-            self._samples[resolved.name] = np.stack(stored)
+            self._samples[place] = np.stack(stored)
         distance = resolved.collection.schema.dense[name].distance
         best = [hits[0].score if hits else None for hits in answers]
-        return deviations(best, np.asarray(vectors, dtype=np.float32), self._samples[resolved.name], distance)
+        return deviations(best, np.asarray(vectors, dtype=np.float32), self._samples[place], distance)
 
     def _unsure(self, resolved: ResolvedCollection, measured: Sequence[float | None]) -> list[int]:
         unsure = []
         with self._lock:
-            seen = self._seen[resolved.name]
+            seen = self._seen[_place(resolved)]
             if not seen:
                 seen.extend(resolved.held_out_deviations)
             self.asked += len(measured)
@@ -151,7 +154,7 @@ class Fallback:
     def _check(self, resolved: ResolvedCollection) -> None:
         """Compare the old model with stored vectors, once for each collection."""
         learned = resolved.collection.schema.learned.get(resolved.vector_name or "")
-        if self._encode_document is None or learned is None or resolved.name in self._checked:
+        if self._encode_document is None or learned is None or _place(resolved) in self._checked:
             return
         collection, name = resolved.collection, resolved.vector_name or ""
         records = collection.retrieve(probe_ids(learned)[:_PROBES], payload=True, vectors=[name])
@@ -168,7 +171,12 @@ class Fallback:
                 f"the model to fall back to did not make vector {name!r} of collection {resolved.name!r}: its vectors "
                 f"of {counted(len(both), 'stored text')} have a median cosine of {cosine:.2f} to the stored ones"
             )
-        self._checked.add(resolved.name)
+        self._checked.add(_place(resolved))
+
+
+def _place(resolved: ResolvedCollection) -> _Place:
+    name = resolved.vector_name or ""
+    return resolved.name, name, resolved.collection.schema.learned[name].fingerprint
 
 
 def deviations(

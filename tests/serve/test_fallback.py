@@ -141,6 +141,22 @@ def test_another_model_is_refused(client: QdrantClient, model: CareModel, other:
     assert fallback.sent == 0
 
 
+@pytest.mark.parametrize("other", [WordModel(seed=9), WordModel(dim=32)], ids=["same width", "another width"])
+def test_a_collection_that_is_made_again_is_checked_again(folder: Path, tmp_path: Path, other: WordModel) -> None:
+    """What was drawn and checked was of the vectors before, under the same name."""
+    fallback, client = Fallback(OLD.encode, OLD.encode, share=0.5), QdrantClient(":memory:")
+    with open_client(path=folder / "qdrant") as before:
+        before.migrate(client, ["articles"])
+    Retriever(client, "articles", CareModel.load(folder / "articles-queries"), fallback=fallback).search(QUESTIONS)
+    assert (sent := fallback.sent)
+    client.delete_collection("articles")
+    write_langchain(client, TEXTS, other.encode(TEXTS))
+    learn(client, "articles", tmp_path / "again", settings=SETTINGS, force=True)
+    with pytest.raises(ModelError, match="model to fall back to"):
+        Retriever(client, "articles", CareModel.load(tmp_path / "again"), fallback=fallback).search(QUESTIONS)
+    assert fallback.sent == sent
+
+
 def test_a_vector_from_which_nothing_was_learned_is_searched_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
     client, built_in = QdrantClient(":memory:"), CareModel.load()
     ingest([Document(str(row), text) for row, text in enumerate(TEXTS[:60])], built_in, client, "other")
