@@ -45,9 +45,9 @@ class Catalogue:
             name: The name in the request; None for the first configured one, or the only one.
             is_visible: Whether the client may search a collection; no other is named to it.
         """
-        names = await self._names(is_new_look=False)
-        if name is not None and name not in names:
-            names = await self._names(is_new_look=True)
+        names: Sequence[str] = self._searchable or ()
+        if name is None or name not in names:  # the only one may be another by now
+            names = await self._names()
         names = list(filter(is_visible, names))
         if name is None and len(names) > 1 and not self._settings.collections:
             raise Refusal(404, "unknown_collection", f"several collections are served ({', '.join(names)}); name one")
@@ -63,25 +63,27 @@ class Catalogue:
 
     async def states(self, is_visible: Callable[[str], bool]) -> Collections:
         """Return what each collection that a client may search can be asked."""
-        names = filter(is_visible, [*await self._names(is_new_look=True), *self._unserved])
+        names = filter(is_visible, [*await self._names(), *self._unserved])
         with self._backend.admitted():
             states = await asyncio.gather(*(self._backend.run(partial(self._state, name)) for name in names))
         return Collections(collections=states, labels=self._settings.labels is not None)
 
-    async def _names(self, *, is_new_look: bool) -> Sequence[str]:
+    async def _names(self) -> Sequence[str]:
         """Return the collections that are served: those that were configured, or all that a model can search.
 
-        Args:
-            is_new_look: Whether to find collections that were made after the last look, some time ago.
+        Look again some time after the last look, since collections may have been made and deleted.
         """
         if self._settings.collections or self._settings.open_qdrant is None:
             return self._settings.collections
-        is_old = time.monotonic() - self._looked > _LOOK_SECONDS
-        if not self._searchable or (is_new_look and is_old):
+        if not self._searchable or time.monotonic() - self._looked > _LOOK_SECONDS:
+            self._looked = time.monotonic()  # requests in the meantime use the former list
             try:
                 await self._backend.run(self._look)
-            except InputError as error:
-                raise Refusal(404, "unknown_collection", str(error)) from error
+            except CareError as error:
+                self._looked = -math.inf
+                if isinstance(error, InputError):
+                    raise Refusal(404, "unknown_collection", str(error)) from error
+                raise
         return self._searchable or ()
 
     def _look(self) -> None:
@@ -99,7 +101,6 @@ class Catalogue:
                 logger.warning("collection %r is not served: %s", name, unserved[name])
             self._searchable = tuple(name for name in there if name not in unserved)
             self._unserved = unserved
-        self._looked = time.monotonic()
 
     def _searchers(self, name: str) -> tuple[list[ServedModel], list[str]]:
         """Return the models that can search a collection, and why the others cannot: by the checks of a search."""

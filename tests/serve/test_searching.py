@@ -18,7 +18,7 @@ from qdrant_client.http.exceptions import ResponseHandlingException
 from care_qdrant.errors import Unreachable
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.search.retriever import Retriever
-from care_qdrant.serve import marks
+from care_qdrant.serve import catalogue, marks
 from care_qdrant.serve.marks import mark
 from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.schemas import SearchRequest
@@ -402,6 +402,25 @@ async def test_all_collections_that_a_pair_can_search_are_served_and_the_others_
         refused = await http.post("/search", json={"query": "发烧", "collection": asked})
         assert (refused.status_code, refused.json()["code"]) == (404, "unknown_collection")
         assert re.search(said, refused.json()["error"])
+
+
+async def test_a_request_that_names_no_collection_means_the_only_one_that_is_there(
+    make_service, connect, filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it is another one since the service looked: no client needs to name a new one first."""
+    monkeypatch.setattr(catalogue, "_LOOK_SECONDS", 0.0)
+    http = connect(make_service(aligned(), over=filled))
+
+    async def answer() -> dict[str, Any]:
+        return dict((await http.post("/search", json={"query": "发烧"})).json())
+
+    assert (await answer())["collection"] == "corpus"
+    filled.delete_collection("corpus")
+    assert (await answer())["code"] == "unknown_collection"
+    ingest([Document("e1", "发烧")], aligned(), filled, "second")
+    assert (await answer())["collection"] == "second"
+    ingest([Document("f1", "发烧")], aligned(), filled, "third")
+    assert "several collections are served (second, third)" in (await answer())["error"]
 
 
 async def test_a_named_collection_that_is_gone_or_anothers_is_said_as_the_guide_has_it(
