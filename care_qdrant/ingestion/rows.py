@@ -59,6 +59,8 @@ class Source:
     """Files and folders that were given, by which a later run recognises the corpus."""
     files: Sequence[str] = ()
     """Files that are read."""
+    first: str = ""
+    """Id of the first document, by which a later run recognises what a pipe or a program passes; empty for files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,8 @@ def open_source(
         def share_read() -> float | None:
             return number / len(documents) if isinstance(documents, Sized) else None
 
-        yield Source(checked(), share_read, inputs=(FROM_PROGRAM,))
+        first, checked_rows = _first_id(checked())
+        yield Source(checked_rows, share_read, inputs=(FROM_PROGRAM,), first=first)
         return
     path = None if dry_run and reading.rejects is None else Path(reading.rejects or rejects_path(collection, shard))
     with (
@@ -114,7 +117,10 @@ def open_source(
             others = f", the first of {len(file.files):,} files" if len(file.files) > 1 else ""
             logger.info("%s: %s%s", file.files[0].path, file.found[0], others)
         files = [corpus_file.path for corpus_file in file.files]
-        yield Source(rows, lambda: file.share_read, rejects, file.changed, inputs_of(corpus), files)
+        inputs = inputs_of(corpus)
+        is_pipe = any(path == STDIN or Path(path).is_fifo() for path in inputs)
+        first, rows = _first_id(rows) if is_pipe else ("", rows)
+        yield Source(rows, lambda: file.share_read, rejects, file.changed, inputs, files, first)
 
 
 def inputs_of(corpus: CorpusPath) -> list[str]:
@@ -143,6 +149,12 @@ def _readable(rows: Iterator[Document | Reject]) -> Iterator[Document | Reject]:
             "--title-field; for rows without an id, --id-field :hash"
         )
     return chain(first, rows)
+
+
+def _first_id(rows: Iterator[Document | Reject]) -> tuple[str, Iterator[Document | Reject]]:
+    """Return the id of the first row, empty without one, and the rows again."""
+    first = list(islice(rows, 1))
+    return first[0].id if first else "", chain(first, rows)
 
 
 def require_document(rows: Iterator[Row], collection: str) -> Iterator[Row]:

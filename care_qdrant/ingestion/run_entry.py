@@ -40,6 +40,8 @@ class RunEntry:
     """Files, folders and patterns that were given to the run."""
     files: Sequence[str] = ()
     """Files that the run reads."""
+    first: str = ""
+    """Id of the first document of a pipe or a program, whose inputs do not tell one corpus from another."""
     has_synced: bool = False
     """Whether the run has deleted what is not in its corpus."""
     identity: str | None = None
@@ -90,7 +92,7 @@ class RunEntry:
         """
         if self.has_begun or self.cannot_note:
             return
-        entry = {"started": now_noted(), **self._place, INPUTS.name: [*self.inputs]}
+        entry = {"started": now_noted(), **self._place, INPUTS.name: [*self.inputs], "first": self.first}
         try:
             metadata = RUN.change(entry, self.id) | self._recorded() | self.vectors.stand_in_metadata()
             self.collection.update("noting the run", metadata=metadata)
@@ -169,7 +171,8 @@ class RunEntry:
         own = self._place
         if run.get("shard_key") != own.get("shard_key") or own["shard"] not in ("1/1", run.get("shard")):
             return False
-        return self.settings.limit is None and (self.has_synced or all(map(self._reads, run.get(INPUTS.name) or ())))
+        is_same = run.get("first", "") == self.first and all(map(self._reads, run.get(INPUTS.name) or ()))
+        return self.settings.limit is None and (self.has_synced or is_same)
 
 
 def _matches_pattern(own: str, given: str) -> bool:

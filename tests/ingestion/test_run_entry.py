@@ -255,6 +255,17 @@ def test_a_run_of_another_corpus_leaves_the_trace_of_an_interrupted_one(
     assert traces(qdrant) == 0
 
 
+def test_a_batch_of_a_program_leaves_the_trace_of_an_interrupted_one(qdrant: QdrantClient) -> None:
+    """Programs pass their documents in batches: the next one does not end what the last one began."""
+    model, rows = HashModel(), list(documents(300))
+    with pytest.raises(ZeroDivisionError):
+        ingest(documents(300, {250: fail}), model, qdrant, "corpus")
+    ingest(rows[150:], model, qdrant, "corpus")
+    assert traces(qdrant) == 1
+    ingest(rows, model, qdrant, "corpus")
+    assert traces(qdrant) == 0
+
+
 def test_a_run_that_lost_points_leaves_its_trace(qdrant: QdrantClient) -> None:
     model = HashModel()
     ingest(documents(5), model, qdrant, "corpus")
