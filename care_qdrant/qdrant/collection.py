@@ -70,12 +70,12 @@ class Collection(ReadableCollection):
     def delete_vector_of(self, ids: Sequence[PointId], vector_name: str) -> None:
         """Remove a vector from points; it stays in the schema."""
         delete = partial(self.client.delete_vectors, self.name, [vector_name], shard_key_selector=self.shard_key)
-        self._write_pages("removing vectors", ids, self.limits.write, lambda page: delete(having_ids(page), wait=True))
+        self._write_pages("removing vectors", ids, self.limits.ids, lambda page: delete(having_ids(page), wait=True))
 
     def delete_payload_key(self, ids: Sequence[PointId], key: str) -> None:
         """Remove a payload key, given as a Qdrant path, from points."""
         delete = partial(self.client.delete_payload, self.name, [key], shard_key_selector=self.shard_key)
-        self._write_pages("removing hashes", ids, self.limits.write, lambda page: delete(having_ids(page), wait=True))
+        self._write_pages("removing hashes", ids, self.limits.ids, lambda page: delete(having_ids(page), wait=True))
 
     def _write_pages(
         self, what: str, ids: Sequence[PointId], size: int, operation: Callable[[Sequence[PointId]], Written]

@@ -28,6 +28,8 @@ class Limits:
     """Largest sizes of requests: the defaults, or less where the operator of a server allows less (strict mode)."""
 
     write: int = MAX_POINTS
+    ids: int = MAX_POINTS
+    """Largest number of ids of a write that names its points by a condition."""
     page: int = MAX_PAGE
     query: int | None = None
     """Highest number of candidates of a search, including each prefetch; None for no limit."""
@@ -143,9 +145,11 @@ class CollectionSchema:
         strict = self.strict_mode
         if strict is None:
             return Limits()
+        # A request with more points than a minute allows would never pass.
+        write = min(MAX_POINTS, strict.upsert_max_batchsize or MAX_POINTS, strict.write_rate_limit or MAX_POINTS)
         return Limits(
-            # A request with more points than a minute allows would never pass.
-            write=min(MAX_POINTS, strict.upsert_max_batchsize or MAX_POINTS, strict.write_rate_limit or MAX_POINTS),
+            write=write,
+            ids=min(write, strict.condition_max_size or MAX_POINTS),
             page=min(MAX_PAGE, strict.max_query_limit or MAX_PAGE, strict.read_rate_limit or MAX_PAGE),
             query=strict.max_query_limit,
             searches=strict.search_max_batchsize,

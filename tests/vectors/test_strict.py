@@ -23,6 +23,7 @@ LIMITS: list[dict[str, Any]] = [
     {"filter_max_conditions": 2},
     {"search_allow_exact": False},
     {"upsert_max_batchsize": 3},
+    {"condition_max_size": 3},
     {"unindexed_filtering_retrieve": False, "unindexed_filtering_update": False},
 ]
 ALL: dict[str, Any] = {name: value for limit in reversed(LIMITS) for name, value in limit.items()}
