@@ -69,7 +69,8 @@ def run_units(units: Sequence[Unit], workers: Sequence[Submit], on_receipt: Call
             free.append(submit)
             try:
                 receipt = future.result()
-            except Exception as error:
+            except Exception as raised:
+                error = getattr(raised, "cause", None) or raised  # Ray's own says the traceback of the actor
                 reason = str(error) if isinstance(error, CareError) else f"{type(error).__name__}: {error}".strip(": ")
                 logger.error("unit %s failed: %s", unit.name, reason)
                 outcome.failed[unit.name] = reason

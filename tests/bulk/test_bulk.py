@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -28,9 +28,10 @@ from hypothesis import strategies as st
 from qdrant_client import QdrantClient
 
 from care_qdrant.bulk.encode import encode_unit
-from care_qdrant.bulk.job import FORMAT, Job, Manifest
+from care_qdrant.bulk.job import FORMAT, Job, Manifest, Receipt
 from care_qdrant.bulk.load import load, verify
 from care_qdrant.bulk.units import plan, read_unit
+from care_qdrant.bulk.workers import run_units
 from care_qdrant.cli import care
 from care_qdrant.contracts.metadata import LOAD
 from care_qdrant.encoders.terms import bm25
@@ -534,6 +535,15 @@ def test_a_unit_that_fails_holds_up_no_other_and_is_named(corpus: Path, tmp_path
     assert report["failed"].keys() == {gone.stem, damaged.stem}
     assert "no longer exists" in report["failed"][gone.stem]
     assert report["encoded"] == report["units"] - 2
+
+
+def test_a_unit_that_fails_on_ray_is_named_by_its_reason(encoded: Job) -> None:
+    exceptions = pytest.importorskip("ray.exceptions")
+    reason = InputError("rows/a.parquet: no longer exists")
+    future: Future[Receipt] = Future()
+    future.set_exception(exceptions.RayTaskError("run", "Traceback", reason).as_instanceof_cause())
+    unit = encoded.manifest().units[0]
+    assert run_units([unit], [lambda _: future], lambda _: None).failed == {unit.name: str(reason)}
 
 
 @pytest.fixture(scope="module")
