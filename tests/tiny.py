@@ -147,6 +147,19 @@ def medical_texts(count: int, seed: int = 0) -> list[str]:
     return [f"{rng.choice(TEXTS)}{'，'.join(rng.sample(TEXTS, rng.randint(0, 2)))}（{n}）" for n in range(count)]
 
 
+def broken(value: Any, at_random: random.Random) -> Any:
+    """Return a JSON value with one part taken away or replaced."""
+    if isinstance(value, dict | list) and value and at_random.random() < 0.8:
+        changed: Any = dict(value) if isinstance(value, dict) else list(value)
+        key = at_random.choice(list(changed) if isinstance(changed, dict) else range(len(changed)))
+        if at_random.random() < 0.3:
+            del changed[key]
+        else:
+            changed[key] = broken(changed[key], at_random)
+        return changed
+    return at_random.choice([None, [], {}, "x", -1, 0, True, 1e9, "", [1], {"a": 1}])
+
+
 def point_alias(client: QdrantClient, alias: str, collection: str) -> None:
     """Let an alias stand for a collection, whatever it stood for before."""
     operation = models.CreateAlias(collection_name=collection, alias_name=alias)

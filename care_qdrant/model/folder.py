@@ -22,7 +22,15 @@ from typing import TYPE_CHECKING, Any
 
 from care_qdrant.destinations import require_new_folder
 from care_qdrant.encoders.batching import read_tokenizer
-from care_qdrant.encoders.local.weights import INT8, check_model, read_header, read_json, read_settings, write_json
+from care_qdrant.encoders.local.weights import (
+    INT8,
+    check_model,
+    read_header,
+    read_json,
+    read_settings,
+    settings_of,
+    write_json,
+)
 from care_qdrant.encoders.side import UNLIMITED, Geometry, Side, static_limit
 from care_qdrant.errors import IncompleteModel, InputError, ModelError
 from care_qdrant.model.card import (
@@ -131,7 +139,8 @@ def write_checkpoint(
             if source is None:
                 continue
             shutil.copytree(source, building / side, ignore=shutil.ignore_patterns("README.md", ".*"))
-            write_for_servers(building / side)
+            with settings_of(source):
+                write_for_servers(building / side)
         query_side, document_side, dim, geometry = _sides(building)
         query_side = replace(query_side, tasks=dict(query_tasks or {}))
         document_side = replace(document_side, tasks=dict(document_tasks or {}))
@@ -249,13 +258,8 @@ def describe_side(folder: Path, side: str) -> tuple[Side, int]:
     Raises:
         ModelError: It is not such a model, or it would give other vectors here.
     """
-    try:
+    with settings_of(folder):
         return _described(folder, side)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise ModelError(
-            f"{folder}: modules.json, or a config.json that it names, is not one of sentence-transformers ({error!r}); "
-            "save the model again"
-        ) from error
 
 
 def _described(folder: Path, side: str) -> tuple[Side, int]:

@@ -1,6 +1,8 @@
 """The CARE folder: what it promises to stock sentence-transformers, and what it refuses."""
 
 import json
+import random
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -8,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
 from care_qdrant.errors import AlteredModel, IncompleteModel, InputError, ModelError, NewerFormat
@@ -146,6 +150,33 @@ def _with(value: object, whole: Any) -> Iterator[Any]:
             changed = whole.copy()
             changed[place] = part
             yield changed
+
+
+@given(side=st.sampled_from(["query", "document"]), place=st.integers(0, 10**6), seed=st.integers(0, 10**6))
+@settings(max_examples=100)
+def test_a_damaged_side_is_refused_and_nothing_is_left(
+    pair_folder: Path, tmp_path_factory: pytest.TempPathFactory, side: str, place: int, seed: int
+) -> None:
+    """Any file of it missing, cut off, or with a part of its JSON replaced; a folder that is written is whole."""
+    root = tmp_path_factory.mktemp("damaged")
+    source = Path(shutil.copytree(pair_folder / side, root / "source"))
+    files = sorted(path for path in source.rglob("*") if path.is_file())
+    file = files[place % len(files)]
+    if file.suffix == ".json" and seed % 4:
+        changed = tiny.broken(json.loads(file.read_text(encoding="utf-8")), random.Random(seed))
+        file.write_text(json.dumps(changed), encoding="utf-8")
+    elif seed % 2:
+        file.write_bytes(file.read_bytes()[: seed % file.stat().st_size])
+    else:
+        file.unlink()
+    sides = {"query": pair_folder / "query", "document": pair_folder / "document", side: source}
+    try:
+        write_checkpoint(root / "pair", name="pair", **sides)
+    except ModelError:
+        assert sorted(path.name for path in root.iterdir()) == ["source"]
+    else:
+        verify_checkpoint(root / "pair")
+    shutil.rmtree(root)
 
 
 def test_sides_of_different_dimension_are_refused(tmp_path: Path) -> None:

@@ -182,19 +182,6 @@ SETTINGS = (
 )
 
 
-def broken(value: Any, at_random: random.Random) -> Any:
-    """Return a JSON value with one part taken away or replaced."""
-    if isinstance(value, dict | list) and value and at_random.random() < 0.8:
-        changed: Any = dict(value) if isinstance(value, dict) else list(value)
-        key = at_random.choice(list(changed) if isinstance(changed, dict) else range(len(changed)))
-        if at_random.random() < 0.3:
-            del changed[key]
-        else:
-            changed[key] = broken(changed[key], at_random)
-        return changed
-    return at_random.choice([None, [], {}, "x", -1, 0, True, 1e9, "", [1], {"a": 1}])
-
-
 @given(name=st.sampled_from(SETTINGS), seed=st.integers(0, 10**6))
 @settings(max_examples=150)
 def test_broken_settings_are_refused_before_a_model_is_used(towers: dict[str, Path], name: str, seed: int) -> None:
@@ -202,7 +189,7 @@ def test_broken_settings_are_refused_before_a_model_is_used(towers: dict[str, Pa
     file = folder / name
     whole = file.read_text(encoding="utf-8")
     try:
-        file.write_text(json.dumps(broken(json.loads(whole), random.Random(seed))), encoding="utf-8")
+        file.write_text(json.dumps(tiny.broken(json.loads(whole), random.Random(seed))), encoding="utf-8")
         with suppress(ModelError, EncodingError):
             model = CareModel.load(folder, device="cpu")
             if seed % 3 == 0:

@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+import random
 import re
 import resource
 import shutil
@@ -11,12 +12,16 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from care_trainer.config import Run, Tower, load_run, shipped_configs
 from care_trainer.needs import missing
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
+from tests.tiny import broken
 from tests.trainer.tiny_run import environment
 
 PAGES = Path(__file__).parents[2] / "docs" / "how-to"
@@ -127,6 +132,25 @@ def test_everything_that_a_run_lacks_is_named_at_once(tmp_path: Path, config: Pa
                 shutil.copytree(whole, path, dirs_exist_ok=True)
             else:
                 shutil.copy(whole, path)
+
+
+@pytest.mark.parametrize("pooling", ["own", "lasttoken"])
+@given(
+    name=st.sampled_from(["config.json", "modules.json", "tokenizer.json", "tokenizer_config.json"]),
+    seed=st.integers(0, 10**6),
+)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_damaged_files_of_a_base_are_problems_as_well(tmp_path: Path, pooling: str, name: str, seed: int) -> None:
+    run, _ = _world(
+        tmp_path / str(uuid4()), next(path for path in shipped_configs() if path.stem == "trained-document")
+    )
+    file = Path(str(run.document.base)) / name
+    file.write_text(json.dumps(broken(json.loads(file.read_text(encoding="utf-8")), random.Random(seed))))
+    if seed % 5 == 0:
+        file.write_bytes(file.read_bytes()[: seed % 100])
+    assert all(
+        isinstance(problem, str) for problem in missing(replace(run, document=replace(run.document, pooling=pooling)))
+    )
 
 
 PROGRAM = """

@@ -1,7 +1,6 @@
 """The requirements of a run, checked before its first step and before torch is imported, in one list of problems."""
 
 import importlib.util
-import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -9,11 +8,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from care_qdrant.console.outputs import require_own
 from care_qdrant.destinations import require_writable
-from care_qdrant.encoders.local.weights import read_header
+from care_qdrant.encoders.batching import read_tokenizer
+from care_qdrant.encoders.local.weights import read_header, read_json, settings_of
 from care_qdrant.errors import CareError, InputError, ModelError
 from care_qdrant.model.card import CARD_FILE
 from care_qdrant.model.folder import require_destination
@@ -163,12 +161,17 @@ def _read_retrieval(folder: Path, name: str) -> None:
 
 
 def _base_problems(run: Run, side: Side, tower: Tower, weights: bool) -> Iterator[str]:
-    where = f"{side}.base {tower.base}"
+    """Yield the problems of a base model, damaged files among them."""
     try:
-        model = _model_folder(str(tower.base), tower.revision)
+        with settings_of(Path(str(tower.base))):
+            yield from _problems_of_base(run, side, tower, weights)
     except CareError as error:
         yield f"{side}.base {error}"
-        return
+
+
+def _problems_of_base(run: Run, side: Side, tower: Tower, weights: bool) -> Iterator[str]:
+    where = f"{side}.base {tower.base}"
+    model = _model_folder(str(tower.base), tower.revision)
     if model is None:
         return
     folder = _own_folder(model, side)
@@ -183,7 +186,10 @@ def _base_problems(run: Run, side: Side, tower: Tower, weights: bool) -> Iterato
         yield from _refused(read_header, file)
     if tower.pooling == "own" and modules is None:
         yield f"{where}: has no modules.json, so it has no pooling of its own; set {side}.pooling"
-    if any("StaticEmbedding" in module["type"] for module in modules or ()):
+    kinds = [module["type"].rsplit(".", 1)[-1] for module in modules or ()]
+    if tower.pooling == "own" and kinds[:1] not in ([], ["Transformer"], ["StaticEmbedding"]):
+        yield f"{where}: begins with a module {kinds[0]}; expected a Transformer or a StaticEmbedding"
+    if "StaticEmbedding" in kinds:
         if side == "document":
             yield f"{where}: is a table of token vectors, without layers; expected a transformer"
     elif config is None:
@@ -221,7 +227,7 @@ def _tokenizer_problems(where: str, side: Side, tower: Tower, folder: Path) -> I
         return
     told = (_json(folder / "tokenizer_config.json") or {}).get("eos_token")
     marker = tower.eos or (told["content"] if isinstance(told, dict) else told)
-    if marker is None or Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id(marker) is None:
+    if marker is None or read_tokenizer(folder).token_to_id(marker) is None:
         yield f"{where}: its tokenizer does not know the marker {marker!r}; set {side}.eos to one of its own"
 
 
@@ -253,4 +259,4 @@ def _own_folder(folder: Path, side: Side) -> Path:
 
 
 def _json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    return read_json(path) if path.is_file() else None

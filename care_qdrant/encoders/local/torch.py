@@ -9,7 +9,7 @@ budget of a pass; and one vector a text comes back.
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -434,22 +434,31 @@ def load_sentence_transformer(
     kwargs = {"dtype": getattr(torch, dtype)}
     flash = {**kwargs, "attn_implementation": "flash_attention_2"}
     has_flash = device.startswith("cuda") and dtype == "bfloat16" and find_spec("flash_attn") is not None
+    with loading(folder), readable_model(folder) as native:
+        if has_flash:
+            try:
+                return _run_once(load(str(native), model_kwargs=flash).eval())
+            except (ValueError, ImportError) as error:
+                logger.info("%s: without flash-attention (%s)", folder, error)
+        return _run_once(load(str(native), model_kwargs=kwargs).eval())
+
+
+@contextmanager
+def loading(folder: str | Path) -> Iterator[None]:
+    """Raise `ModelError` for what sentence-transformers raises in the block where a folder holds no whole model."""
+    import torch
+
     try:
-        with no_progress_bars(), tokenizer_errors(), readable_model(folder) as native:
-            if has_flash:
-                try:
-                    return _run_once(load(str(native), model_kwargs=flash).eval())
-                except (ValueError, ImportError) as error:
-                    logger.info("%s: without flash-attention (%s)", folder, error)
-            return _run_once(load(str(native), model_kwargs=kwargs).eval())
+        with no_progress_bars(), tokenizer_errors():
+            yield
     except torch.OutOfMemoryError as error:
-        raise EncodingError(f"{folder}: does not fit into the memory of {device} ({error})") from error
+        raise EncodingError(f"{folder}: does not fit into the memory of the device ({error})") from error
     except _OF_A_BROKEN_MODEL as error:
         raise ModelError(f"{folder}: sentence-transformers cannot run it ({error!r}); save the model again") from error
 
 
 _OF_A_BROKEN_MODEL = (
-    *(ArithmeticError, AttributeError, ImportError, LookupError),
+    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError),
     *(OSError, RuntimeError, TypeError, ValueError),
 )
 """Errors of sentence-transformers and torch where the modules of a folder do not fit together, or lack a setting."""

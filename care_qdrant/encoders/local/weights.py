@@ -55,8 +55,22 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise IncompleteModel(f"{path} is missing") from error
-    except ValueError as error:
+    except OSError as error:
+        raise IncompleteModel(f"{path} cannot be read ({error})") from error
+    except (ValueError, RecursionError) as error:
         raise AlteredModel(f"{path} is not JSON ({error})") from error
+
+
+@contextmanager
+def settings_of(folder: Path) -> Iterator[None]:
+    """Raise `ModelError` where the block finds a setting of a saved model missing, or of another type."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"{folder}: modules.json, or a config.json that it names, is not one of sentence-transformers ({error!r}); "
+            "save the model again"
+        ) from error
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -80,6 +94,8 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_header(file: Path) -> tuple[dict[str, Any], int]:
     """Return the header of a safetensors file and where its data begin, in bytes."""
+    if not file.is_file():
+        raise IncompleteModel(f"{file} is missing")
     size = file.stat().st_size
     with file.open("rb") as stream:  # eight bytes of length, then JSON: no library on a serving machine
         start = 8 + int.from_bytes(stream.read(8), "little")
@@ -132,7 +148,7 @@ def check_model(folder: Path) -> None:
     if find_spec("transformers") is None:
         _check_files(folder)
     else:
-        with readable_model(folder):
+        with settings_of(folder), readable_model(folder):
             pass
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from care_qdrant.encoders.local.weights import read_json, read_settings, write_json
+from care_qdrant.encoders.local.weights import read_json, read_settings, settings_of, write_json
 from care_qdrant.encoders.references import REFERENCE_TEXTS
 from care_qdrant.errors import InputError, ModelError, require_packages
 from care_qdrant.model.adopt import published
@@ -79,11 +79,13 @@ def import_model(
             (folders[0] / file).is_file() for file in ("modules.json", "router_config.json")
         )
         if is_stock:
-            write_sides(folders[0], {"query": query, "document": document})
+            with settings_of(folders[0]):
+                write_sides(folders[0], {"query": query, "document": document})
         else:
             query_source, document_source = _published_sides(folders)
             dim = published.write_query_side(query_source, query)
-            published.write_document_side(document_source, document, dim, base)
+            with settings_of(document_source):
+                published.write_document_side(document_source, document, dim, base)
         onnx = export_query_encoder(query, probe_texts or REFERENCE_TEXTS)
         if probe_texts is None:
             onnx = replace(onnx, default="fp32")

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from care_qdrant.encoders.batching import read_tokenizer
+from care_qdrant.encoders.local.torch import loading
 from care_qdrant.encoders.local.weights import ADAPTER_CONFIG, CHECK_FILE, read_json, readable_model, write_json
 from care_qdrant.encoders.references import check_adapter_vectors
 from care_qdrant.errors import ModelError, needs_extra
@@ -60,14 +61,10 @@ def write_query_side(source: Path, folder: Path) -> int:
         from sentence_transformers.base.modules import Normalize, Transformer
         from sentence_transformers.sentence_transformer.modules import Pooling
 
-    try:
-        with _merged(source) as whole, readable_model(whole) as native:
-            transformer: Transformer = Transformer(
-                str(native), max_seq_length=MAX_TOKENS, model_kwargs={"dtype": torch.float32}
-            )
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ModelError(f"{source}: cannot be loaded without running code from the hub ({reason})") from error
+    with loading(source), _merged(source) as whole, readable_model(whole) as native:
+        transformer: Transformer = Transformer(
+            str(native), max_seq_length=MAX_TOKENS, model_kwargs={"dtype": torch.float32}
+        )
     width = int(transformer.get_embedding_dimension())
     model = SentenceTransformer(
         modules=[transformer, Pooling(width, "cls"), Normalize()],

@@ -225,6 +225,7 @@ def _load_tower(folder: Path) -> "SentenceTransformer":
     with needs_extra("onnx", "the ONNX export"):
         import onnxscript  # noqa: F401  # torch's exporter needs it
 
+    describe_side(folder, "query")  # refuses modules that make no single vector of a text
     tower = load_sentence_transformer(folder, "cpu", "float32")
     if not all(getattr(module, "include_prompt", True) for module in tower):
         raise ModelError(

@@ -25,6 +25,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, BitsAndBytesConfig, PreTrainedTokenizerFast
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
+from care_qdrant.encoders.local.torch import loading
 from care_qdrant.encoders.local.weights import readable_model
 from care_qdrant.encoders.references import check_adapter_vectors
 from care_qdrant.errors import InputError, MissingExtra, ModelError
@@ -162,7 +163,7 @@ def _transformer(base: str, tower: Tower) -> Transformer:
     try:
         # The folder of one revision: a hub name would be resolved again, to the newest one, at every reload.
         source = fetch_document_side(base, revision=tower.revision)
-        with readable_model(source) as folder:
+        with loading(source), readable_model(source) as folder:
             if tower.lora is not None and folder != source:
                 raise InputError(
                     f"base {base}: its model_type or the names of its weights are not transformers' own, by which a "
@@ -174,9 +175,6 @@ def _transformer(base: str, tower: Tower) -> Transformer:
         transformer.model.name_or_path = transformer.model.config.name_or_path = str(source)
     except ModelError as error:
         raise InputError(f"base {base}: cannot be loaded ({error})") from error
-    except (OSError, ValueError) as error:  # ValueError: an architecture that only code knows
-        reason = str(error).strip().splitlines()[0]
-        raise InputError(f"base {base}: cannot be loaded without running code from the hub ({reason})") from error
     _settle(transformer, base, tower)
     return transformer
 
@@ -274,7 +272,7 @@ def load(folder: Path, tower: Tower | None = None) -> SentenceTransformer:
     sentence-transformers reads an adapter in the dtype of its base, which rounds it: its weights are read again.
     """
     options = loading_options(tower) if tower is not None else {}
-    with readable_model(folder) as readable:
+    with loading(folder), readable_model(folder) as readable:
         encoder = SentenceTransformer(str(readable), local_files_only=True, model_kwargs=options or None)
     if readable != folder and not is_static(encoder):
         transformer = transformer_of(encoder).model
