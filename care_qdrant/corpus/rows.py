@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from care_qdrant.corpus.column_types import ColumnType
+from care_qdrant.errors import InputError
 from care_qdrant.types import RESERVED_KEYS, Document, embedded_text, half_character
 
 HASH_ID = ":hash"
@@ -31,6 +32,12 @@ class Fields:
     """Types of the columns of delimited tables; a column without one is text."""
     are_ids_whole: bool = False
     """Whether an id of a delimited table such as ``7.0`` is the whole number."""
+
+    def __post_init__(self) -> None:
+        if HASH_ID in (self.text, self.title, self.metadata):
+            raise InputError(
+                f"{HASH_ID!r} stands for an id, not for a text, a title or metadata; give it as --id-field"
+            )
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -285,6 +285,9 @@ def test_ids_of_mongodb_and_none_at_all(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text('{"text": "一"}\n{"text": "一", "title": "题"}\n{"body": 1}\n')
     found = read(tmp_path / "b.jsonl", Fields(id=HASH_ID))
     assert texts(found) == {hash_id("", "一"): "一", hash_id("题", "一"): "一"}
+    for field in ("text", "title"):
+        with pytest.raises(InputError, match="give it as --id-field"):
+            Fields(id=HASH_ID, **{field: HASH_ID})
     assert found[2] == Reject(3, "document has no 'text' (keys: body)")
 
 
