@@ -118,7 +118,8 @@ class Write:
             update = models.UpdateVectors(points=vectors, update_filter=models.Filter(must=is_claimed))
             operations.append(models.UpdateVectorsOperation(update_vectors=update))
         for name, ids in _emptied(self.points).items():
-            where = models.Filter(must=[models.HasIdCondition(has_id=ids), *is_claimed])
+            # Each id by itself: strict mode may limit the size of a condition.
+            where = models.Filter(must=is_claimed, should=[models.HasIdCondition(has_id=[id_]) for id_ in ids])
             operations.append(_vector_removal(models.DeleteVectors(vector=[name], filter=where)))
         for point in self.points:
             own = models.Filter(must=[models.HasIdCondition(has_id=[point.id]), *is_claimed])

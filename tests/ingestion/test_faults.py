@@ -13,6 +13,7 @@ from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.qdrant.retry import RetryPolicy
+from care_qdrant.types import Document
 from tests.ingestion.conftest import IMPATIENT, WriteCorpus, short_rows, stored_texts
 from tests.standin import StandIn
 from tests.standin.faults import Kind
@@ -168,6 +169,16 @@ def test_interrupting_a_run_ends_its_waiting(corpus: Path, client: QdrantClient,
     patient = RetryPolicy(attempts=50, base_seconds=3_600, cap_seconds=3_600)
     with pytest.raises(KeyboardInterrupt):
         ingest(corpus, model, Collection(client, "corpus", patient), settings=SMALL_BATCHES)
+
+
+def test_texts_that_lose_their_terms_lose_their_vectors_within_the_limits(client: QdrantClient) -> None:
+    documents, sparse = [Document(f"d{n}", f"发烧 {n}") for n in range(20)], IngestSettings(sparse=True)
+    ingest(documents, HashModel(), client, "corpus", settings=sparse)
+    strict = models.StrictModeConfig(enabled=True, condition_max_size=1)
+    client.update_collection("corpus", strict_mode_config=strict)
+    documents[:15] = [Document(document.id, "？！") for document in documents[:15]]
+    assert ingest(documents, HashModel(), client, "corpus", settings=sparse).encoded == 15
+    assert Collection(client, "corpus").count_with_vector("bm25") == 5
 
 
 @pytest.mark.parametrize("most", [1, 300])

@@ -78,12 +78,19 @@ class StrictMode:
         most, found = self.limit("filter_max_conditions"), _conditions(condition)
         if most is not None and found > most:
             raise ValueError(f"Bad request: Filter condition limit reached ({found} > {most}).")
+        self._check_sizes(condition)
         if self.limit("unindexed_filtering_retrieve") is False:
             self._check_indexed(condition)
 
     def check_update(self, condition: models.Filter | None) -> None:
+        self._check_sizes(condition)
         if self.limit("unindexed_filtering_update") is False:
             self._check_indexed(condition)
+
+    def _check_sizes(self, condition: models.Filter | None) -> None:
+        most, largest = self.limit("condition_max_size"), max(_sizes(condition), default=0)
+        if most is not None and largest > most:
+            raise ValueError(f"Bad request: Condition size limit reached ({largest} > {most}).")
 
     def _check_indexed(self, condition: models.Filter | None) -> None:
         for key in _keys(condition):
@@ -124,6 +131,16 @@ def _keys(condition: Any) -> Iterator[str]:
         yield condition.is_null.key
     elif isinstance(condition, models.NestedCondition):
         yield from (f"{condition.nested.key}[].{key}" for key in _keys(condition.nested.filter))
+
+
+def _sizes(condition: Any) -> Iterator[int]:
+    """Walk through a filter and give the numbers of ids that its conditions name."""
+    if isinstance(condition, models.Filter):
+        for clause in (condition.must, condition.should, condition.must_not):
+            for part in clause if isinstance(clause, list) else [clause]:
+                yield from _sizes(part)
+    elif isinstance(condition, models.HasIdCondition):
+        yield len(condition.has_id)
 
 
 def _conditions(condition: Any) -> int:

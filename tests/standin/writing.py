@@ -103,6 +103,8 @@ def _batch(call: Call) -> Any:
         if isinstance(operation, models.UpdateVectorsOperation):
             _check(call, len(operation.update_vectors.points))
             _require_numbers(operation.update_vectors)
+        [change] = dict(operation).values()
+        call.strict.check_update(getattr(change, "filter", None))
     done: list[Any] = []
     for operation in operations:
         change = getattr(operation, "set_payload", None) or getattr(operation, "overwrite_payload", None)
