@@ -1,11 +1,11 @@
 """A corpus: one file, several, or folders, row by row in constant memory, in the formats that their names say."""
 
+import fnmatch
 import glob
 import io
 import logging
 import os
 import posixpath
-import re
 import sys
 import unicodedata
 import zlib
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import islice, takewhile
 from pathlib import Path, PurePath, PurePosixPath
-from typing import Self
+from typing import NoReturn, Self
 
 from care_qdrant.corpus.column_types import ColumnGuess, IdGuess, require_columns
 from care_qdrant.corpus.endings import COMPRESSIONS, ENDINGS, READABLE, Format, compression_of, format_of
@@ -394,10 +394,6 @@ def _listed(path: str, form: Format | None) -> tuple[dict[str, Format], dict[str
     that the pattern itself names. A link to a folder is not followed: a link to the newest of several would make each
     document twice.
     """
-
-    def refuse(error: OSError) -> None:
-        raise InputError(f"{error.filename}: cannot be read ({error.strerror}); its documents would be missing")
-
     root, is_pattern = root_of(path), _is_pattern(path)
     matched: dict[str, str] = {}
     inside: dict[str, str] = {}
@@ -410,7 +406,7 @@ def _listed(path: str, form: Format | None) -> tuple[dict[str, Format], dict[str
         elif not match.is_dir() or (is_pattern and match.is_symlink()):
             others.add(name.as_posix())
         else:
-            for parent, folders, names in os.walk(match, onerror=refuse):
+            for parent, folders, names in os.walk(match, onerror=_refuse):
                 place, below = Path(parent), name / Path(parent).relative_to(match)
                 if is_own({*folders, *names}):
                     own.add(below.as_posix())
@@ -506,8 +502,35 @@ def _fixed_part(pattern: Path) -> Path:
 def _matches(pattern: str) -> list[Path]:
     """Return what a pattern matches, as a shell does: no hidden files, and ``**`` goes through no link."""
     fixed = _fixed_part(Path(pattern))
-    parts = [part if part == "**" else re.sub(r"\*+", "*", part) for part in Path(pattern).relative_to(fixed).parts]
-    return sorted(match for match in fixed.glob("/".join(parts)) if not _is_hidden(str(match.relative_to(fixed))))
+    return sorted(set(_expanded(fixed, Path(pattern).relative_to(fixed).parts)))
+
+
+def _expanded(place: Path, parts: Sequence[str]) -> Iterator[Path]:
+    if not parts:
+        yield place
+        return
+    part, *rest = parts
+    if not glob.has_magic(part):
+        if os.path.lexists(place / part):
+            yield from _expanded(place / part, rest)
+        return
+    if part == "**":
+        yield from _expanded(place, rest)
+    try:
+        entries = list(os.scandir(place)) if place.is_dir() else []
+    except OSError as error:  # which `glob` and `Path.glob` pass over
+        _refuse(error)
+    for entry in entries:
+        if entry.name.startswith(".") and not part.startswith("."):
+            continue
+        if part == "**":
+            yield from _expanded(Path(entry.path), parts) if entry.is_dir(follow_symlinks=False) else ()
+        elif fnmatch.fnmatchcase(entry.name, part):
+            yield from _expanded(Path(entry.path), rest)
+
+
+def _refuse(error: OSError) -> NoReturn:
+    raise InputError(f"{error.filename}: cannot be read ({error.strerror}); its documents would be missing")
 
 
 def _is_hidden(name: str) -> bool:

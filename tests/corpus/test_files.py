@@ -207,21 +207,22 @@ def test_what_of_a_folder_is_not_read_is_said(tmp_path: Path, caplog: pytest.Log
     assert "empty.jsonl: is empty" in said
 
 
-def test_a_folder_that_cannot_be_listed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("path", ["docs", "docs/**/*.md", "docs/*/*.md", "docs/*"])
+def test_a_folder_that_cannot_be_listed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     """A sync would delete its documents. Root lists every folder, so the system's answer is raised here."""
     text_files(tmp_path / "docs", "a.md", "secret/b.md")
     scandir = os.scandir
 
-    def refused(path: str) -> Iterator[os.DirEntry[str]]:
-        if str(path).endswith("secret"):
-            raise PermissionError(13, "Permission denied", str(path))
-        return scandir(path)
+    def refused(folder: str) -> Iterator[os.DirEntry[str]]:
+        if str(folder).endswith("secret"):
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scandir(folder)
 
     monkeypatch.setattr(os, "scandir", refused)
     with pytest.raises(
         InputError, match=r"secret: cannot be read \(Permission denied\); its documents would be missing"
     ):
-        Corpus(tmp_path / "docs")
+        Corpus(f"{tmp_path}/{path}")
 
 
 @pytest.mark.parametrize(
