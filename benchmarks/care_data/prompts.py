@@ -11,6 +11,7 @@ import json_repair
 
 GRADES: Mapping[str, int] = {"S": 4, "A": 3, "B": 2, "C": 1, "D": 0}  # the paper's scale (table 21)
 RELEVANT = GRADES["A"]  # S and A answer the query
+_LONGEST = 20  # digits of the number of a passage
 LETTERS = {grade: letter for letter, grade in GRADES.items()}
 
 
@@ -39,6 +40,7 @@ def read_grades(text: str, count: int) -> dict[int, int]:
     grades: dict[int, int] = {}
     for key, value in read_object(text).items():
         number, letter = str(key).rpartition("-")[2].strip(), str(value).strip().upper()
-        if number.isdecimal() and int(number) < count and letter in GRADES:
+        # Python refuses to read numbers of thousands of digits.
+        if number.isdecimal() and len(number) < _LONGEST and int(number) < count and letter in GRADES:
             grades[int(number)] = GRADES[letter]
     return grades

@@ -76,6 +76,7 @@ def test_any_body_is_an_answer_that_can_be_stored_or_a_failure(body: Any) -> Non
 
 @given(st.text() | st.dictionaries(st.text(max_size=3), st.sampled_from("SABCD") | JSON).map(json.dumps))
 @example('{"²": "A"}')
+@example(json.dumps({"9" * 5_000: "A"}))
 @example("{" * 3_000)
 @example('{"a":' * 2_000)
 def test_any_text_of_a_judge_gives_grades_of_the_passages_alone(text: str) -> None:
