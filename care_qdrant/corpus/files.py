@@ -502,7 +502,8 @@ def _fixed_part(pattern: Path) -> Path:
 def _matches(pattern: str) -> list[Path]:
     """Return what a pattern matches, as a shell does: no hidden files, and ``**`` goes through no link."""
     fixed = _fixed_part(Path(pattern))
-    return sorted(set(_expanded(fixed, Path(pattern).relative_to(fixed).parts)))
+    matches = set(_expanded(fixed, Path(pattern).relative_to(fixed).parts))
+    return sorted(match for match in matches if match.is_dir() or not pattern.endswith("/"))
 
 
 def _expanded(place: Path, parts: Sequence[str]) -> Iterator[Path]:

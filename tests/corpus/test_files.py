@@ -263,6 +263,8 @@ def test_a_pattern_takes_what_a_folder_takes_and_names_the_rest(
         (tmp_path / name).write_bytes(b"%PDF")
     with Corpus("*") as corpus:
         assert [row.id for row in corpus if isinstance(row, Document)] == ["a.jsonl", "sub/b.jsonl"]
+    with Corpus("*/") as corpus:
+        assert [row.id for row in corpus if isinstance(row, Document)] == ["sub/b.jsonl"]
     said = caplog.text
     assert all(name.removeprefix("sub/") in said for name in ("c.rejects.jsonl", *others))
 
