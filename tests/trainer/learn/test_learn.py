@@ -66,7 +66,7 @@ def test_other_distances_and_named_vectors(tmp_path: Path, distance: models.Dist
     collection = Collection(client, "articles")
     check_contract(collection.schema, "openai", CareModel.load(tmp_path / "queries").contract())
     with pytest.raises(SchemaMismatch, match="needs 48 dimensions and Cosine"):
-        other = replace(CareModel.load(tmp_path / "queries").contract(), fingerprint="0" * 64)
+        other = replace(CareModel.load(tmp_path / "queries").contract(), model="another", fingerprint="0" * 64)
         check_contract(collection.schema, "openai", other)
 
 
