@@ -13,6 +13,7 @@ the defaults of LlamaIndex's nodes, and ``chunks`` of a document that is one chu
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from json.encoder import c_make_encoder, encode_basestring  # type: ignore[attr-defined]  # missing in typeshed
 from typing import Any
@@ -85,13 +86,25 @@ def node_embedded_texts(payload: Mapping[str, Any]) -> list[str]:
         metadata = dict(node.get("metadata") or {})
         hidden = node.get("excluded_embed_metadata_keys") or ()
         line = node.get("metadata_template") or "{key}: {value}"
-        shown = [line.format(key=key, value=str(value)) for key, value in metadata.items() if key not in hidden]
+        shown = [_filled(line, key=key, value=str(value)) for key, value in metadata.items() if key not in hidden]
         separator = node.get("metadata_separator") or node.get("metadata_seperator") or "\n"
         template = node.get("text_template") or "{metadata_str}\n\n{content}"
-        whole = template.format(content=text, metadata_str=separator.join(shown)).strip() if shown else text
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+        whole = _filled(template, content=text, metadata_str=separator.join(shown)).strip() if shown else text
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         return []
     return [embedded_text(str(metadata.get("title") or ""), text), whole]
+
+
+_PLACE = re.compile(r"\{\{|\}\}|\{(\w+)\}|[{}]")
+
+
+def _filled(template: str, **values: str) -> str:
+    """Return a template of LlamaIndex with its values; one with a width could make a text of any size.
+
+    Raises:
+        KeyError: The template has another place than these values.
+    """
+    return _PLACE.sub(lambda match: values[match[1]] if match[1] else {"{{": "{", "}}": "}"}[match[0]], template)
 
 
 def _node_content(chunk: Chunk, title: Mapping[str, str]) -> str:

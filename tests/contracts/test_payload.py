@@ -3,15 +3,17 @@
 import hashlib
 import json
 import uuid
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llama_index.core.schema import MetadataMode
+from llama_index.core.schema import MetadataMode, TextNode
 from llama_index.core.vector_stores.utils import metadata_dict_to_node
 from qdrant_client import models
 
 from care_qdrant.contracts.layouts import read_hit
-from care_qdrant.contracts.payload import chunk_payload, content_hash, payload_hash
+from care_qdrant.contracts.payload import chunk_payload, content_hash, node_embedded_texts, payload_hash
 from care_qdrant.types import Chunk, Document, point_id
 
 DOCUMENT = Document("d-1", "二甲双胍常见的不良反应是恶心。", "二甲双胍", {"department": "内分泌科", "year": 2024})
@@ -104,3 +106,33 @@ def test_what_is_not_written_llama_index_fills_in() -> None:
         for key in written:
             rest = json.dumps({other: value for other, value in written.items() if other != key})
             assert metadata_dict_to_node({**payload, "_node_content": rest}).to_dict() != node.to_dict(), key
+
+
+_PIECES = st.sampled_from(["{content}", "{metadata_str}", "{{x}}", "}}", "{{", "\n", "a"])
+_VALUES = st.text("ab{}", max_size=4)
+
+
+@given(
+    st.lists(_PIECES, min_size=1, max_size=5).map("".join),
+    st.sampled_from(["{key}: {value}", "{{{key}}}={value}", "{value}"]),
+    _VALUES.filter(bool),
+    st.dictionaries(_VALUES, _VALUES | st.integers() | st.none(), max_size=3),
+)
+def test_a_template_of_a_node_is_filled_as_llamaindex_fills_it(
+    template: str, line: str, text: str, metadata: dict[str, Any]
+) -> None:
+    node = TextNode(text=text, metadata=metadata, text_template=template, metadata_template=line)
+    assert node.get_content(MetadataMode.EMBED) in node_embedded_texts({"_node_content": node.to_json()})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        json.dumps({"text": "t", "metadata": {"a": 1}, "text_template": "{content:>99999999999}"}),
+        json.dumps({"text": "t", "metadata": {"a": 1}, "metadata_template": "{value.__class__}"}),
+        "[" * 100_000,
+    ],
+)
+def test_a_node_that_no_tool_writes_has_no_texts(content: str) -> None:
+    """A width of a template would make a text of any size; a program that may write payloads could end an attach."""
+    assert node_embedded_texts({"_node_content": content}) == []
