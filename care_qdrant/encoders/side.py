@@ -1,6 +1,6 @@
 """One side of a model: what its encoder does with a text, and how its vectors are compared."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -15,6 +15,12 @@ Geometry = Literal["unit", "cut"]
 """``unit``: both sides give vectors of length 1, compared by cosine. ``cut``: document vectors are normalised at the
 full width of their encoder, then cut to the query dimension and not normalised again, so they are shorter than 1; the
 score is the dot product. Under a cosine they would be normalised, and rank otherwise."""
+
+
+def geometry_by(kinds: Sequence[str]) -> Geometry:
+    """Return the geometry of the vectors that modules of these kinds make, in order: a linear layer may come last."""
+    last = len(kinds) - kinds[::-1].index("Normalize") if "Normalize" in kinds else len(kinds)
+    return "cut" if "Dense" in kinds[last:] else "unit"
 
 
 def static_limit(tokenizer: "Tokenizer") -> int:

@@ -31,7 +31,7 @@ from care_qdrant.encoders.local.weights import (
     settings_of,
     write_json,
 )
-from care_qdrant.encoders.side import UNLIMITED, Geometry, Side, static_limit
+from care_qdrant.encoders.side import UNLIMITED, Geometry, Side, geometry_by, static_limit
 from care_qdrant.errors import IncompleteModel, InputError, ModelError
 from care_qdrant.model.card import (
     CARD_FILE,
@@ -307,8 +307,7 @@ def _pooling_modes(settings: Mapping[str, Any]) -> list[str]:
 
 def geometry_of(folder: Path) -> Geometry:
     """Read from a saved sentence-transformers model whether its vectors are cut after they are normalised."""
-    kinds = [module["type"].rsplit(".", 1)[-1] for module in read_json(folder / "modules.json")]
-    return "cut" if "Normalize" in kinds and "Dense" in kinds[kinds.index("Normalize") :] else "unit"
+    return geometry_by([module["type"].rsplit(".", 1)[-1] for module in read_json(folder / "modules.json")])
 
 
 def _sides(folder: Path) -> tuple[Side, Side, int, Geometry]:

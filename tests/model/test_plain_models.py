@@ -123,7 +123,7 @@ JSON_VALUES = st.recursive(
     lower=st.booleans(),
     length=st.sampled_from([8, 32]),
     truncate=st.sampled_from([None, None, None, 8]),
-    normalised=st.sampled_from([True, True, False]),
+    normalised=st.sampled_from([1, 1, 2, 0]),
 )
 @settings(max_examples=40)
 def test_vectors_are_those_of_sentence_transformers_or_refused(
@@ -140,7 +140,7 @@ def test_vectors_are_those_of_sentence_transformers_or_refused(
     lower: bool,
     length: int,
     truncate: int | None,
-    normalised: bool,
+    normalised: int,
 ) -> None:
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("random") / "model"
@@ -150,7 +150,9 @@ def test_vectors_are_those_of_sentence_transformers_or_refused(
     pooled = Pooling(width, pooling, include_prompt=include_prompt)  # type: ignore[arg-type]
     width = int(pooled.get_embedding_dimension())
     last, dim = heads(after, width)
-    tail: list[torch.nn.Module] = [Normalize()] if normalised else []
+    tail: list[torch.nn.Module] = (
+        [Normalize(), Dense(dim, dim), Normalize()][-2 * normalised + 1 :] if normalised else []
+    )
     modules: list[torch.nn.Module] = [first, *between, pooled, *last, *tail]
     if routed == "after pooling":
         routes = [[*last, Dense(dim, 8)] for _ in range(2)]
@@ -168,7 +170,7 @@ def test_vectors_are_those_of_sentence_transformers_or_refused(
     except ModelError as error:
         assert routed != "no" or truncate is not None or not normalised, error
         return
-    assert routed == "no" and truncate is None and normalised
+    assert routed == "no" and truncate is None and normalised and model.geometry == "unit"
     for own, theirs in ((model.encode_query, stock.encode_query), (model.encode_document, stock.encode_document)):
         expected = theirs(TEXTS, batch_size=1, normalize_embeddings=True)
         assert expected.shape == (len(TEXTS), model.dim)

@@ -36,7 +36,7 @@ from care_qdrant.encoders.local.attention import without_cudnn_attention
 from care_qdrant.encoders.local.packing import Packed, packed
 from care_qdrant.encoders.local.weights import no_progress_bars as no_progress_bars
 from care_qdrant.encoders.local.weights import readable_model
-from care_qdrant.encoders.side import Geometry, static_limit
+from care_qdrant.encoders.side import Geometry, geometry_by, static_limit
 from care_qdrant.encoders.unread import UnreadWords
 from care_qdrant.encoders.usable import as_encoded, encodable, require_lengths
 from care_qdrant.errors import EncodingError, InputError, ModelError, counted, needs_extra
@@ -381,8 +381,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 def cuts_unit_vectors(model: "SentenceTransformer") -> bool:
     """Return whether a model has a linear layer after its normalisation: its vectors must not be normalised again."""
-    kinds = [type(module).__name__ for module in model.children()]
-    return "Normalize" in kinds and "Dense" in kinds[kinds.index("Normalize") :]
+    return geometry_by([type(module).__name__ for module in model.children()]) == "cut"
 
 
 def require_device(device: str) -> None:
