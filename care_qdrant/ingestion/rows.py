@@ -16,7 +16,7 @@ from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.corpus.endings import Format
 from care_qdrant.corpus.files import FIRST_ROWS, Corpus, CorpusPath, all_rejected, typed_fields
 from care_qdrant.corpus.rejects import RejectsFile, rejects_path
-from care_qdrant.corpus.rows import Fields, Reject, check_document
+from care_qdrant.corpus.rows import Fields, Reject, check_document, hash_id
 from care_qdrant.corpus.streams import STDIN, UTF_8
 from care_qdrant.encoders.languages import SAMPLED_TEXTS, require_language
 from care_qdrant.errors import InputError, counted
@@ -60,7 +60,7 @@ class Source:
     files: Sequence[str] = ()
     """Files that are read."""
     first: str = ""
-    """Id of the first document, by which a later run recognises what a pipe or a program passes; empty for files."""
+    """Hash of the first document's id, by which a later run knows what a pipe or program passes; empty for files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +152,9 @@ def _readable(rows: Iterator[Document | Reject]) -> Iterator[Document | Reject]:
 
 
 def _first_id(rows: Iterator[Document | Reject]) -> tuple[str, Iterator[Document | Reject]]:
-    """Return the id of the first row, empty without one, and the rows again."""
+    """Return a hash of the id of the first row, empty without one, and the rows again."""
     first = list(islice(rows, 1))
-    return first[0].id if first else "", chain(first, rows)
+    return hash_id("", first[0].id) if first else "", chain(first, rows)
 
 
 def require_document(rows: Iterator[Row], collection: str) -> Iterator[Row]:

@@ -41,7 +41,7 @@ class RunEntry:
     files: Sequence[str] = ()
     """Files that the run reads."""
     first: str = ""
-    """Id of the first document of a pipe or a program, whose inputs do not tell one corpus from another."""
+    """Hash of the first id of a pipe or a program, whose inputs do not tell one corpus from another."""
     has_synced: bool = False
     """Whether the run has deleted what is not in its corpus."""
     identity: str | None = None
