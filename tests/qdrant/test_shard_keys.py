@@ -103,7 +103,7 @@ def test_a_run_settles_what_was_begun_under_its_own_key_alone(client: QdrantClie
     put(client, NORTH, "north")
     begun = {RUN.of(key): {"started": "now", "shard": "1/1", "shard_key": key} for key in ("north", "south")}
     Collection(client, "corpus").update("leaving traces", metadata=begun)
-    put(client, [*NORTH, Document("n-new", "新的一篇")], "north")
+    put(client, [*NORTH, Document("n-new", "新的一篇")], "north", sync=True)
     left = [key for key in Collection(client, "corpus").schema.metadata if key.startswith(RUN.of(""))]
     assert left == [RUN.of("south")]
 
