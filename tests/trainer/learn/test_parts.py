@@ -62,6 +62,21 @@ def test_the_loss_is_info_nce_plus_the_squared_distance() -> None:
     np.testing.assert_allclose(gradient, asked.grad, atol=1e-12)
 
 
+@pytest.mark.parametrize("softness", [0.2, 1.0, 5.0])
+def test_the_loss_of_soft_targets_is_the_cross_entropy_to_the_documents_own_similarities(softness: float) -> None:
+    generator = np.random.default_rng(1)
+    queries, documents, others = (generator.normal(size=(rows, 6)) for rows in (4, 4, 9))
+    asked, wanted, drawn = (torch.from_numpy(values) for values in (queries, documents, others))
+    candidates = torch.cat([wanted, drawn])
+    targets = (wanted @ candidates.T / (0.5 * softness)).softmax(dim=1)
+    scores = asked.requires_grad_() @ candidates.T / 0.5
+    expected = torch.nn.functional.cross_entropy(scores, targets) + (asked - wanted).square().sum(dim=1).mean()
+    expected.backward()
+    loss, gradient = table.alignment_loss(queries, documents, others, 0.5, softness)
+    np.testing.assert_allclose(loss, expected.item())
+    np.testing.assert_allclose(gradient, asked.grad, atol=1e-12)
+
+
 def test_rows_are_moved_as_by_sparse_adam() -> None:
     generator = np.random.default_rng(0)
     own = generator.normal(size=(9, 4)).astype(np.float32)

@@ -24,6 +24,9 @@ class LearnSettings:
     temperature: float = 0.17
     """Temperature of the contrastive loss, as a multiple of the mean squared distance of the stored vectors from their
     mean: similarities lie as much closer together as the vectors do."""
+    softness: float = 0.0
+    """Temperature of the targets, as a multiple of the loss's: a text has to be as near to each candidate as its vector
+    is. 0: a text has to find its own vector alone."""
     token_dropout: float = 0.3
     """Fraction of the tokens that are left out of each text at each step, from 0 to below 1."""
     learning_rate: float = 3e-3

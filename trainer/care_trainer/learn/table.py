@@ -2,7 +2,8 @@
 
 The loss is InfoNCE over the vectors of the batch and a random sample of the others (each text has to find its own) plus
 the squared distance to it (equations 1 and 2 of the paper, Stage I, with a query encoder without layers). Equal vectors
-are not negatives of each other.
+are not negatives of each other. With soft targets, the cross-entropy to the similarities of the text's own vector takes
+the place of InfoNCE.
 """
 
 import json
@@ -153,8 +154,12 @@ def fit_table(
     score: Callable[[Vectors], float] | None,
     on_step: Callable[[int, int], None],
     resume: Resume | None = None,
+    negatives: npt.NDArray[np.floating] | None = None,
 ) -> Fit:
-    """Train a table and return it as of the last evaluation whose score equals the best one within noise."""
+    """Train a table and return it as of the last evaluation whose score equals the best one within noise.
+
+    Further negatives are drawn from the texts' own vectors, or from others, (vectors, width).
+    """
     steps = max(1, min(settings.max_steps, settings.epochs * -(-len(tokens) // settings.batch)))
     every = max(1, steps // EVALUATIONS)
     score_at_start = score(table) if score else 0.0
@@ -169,7 +174,8 @@ def fit_table(
         # Dropout and further negatives follow from seed and step, so a resume needs no random state.
         generator = np.random.default_rng([settings.seed, 2, step])
         rate = settings.learning_rate * (1 - (step - 1) / steps)
-        loss = _step(state, tokens.take(rows), vectors, rows, settings, rate, generator)
+        targets, pool = vectors[rows].astype(np.float32), vectors if negatives is None else negatives
+        loss = _step(state, tokens.take(rows), targets, pool, settings, rate, generator)
         if not np.isfinite(loss):
             raise TrainingError(f"step {step} of {steps}: the loss is {loss}; lower the learning rate")
         losses += loss
@@ -205,44 +211,49 @@ def _batches(texts: int, settings: LearnSettings, steps: int) -> Iterator[npt.ND
 def _step(
     state: State,
     batch: TokenLists,
-    vectors: npt.NDArray[np.floating],
-    rows: npt.NDArray[np.int64],
+    targets: Vectors,
+    pool: npt.NDArray[np.floating],
     settings: LearnSettings,
     rate: float,
     generator: np.random.Generator,
 ) -> float:
-    """Take one step on the texts of some rows, and return its loss."""
+    """Take one step on some texts, and return its loss."""
     batch = batch.drop(settings.token_dropout, generator)
     # Rows of the batch alone, each once: their gradient is small.
     used, places = np.unique(batch.flat, return_inverse=True)
     counts = TokenLists(places, batch.starts).matrix(len(used))
     sums = counts @ state.weights[used]
-    targets = vectors[rows].astype(np.float32)
-    others = vectors[generator.integers(len(vectors), size=settings.negatives)].astype(np.float32)
+    others = pool[generator.integers(len(pool), size=settings.negatives)].astype(np.float32)
     norms = np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), _SHORTEST)
     queries = sums / norms
-    loss, gradient = alignment_loss(queries, targets, others, settings.temperature)
+    loss, gradient = alignment_loss(queries, targets, others, settings.temperature, settings.softness)
     gradient = (gradient - queries * (gradient * queries).sum(axis=1, keepdims=True)) / norms
     state.adam.step(state.weights, used, counts.T @ gradient, rate)
     return loss
 
 
-def alignment_loss(queries: Vectors, documents: Vectors, others: Vectors, temperature: float) -> tuple[float, Vectors]:
-    """Return InfoNCE plus the squared distance, and its gradient by the queries, (queries, width)."""
+def alignment_loss(
+    queries: Vectors, documents: Vectors, others: Vectors, temperature: float, softness: float = 0.0
+) -> tuple[float, Vectors]:
+    """Return the loss, with the squared distance, and its gradient by the queries, (queries, width)."""
     count = len(queries)
     candidates = np.concatenate([documents, others])
-    lengths = np.linalg.norm(candidates, axis=1)
-    same = documents @ candidates.T > SAME * lengths[:count, None] * lengths
-    own = np.arange(count)
-    same[own, own] = False
+    similarities = documents @ candidates.T
     scores = queries @ candidates.T / candidates.dtype.type(temperature)
-    scores[same] = -np.inf
-    scores -= scores.max(axis=1, keepdims=True)
-    shares = np.exp(scores)
-    totals = shares.sum(axis=1, keepdims=True)
+    if softness:
+        targets = _softmax(similarities / candidates.dtype.type(temperature * softness))
+    else:
+        lengths = np.linalg.norm(candidates, axis=1)
+        targets = np.eye(count, len(candidates), dtype=candidates.dtype)
+        scores[(similarities > SAME * lengths[:count, None] * lengths) & (targets == 0)] = -np.inf
+    shares = _softmax(scores)
     away = queries - documents
-    loss = float((np.log(totals[:, 0]) - scores[own, own]).mean() + (away**2).sum(axis=1).mean())
-    shares /= totals
-    shares[own, own] -= 1
-    gradient = shares @ candidates / (count * temperature) + 2 / count * away
+    likelihoods = np.log(np.maximum(shares, np.finfo(shares.dtype).tiny))
+    loss = float(-(targets * likelihoods).sum(axis=1).mean() + (away**2).sum(axis=1).mean())
+    gradient = (shares - targets) @ candidates / (count * temperature) + 2 / count * away
     return loss, np.asarray(gradient, dtype=queries.dtype)
+
+
+def _softmax(scores: Vectors) -> Vectors:
+    shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return np.asarray(shares / shares.sum(axis=1, keepdims=True))
