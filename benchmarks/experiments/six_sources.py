@@ -20,16 +20,8 @@ from care_trainer.learn.settings import LearnSettings
 from care_trainer.models.tokens import tokenize
 from tokenizers import Tokenizer
 
-from benchmarks.experiments.pretrained_pair import (
-    SETTINGS,
-    Lesson,
-    Texts,
-    pairs_of,
-    query_tokenizer,
-    read_lesson,
-    read_rows,
-    texts_of,
-)
+from benchmarks.experiments.pretrained_pair import SETTINGS, Lesson, read_lesson
+from benchmarks.experiments.pretrained_texts import Texts, pairs_of, read_rows, texts_of
 from benchmarks.experiments.single_answer import Bm25, Judged, Scores, fused
 from benchmarks.perf.measured import output_option, save_measured
 from care_qdrant.encoders.terms.analyser import DEFAULT
@@ -46,7 +38,7 @@ SOURCES = {
 }
 DOCUMENTS, QUESTIONS = 2_000, 500
 SHARES = tuple(round(step / 20, 2) for step in range(8, 20))
-STAGE_TWO = replace(SETTINGS, temperature=0.06, max_steps=150)
+STAGE_TWO = replace(SETTINGS, temperature=0.06, softness=0, max_steps=150)
 BASE = "the pair"
 ENCODER = "the document encoder on both sides"
 
@@ -119,11 +111,13 @@ def systems(source: Encoded, model: CareModel) -> dict[str, Scores]:
     return {name: judged.ndcg_at_10(each) for name, each in scores.items()}
 
 
-def train(data: Path, work: Path, cache: Path, seeds: Sequence[int]) -> Iterator[tuple[str, list[Vectors]]]:
+def train(
+    data: Path, wordnet: Path, work: Path, cache: Path, seeds: Sequence[int]
+) -> Iterator[tuple[str, list[Vectors]]]:
     """Yield the tables of each variant, one for each seed; those that are in the cache are not trained again."""
-    texts, encoder = texts_of(data, work), work / "encoder"
-    lesson = read_lesson(encoder, texts, work / "vectors")
-    answers = answers_of(data, work, texts, lesson, encoder)
+    texts, tokenizer = texts_of(data, wordnet, work), Tokenizer.from_file(str(work / "query.json"))
+    lesson = read_lesson(tokenizer, texts, work / "vectors")
+    answers = answers_of(data, work, texts, lesson, tokenizer)
     vocabulary = len(lesson.start)
 
     def kept(name: str, seed: int, fit: Lesson, start: Vectors, settings: LearnSettings) -> Vectors:
@@ -147,20 +141,20 @@ def train(data: Path, work: Path, cache: Path, seeds: Sequence[int]) -> Iterator
         "twice the steps": replace(SETTINGS, max_steps=2 * SETTINGS.max_steps),
         "half the temperature": replace(SETTINGS, temperature=SETTINGS.temperature / 2),
         "twice the temperature": replace(SETTINGS, temperature=2 * SETTINGS.temperature),
+        "without soft targets": replace(SETTINGS, softness=0),
     }.items():
         yield f"Stage I, {name}", [kept(name, seeds[0], lesson, lesson.start, settings)]
 
 
-def answers_of(data: Path, work: Path, texts: Texts, lesson: Lesson, encoder: Path) -> Lesson:
+def answers_of(data: Path, work: Path, texts: Texts, lesson: Lesson, tokenizer: Tokenizer) -> Lesson:
     """Return the lesson of Stage II: questions, and the vectors of the documents that answer them."""
     chinese, english = pairs_of(data, work)
     places = {text: place for place, text in enumerate(texts.documents)}
-    documents = np.load(work / "vectors" / "documents.npy").astype(np.float32)
     pairs = [pair for pair in [*chinese, *english] if pair["positive"] in places]
-    tokens = tokenize(query_tokenizer(encoder), [pair["query"] for pair in pairs])
-    targets = documents[[places[pair["positive"]] for pair in pairs]]
+    tokens = tokenize(tokenizer, [pair["query"] for pair in pairs])
+    targets = lesson.documents[[places[pair["positive"]] for pair in pairs]]
     read = np.flatnonzero(tokens.lengths > 0)
-    return Lesson(tokens.take(read), targets[read], lesson.start)
+    return Lesson(tokens.take(read), targets[read], lesson.documents, lesson.start)
 
 
 def row_of(system: str, by_source: Mapping[str, Scores], seeds: Sequence[float] = ()) -> Row:
@@ -177,10 +171,13 @@ def row_of(system: str, by_source: Mapping[str, Scores], seeds: Sequence[float] 
 @click.option(
     "--work", type=click.Path(path_type=Path, exists=True), help="Folder of pretrained_pair, to train other tables."
 )
+@click.option(
+    "--wordnet", type=click.Path(path_type=Path), default="/usr/share/wordnet", show_default=True, help="Its files."
+)
 @click.option("--cache", type=click.Path(path_type=Path), required=True, help="Folder of vectors and tables.")
 @click.option("--seeds", default="0,1,2", show_default=True, help="Seeds of the tables, by commas.")
 @output_option
-def main(data: Path, model: str, work: Path | None, cache: Path, seeds: str, output: Path) -> None:
+def main(data: Path, model: str, work: Path | None, wordnet: Path, cache: Path, seeds: str, output: Path) -> None:
     """Score a pair on six sources of DATA, and other tables in place of its own.
 
     \b
@@ -200,8 +197,8 @@ def main(data: Path, model: str, work: Path | None, cache: Path, seeds: str, out
         if not name.startswith("hybrid, share")
     }
     compared: list[Comparison] = compare_with_base(BASE, pooled)
-    for name, made in train(data, work, cache, [int(seed) for seed in seeds.split(",")]) if work else ():
-        rows.append(score_tables(name, made, sources, query_tokenizer(work / "encoder")))
+    for name, made in train(data, wordnet, work, cache, [int(seed) for seed in seeds.split(",")]) if work else ():
+        rows.append(score_tables(name, made, sources, Tokenizer.from_file(str(work / "query.json"))))
     save_measured(
         output,
         {
