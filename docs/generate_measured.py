@@ -62,6 +62,7 @@ def _six_sources() -> Iterator[str]:
         "Stage II alone": "… Stage II in place of Stage I",
         "the start alone": "… the start without training",
         "Stage I, twice the steps": "… twice the steps (one seed)",
+        "Stage I, without soft targets": "… each text's own vector as its target (one seed)",
         "Stage I, half the temperature": "… half the temperature; twice (one seed)",
     }
     second = {

@@ -15,7 +15,9 @@ SAMPLES = (
 )
 
 EXAMPLES = {
-    "大便又黑又亮像柏油是不是胃出血了": "My stool is black and shiny like tar. Is my stomach bleeding?",
+    "心跳一会儿快一会儿慢毫无规律，是不是房颤，危险在哪里": (
+        "My heart beats fast and slow without any rhythm. Is it atrial fibrillation, and what is the danger?"
+    ),
     "My dad has crushing chest pain, what should we do until the ambulance comes?": (
         "The sample has English texts as well."
     ),
