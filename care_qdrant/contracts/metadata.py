@@ -67,6 +67,9 @@ KEYS = (
     LOAD := Key(
         "care_bulk_load", "points", "", "graph that the end of a first load builds", "ingest", "ingest, search"
     ),
+    ACTIVE := Key(
+        "care_active", "points", "", "vector and model of the queries, and those before", "switch", "search, detach"
+    ),
     IDENTITY := Key("care_id", "collection", "", "random name of this very collection", "all that create", "ingest"),
     VERSION := Key("care_publish", "collection", "", "source, and the version before", "publish", "publish"),
     RUN := Key("care_run", "work", "run", "an ingestion that has begun to write", "ingest", "ingest, search"),

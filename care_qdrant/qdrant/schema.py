@@ -10,6 +10,7 @@ from typing import Any
 
 from qdrant_client import models
 
+from care_qdrant.contracts.active import Active, parse_active
 from care_qdrant.contracts.contract import Contract, SparseContract, VectorContract, parse_contracts
 from care_qdrant.contracts.learned import LearnedContract, parse_learned
 from care_qdrant.contracts.metadata import ATTACH, COPY, LOAD, RUN, TENANTS, VERSION
@@ -114,6 +115,12 @@ class CollectionSchema:
     def learned(self) -> dict[str, LearnedContract]:
         """Contract of the query encoder that was learned from a vector, for each vector that has one."""
         return parse_learned(self.metadata)
+
+    @cached_property
+    def active(self) -> Active | None:
+        """Record of the vector that readers search; None before the first switch, and where that vector is gone."""
+        active = parse_active(self.metadata)
+        return active if active is not None and active.now.vector in self.dense else None
 
     @cached_property
     def stand_ins(self) -> dict[str, dict[str, str]]:

@@ -4,6 +4,7 @@ Requests go to the resolved name and not to an alias, so a query never meets the
 alias was switched after the check.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,7 @@ from functools import cache
 from itertools import chain
 from typing import Any, TypeVar
 
+from care_qdrant.contracts.active import SearchedVector
 from care_qdrant.contracts.metadata import SHARE
 from care_qdrant.errors import Rejected
 from care_qdrant.qdrant.checks import require_learned_from
@@ -28,6 +30,8 @@ from care_qdrant.search.resolved import (
     resolve_vectors,
 )
 from care_qdrant.search.share import measured_alpha
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 CHECK_SECONDS = 30.0
@@ -48,6 +52,7 @@ class CollectionResolver:
         """Result of the last check; None before the first one."""
         self._named, self._check_seconds = collection, check_seconds
         self._keys: tuple[Collection, Keys] | None = None
+        self._told: SearchedVector | None = None
         self._measured: dict[str, dict[str, Any]] = {}
         """Measurements of this process, by collections: not all programs may write it into the metadata."""
 
@@ -62,20 +67,34 @@ class CollectionResolver:
             collection, schema = self._read()
             before = resolved if resolved is not None and resolved.name == collection.name else None
             resolved = resolve_vectors(collection, schema, self.config, checked_at=now, before=before)
-            if resolved.vector_name is not None and learned_contract(schema, resolved.vector_name, self.config):
-                require_learned_from(collection, resolved.vector_name, self.config.encode)
+            if resolved.vector_name is not None and learned_contract(schema, resolved.vector_name, resolved.config):
+                require_learned_from(collection, resolved.vector_name, resolved.config.encode)
+            self._tell_of_switch(resolved)
             resolved = replace(resolved, find_alpha=self._find_alpha(resolved))
         if self.config.sample_points and not resolved.is_sampled:
             resolved = self._sample(resolved)
         self.resolved = resolved
         return resolved
 
+    def _tell_of_switch(self, resolved: ResolvedCollection) -> None:
+        """Log once that the collection was switched to a model that this reader does not have."""
+        active, config = resolved.schema.active, resolved.config
+        if active is None or active.now == self._told or config.vector_name is not None:
+            return
+        if config.expected not in (None, active.now.fingerprint):
+            self._told = active.now
+            logger.warning(
+                "collection %r was switched to vector %r of model %s, which this reader was not given: it goes on with "
+                "vector %r while that is there",
+                *(resolved.name, active.now.vector, active.now.model, resolved.vector_name),
+            )
+
     def _find_alpha(self, resolved: ResolvedCollection) -> Callable[[], float]:
         """Return the function that returns the share of the dense score; where it is to be measured, at its first call.
 
         Where it cannot be told, it is tried again after the next check.
         """
-        config, collection, schema, constants = self.config, resolved.collection, resolved.schema, resolved.bm25
+        config, collection, schema, constants = resolved.config, resolved.collection, resolved.schema, resolved.bm25
         encode, terms, expected = config.encode, config.terms, config.expected
         vector_name, sparse_name = resolved.vector_name, resolved.sparse_vector_name
         if config.alpha is not None or encode is None or terms is None or constants is None:

@@ -53,11 +53,24 @@ class StoreConfig:
     """Function that makes the terms of queries, to measure that share."""
     sample_points: int = 0
     """Number of points whose payloads show the layout; 0 reads none."""
+    others: tuple["StoreConfig", ...] = ()
+    """The same search by other models, to which the collection may be switched."""
 
     @property
     def expected(self) -> str | None:
         """Fingerprint that the dense vector must have; None if the model of the queries is not known."""
         return self.contract.fingerprint if self.contract is not None else self.fingerprint
+
+    def chosen(self, schema: CollectionSchema) -> "StoreConfig":
+        """Return the search by the model that the collection names as active, or else by the first that can."""
+        active, able = schema.active, []
+        for config in (self, *self.others):
+            made = schema.all_made_by(config.expected) if config.expected is not None else []
+            names = [name for name in made if self.vector_name in (None, name)]
+            if active is not None and active.now.fingerprint == config.expected and active.now.vector in names:
+                return config
+            able += [config] if names else []
+        return able[0] if able else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +91,8 @@ class ResolvedCollection:
     """Measured parameters for searches of a quantised dense vector; None leaves them to the server."""
     checked_at: float
     """Time of the check by the monotonic clock, in seconds."""
+    config: StoreConfig
+    """Settings of the search, of those of several models the chosen ones."""
     find_alpha: Callable[[], float] = lambda: DEFAULT_ALPHA
     """Function that returns `alpha`."""
     hnsw_ef: int | None = None
@@ -156,6 +171,7 @@ def resolve_vectors(
     ``before`` is the last check of the same collection: a vector that was chosen stays chosen, whatever was added, and
     the layout that a sample has shown stays.
     """
+    config = config.chosen(schema)
     chosen, chosen_sparse = (None, None) if before is None else (before.vector_name, before.sparse_vector_name)
     vector_name = choose_dense(schema, config, chosen) if config.dense else None
     if config.sparse is None:
@@ -178,6 +194,7 @@ def resolve_vectors(
         unchecked=made if config.expected is None and isinstance(made, VectorContract) else None,
         quantization=None if rescoring is None else rescoring.params,
         checked_at=checked_at,
+        config=config,
         find_alpha=partial(float, DEFAULT_ALPHA if alpha is None else alpha),
         hnsw_ef=None if vector_name is None else _hnsw_ef(schema, vector_name, config),
         held_out_deviations=_held_out_deviations(learned),
@@ -248,6 +265,9 @@ def choose_dense(schema: CollectionSchema, config: StoreConfig, before: str | No
     if config.vector_name is not None:
         return config.vector_name
     ours = schema.all_made_by(config.expected) if config.expected is not None else []
+    active = schema.active
+    if active is not None and active.now.fingerprint == config.expected and active.now.vector in ours:
+        return active.now.vector
     fitting = ours or list(schema.dense)
     if before in fitting:
         return before

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal, get_args
 
 from qdrant_client import QdrantClient, models
@@ -23,7 +24,7 @@ from care_qdrant.search.fusion import Fusion, candidates, require_fusion
 from care_qdrant.search.grouping import Grouping, find_groups
 from care_qdrant.search.query import Query, find
 from care_qdrant.search.resolve import CHECK_SECONDS, CollectionResolver
-from care_qdrant.search.resolved import ResolvedCollection, StoreConfig, TermsOfQuery
+from care_qdrant.search.resolved import ResolvedCollection, StoreConfig
 from care_qdrant.types import Hit, TermVector, Vectors, is_blank
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Retriever:
         shard_key: models.ShardKeySelector | None = None,
         unique_documents: bool = True,
         fallback: Fallback | None = None,
+        other_models: Sequence["CareModel"] = (),
         check_seconds: float = CHECK_SECONDS,
     ) -> None:
         """Set up a search; nothing is read before the first one.
@@ -97,6 +99,8 @@ class Retriever:
             unique_documents: Return each document once, by its best chunk, unless a search groups by a key.
             fallback: The model that made the vectors, for the queries that a learned encoder is least sure of; it
                 costs one more dense search for each query.
+            other_models: Models to which ``care switch`` may switch the collection, or from which it did. At its next
+                check this object encodes with the one whose vector the collection names as active.
             check_seconds: Time that a check of the contract holds; it costs two short requests.
 
         Raises:
@@ -113,7 +117,8 @@ class Retriever:
             raise InputError(f"alpha is {alpha}; it is the share of the dense list, from 0 to 1")
         self._collection = Collection(client, collection, SEARCH_POLICY)
         self._model = model if mode != "sparse" else None
-        self._prompt = self._model.query_prompt(task) if self._model is not None and task is not None else None
+        self._models = {known.fingerprint: known for known in filter(None, (self._model, *other_models))}
+        self._prompts = {key: known.query_prompt(task) if task else None for key, known in self._models.items()}
         if sparse_encoder is not None and (sparse_vector_name is None or mode in ("auto", "dense")):
             raise InputError("sparse_encoder= needs sparse_vector_name= and the mode hybrid or sparse")
         if sparse_encoder is not None and fusion == "linear":
@@ -121,7 +126,6 @@ class Retriever:
                 "the linear fusion knows the scale of this package's BM25 alone; with sparse_encoder= take rrf"
             )
         self._sparse_encoder = sparse_encoder
-        self._terms: TermsOfQuery = self._model.query_terms if self._model else bm25.query_vector
         self._mode, self._alpha = mode, alpha
         self._fusion: Fusion = fusion or ("linear" if sparse_encoder is None else "rrf")
         self._params = None if self._collection.is_embedded else params
@@ -136,11 +140,11 @@ class Retriever:
             bm25=sparse_encoder is None,
             vector_name=vector_name,
             sparse_vector_name=sparse_vector_name,
-            contract=None if self._model is None else self._model.contract(),
-            encode=None if self._model is None else self._model.encode_query,
-            alpha=None if self._model is None else self._model.alpha,
-            terms=None if self._model is None else self._model.query_terms,
+            alpha=None,
         )
+        if self._models:
+            first, *others = (_searching_with(known, config) for known in self._models.values())
+            config = replace(first, others=tuple(others))
         self._resolver = CollectionResolver(self._collection, config, check_seconds=check_seconds)
 
     @property
@@ -169,13 +173,14 @@ class Retriever:
 
     @property
     def fingerprint(self) -> str | None:
-        """Fingerprint of the model; None for a sparse search."""
-        return None if self._model is None else self._model.fingerprint
+        """Fingerprint of the model, of several the one of the last check; None for a sparse search."""
+        resolved = self._resolver.resolved
+        return (self._resolver.config if resolved is None else resolved.config).expected
 
     @property
     def is_plain(self) -> bool:
         """Whether scores have the scale of every search by this model and mode: the caller chose nothing but those."""
-        chosen = (self._alpha, self._prompt, self._shard_key, self._fallback, self._params)
+        chosen = (self._alpha, *self._prompts.values(), self._shard_key, self._fallback, self._params)
         return self._fusion == "linear" and all(choice is None for choice in chosen)
 
     @property
@@ -184,7 +189,7 @@ class Retriever:
         resolved = self.resolved
         if resolved.sparse_vector_name is None:
             return "dense"
-        weights = None if self._model is None else self._model.term_weights_digest
+        weights = self._models[resolved.config.expected].term_weights_digest if resolved.config.expected else None
         return f"{resolved.alpha:g} dense, terms {'counted' if weights is None else weights[:16]}"
 
     def fused_by(self, fusion: Fusion, alpha: float | None) -> "Retriever":
@@ -291,7 +296,7 @@ class Retriever:
         for start in range(0, len(texts), BATCH_QUERIES):
             batch = texts[start : start + BATCH_QUERIES]
             try:
-                asked = self._queries(resolved, batch, asked_as, encode or self._encode)
+                asked = self._queries(resolved, batch, asked_as, encode)
             except UnusableText as error:
                 raise UnusableText({start + place: problem for place, problem in error.problems.items()}) from error
             self._tell_fewer_candidates(resolved, asked_as.top_k)
@@ -308,20 +313,17 @@ class Retriever:
             return Grouping() if self._unique_documents else None
         return Grouping.by(group_by, group_size, resolved.collection, self._resolver.keys(resolved))
 
-    def _encode(self, texts: Sequence[str]) -> Vectors:
-        assert self._model is not None, "only a sparse search does without"
-        return self._model.encode_query(texts, prompt=self._prompt)
-
     def _queries(
         self,
         resolved: ResolvedCollection,
         texts: Sequence[str],
         asked_as: Query,
-        encode: Callable[[Sequence[str]], Vectors],
+        encode: Callable[[Sequence[str]], Vectors] | None,
     ) -> list[Query]:
         vectors: Sequence[list[float] | None] = [None] * len(texts)
-        if self._model is not None:
-            encoded: list[list[float]] = encode(texts).tolist()
+        if (known := resolved.config.expected) is not None:
+            make = encode or partial(self._models[known].encode_query, prompt=self._prompts[known])
+            encoded: list[list[float]] = make(texts).tolist()
             if self._fallback is not None:
                 encoded = self._fallback.improve(resolved, texts, encoded, self._shard_key)
             vectors = encoded
@@ -335,7 +337,7 @@ class Retriever:
         if self._sparse_encoder is not None:
             return self._sparse_encoder(text)
         assert resolved.bm25 is not None, "without another encoder, the sparse vector is BM25 of this package"
-        return self._terms(text, resolved.bm25.analyser)
+        return (resolved.config.terms or bm25.query_vector)(text, resolved.bm25.analyser)
 
     def _tell_fewer_candidates(self, resolved: ResolvedCollection, top_k: int) -> None:
         """Log once if the server's limit leaves a hybrid search fewer candidates than it should have."""
@@ -351,3 +353,9 @@ class Retriever:
                 offered,
                 required,
             )
+
+
+def _searching_with(model: "CareModel", config: StoreConfig) -> StoreConfig:
+    return replace(
+        config, contract=model.contract(), encode=model.encode_query, alpha=model.alpha, terms=model.query_terms
+    )
