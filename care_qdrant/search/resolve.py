@@ -84,8 +84,8 @@ class CollectionResolver:
         if config.expected not in (None, active.now.fingerprint):
             self._told = active.now
             logger.warning(
-                "collection %r was switched to vector %r of model %s, which this reader was not given: it goes on with "
-                "vector %r while that is there",
+                "collection %r was switched to vector %r of model %s, and this search is by another model: it goes on "
+                "with vector %r while that is there",
                 *(resolved.name, active.now.vector, active.now.model, resolved.vector_name),
             )
 

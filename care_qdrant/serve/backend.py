@@ -15,7 +15,7 @@ from care_qdrant.errors import InputError, Rejected, counted
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.search.fallback import Fallback
 from care_qdrant.search.retriever import SEARCH_POLICY, Mode, Retriever
-from care_qdrant.serve.models import ServedModel
+from care_qdrant.serve.models import ServedModel, ServedModels
 from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.settings import ServeSettings
 
@@ -38,6 +38,7 @@ class Backend:
         self._opened_fallback: Fallback | None = None
         self.retriever = lru_cache(_RETRIEVERS)(self._make_retriever)
         """Returns the retriever of a collection, a model and a way to search; call it in a thread."""
+        self._follower = lru_cache(_RETRIEVERS)(self._make_follower)
 
     def client(self) -> QdrantClient:
         """Return the open Qdrant; call it in a thread."""
@@ -82,6 +83,15 @@ class Backend:
         model = None if served is None else served.model
         fallback = None if model is None else self._fallback()
         return Retriever(self.client(), collection, model, mode=mode, fallback=fallback)
+
+    def chosen_model(self, collection: str, served: ServedModels) -> ServedModel:
+        """Return the model of a request that names none, by the checks of a search; call it in a thread."""
+        fingerprint = self._follower(collection, served).resolved.config.expected
+        return next(each for each in served if each.fingerprint == fingerprint)
+
+    def _make_follower(self, collection: str, served: ServedModels) -> Retriever:
+        first, *others = (each.model for each in served)
+        return Retriever(self.client(), collection, first, mode="dense", other_models=others)
 
     def _fallback(self) -> Fallback | None:
         with self._opening:

@@ -123,6 +123,9 @@ class Catalogue:
             collection = self._backend.collection(name).resolve()
             contracts, holds = collection.schema.contracts.values(), overview(collection)
             able, reasons = self._searchers(name)
+            if able:  # the page asks the first one
+                chosen = self._backend.chosen_model(name, self._models)
+                able.sort(key=lambda served: served is not chosen)
         except CareError as error:
             return CollectionState(name=name, models=[], sparse=False, problem=reason_of(error))
         examples = self._settings.examples

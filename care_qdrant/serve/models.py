@@ -106,9 +106,12 @@ class ServedModels:
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models)
 
+    def __len__(self) -> int:
+        return len(self._models)
+
     @property
     def default(self) -> ServedModel:
-        """The model of a request that names none."""
+        """The first model."""
         return self._models[0]
 
     def find(self, model: str) -> ServedModel:

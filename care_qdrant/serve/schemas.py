@@ -218,7 +218,10 @@ class SearchRequest(_Request):
 
     query: StrictStr
     collection: StrictStr | None = Field(default=None, description="Where not given, the first that is configured.")
-    model: StrictStr | None = Field(default=None, description="Where not given, the default model.")
+    model: StrictStr | None = Field(
+        default=None,
+        description="Where not given, the one that the collection was switched to, or the first that can.",
+    )
     mode: Literal["auto", "dense", "sparse", "hybrid"] = Field(
         default="auto", description="`auto` is `hybrid` where the collection has a BM25 vector, else `dense`."
     )

@@ -69,9 +69,10 @@ class Searching:
         if request.mode in ("dense", "sparse") and not _has_scale(request):
             reason = f"alpha and fusion have no effect in a {request.mode} search; leave them out"
             raise Refusal(400, "invalid_request", reason)
-        served = None if request.mode == "sparse" else self._model(request.model)
+        named = None if request.mode == "sparse" else self._named(request.model)
         accepted = time.perf_counter()
         with self._backend.admitted():
+            served = named if request.mode == "sparse" else named or await self._chosen(collection)
             if request.conditions or request.filter is not None:  # refused before anything is encoded
                 await self._backend.run(partial(_filter, request))
             # Here, not in a search thread: a cancelled request then leaves the encoder's queue.
@@ -106,7 +107,8 @@ class Searching:
 
     async def good_match_score(self, request: GoodMatchRequest, collection: str) -> float | None:
         """Return the score from which on a best hit is a good match; None for a collection too small to tell."""
-        return await self._good_matches.score(collection, self._model(request.model), request.mode)
+        served = self._named(request.model) or await self._chosen(collection)
+        return await self._good_matches.score(collection, served, request.mode)
 
     async def document(self, document_id: str, collection: str) -> WholeDocument:
         """Return all chunks of a document."""
@@ -170,8 +172,15 @@ class Searching:
         shown = _shown(request.query, hits, labels, retriever.analyser, marks.MAX_HITS if request.marks else 0)
         return _Outcome(retriever.mode, shown, hits[:1], good_match, retriever.unfinished, note, unread, started, ended)
 
-    def _model(self, name: str | None) -> ServedModel:
-        return self._models.default if name is None else self._models.find(name)
+    def _named(self, name: str | None) -> ServedModel | None:
+        """Return the model that a request names; of a service with one model, that one."""
+        if name is None:
+            return self._models.default if len(self._models) == 1 else None
+        return self._models.find(name)
+
+    async def _chosen(self, collection: str) -> ServedModel:
+        """Return the model that the collection names as active, or the first one that can search it."""
+        return await self._backend.run(partial(self._backend.chosen_model, collection, self._models))
 
 
 def _has_scale(request: SearchRequest) -> bool:

@@ -47,8 +47,36 @@ def detach_vector(collection: Collection, vector_name: str | None = None) -> Det
         QdrantError: Qdrant refused or could not be reached.
     """
     target = collection.whole()
-    schema = target.schema
-    name, points = _checked_name(schema, vector_name), target.count()
+    return _remove(target, _checked_name(target.schema, vector_name))
+
+
+def remove_vector(collection: Collection, vector_name: str) -> DetachReport:
+    """Remove a vector that this package wrote, by attach or by ingestion, like `detach_vector`.
+
+    Raises:
+        InputError: Another tool wrote the vector, or points have no other one.
+        FingerprintMismatch: Another attach or ingestion has made it again meanwhile; it stays.
+        QdrantError: Qdrant refused or could not be reached.
+    """
+    target = collection.whole()
+    if vector_name not in target.schema.contracts:
+        name = repr(vector_name) if vector_name else "(unnamed)"
+        how = (
+            f"DELETE /collections/{target.name}/vectors/{vector_name} of Qdrant's API removes it"
+            if vector_name
+            else "Qdrant has no call that removes the unnamed vector; only a new collection is without it"
+        )
+        raise InputError(f"another tool wrote vector {name} of collection {target.name!r}, so it stays. {how}")
+    return _remove(target, vector_name)
+
+
+def _remove(target: Collection, name: str) -> DetachReport:
+    schema, points = target.schema, target.count()
+    if schema.active is not None and schema.active.now.vector == name:
+        raise InputError(
+            f"readers of collection {target.name!r} were switched to vector {name!r} at {schema.active.since}; first "
+            f"return to the one before: care switch {target.name} --roll-back"
+        )
     is_there = _is_as_attached(schema, name)
     if is_there:
         _require_other_vectors(target, name)

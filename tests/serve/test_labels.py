@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from care_benchmarks.taskfiles import RetrievalFiles, read_questions
-from care_trainer.learn.queries import read_queries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from qdrant_client import QdrantClient
 
+from care_qdrant.search.judged import read_queries
 from care_qdrant.serve.labels import keep_label
 from tests.serve.conftest import aligned
 from tests.tiny import TEXTS

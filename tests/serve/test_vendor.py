@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from care_trainer.learn.learn import learn
-from care_trainer.learn.queries import read_queries
 from care_trainer.learn.settings import LearnSettings
 from langchain_core.documents import Document as LangChainDocument
 from langchain_openai import OpenAIEmbeddings
@@ -22,6 +21,7 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant import open_client
 from care_qdrant.integrations.langchain import CareEmbeddings
+from care_qdrant.search.judged import read_queries
 from care_qdrant.types import Vectors
 from tests.serve.conftest import KEY, Ask, pair
 from tests.tiny import HashEncoder

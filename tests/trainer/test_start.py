@@ -9,7 +9,6 @@ from care_trainer.cli import care_train
 from care_trainer.config import load_run
 from care_trainer.data.read import Pair, plain_text
 from care_trainer.data.report import leaks
-from care_trainer.learn.labelled import Estimate
 from care_trainer.start import (
     BOTH,
     INCLUDED_HAS_READ,
@@ -30,6 +29,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from care_qdrant.errors import InputError
+from care_qdrant.measures import Estimate
 from care_qdrant.model.care_model import CareModel
 from care_qdrant.model.hub import find_folder
 from tests.trainer.tiny_run import pairs, write_jsonl

@@ -18,14 +18,13 @@ import torch
 from care_qdrant import CareModel, Document, IngestSettings, Mode, Retriever, ingest, open_client
 from care_qdrant.console.outputs import require_own
 from care_qdrant.errors import InputError, counted
-from care_qdrant.measures import ndcg_at_10, recall_at_10
+from care_qdrant.measures import Estimate, estimate, ndcg_at_10, recall_at_10
 from care_qdrant.model.hub import BUILT_IN
 from care_trainer.config import Data, Run, load_run
 from care_trainer.data.read import Pair, iter_pairs, license_of, plain_text, write_rows
 from care_trainer.data.report import leaks
 from care_trainer.disk import write_json
 from care_trainer.evaluation import read_retrieval
-from care_trainer.learn.labelled import Estimate, estimate
 from care_trainer.learn.start import built_in_reads
 from care_trainer.training.context import Report
 

@@ -19,12 +19,11 @@ from scipy import sparse
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.encoders.terms.weights import NO_NEIGHBOUR, QueryTerms, Shape, Table, TermWeights
 from care_qdrant.errors import InputError, counted
-from care_qdrant.measures import ndcg_at_10
+from care_qdrant.measures import Estimate, estimate, ndcg_at_10
 from care_qdrant.model.card import Card, read_card
 from care_qdrant.model.folder import add_term_weights
 from care_trainer.config import Data
 from care_trainer.data.table import pair_rows, scored
-from care_trainer.learn.labelled import Estimate, estimate
 
 FEWEST_PAIRS = 200
 """Fewest pairs to learn weights from; with fewer, too few can be held out."""

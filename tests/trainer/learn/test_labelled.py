@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from care_trainer.learn.labelled import Estimate, estimate, find_labels, measure_labelled
+from care_trainer.learn.labelled import measure_labelled
 from care_trainer.learn.learn import learn
-from care_trainer.learn.queries import Labelled, read_queries
 from care_trainer.learn.report import paragraphs, plot, write_report
 from care_trainer.learn.weak import Example
 from click.testing import CliRunner
@@ -17,9 +16,11 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.cli import care
 from care_qdrant.contracts.layouts import guess_layout
 from care_qdrant.errors import InputError
+from care_qdrant.measures import Estimate, estimate
 from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
+from care_qdrant.search.judged import Labelled, find_labels, read_queries
 from care_qdrant.search.retriever import Mode, Retriever
 from care_qdrant.vectors.attach import attach_vector
 from tests.tiny import write_jsonl

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from care_trainer.learn.quality import agreement
-from care_trainer.learn.queries import read_queries
 
 from care_qdrant.errors import InputError
+from care_qdrant.search.judged import read_queries
 from tests.tiny import write_jsonl
 
 

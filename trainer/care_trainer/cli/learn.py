@@ -106,8 +106,8 @@ def command(
     from care_qdrant.errors import InputError, needs_extra
 
     with needs_extra("learn", "care learn"):
+        from care_qdrant.search.judged import read_queries
         from care_trainer.learn.learn import learn
-        from care_trainer.learn.queries import read_queries
         from care_trainer.learn.settings import LearnSettings
 
     settings = LearnSettings(sample=sample)

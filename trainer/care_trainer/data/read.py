@@ -1,13 +1,10 @@
 """Training data from JSONL: rows become pairs and texts, filtered, cut and deduplicated."""
 
 import functools
-import gzip
 import hashlib
 import json
 import math
 import re
-import sys
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
@@ -18,7 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from care_qdrant.corpus.streams import wide_encoding
+from care_qdrant.corpus import json_lines
+from care_qdrant.corpus.json_lines import is_number, parsed
 from care_qdrant.errors import InputError
 from care_qdrant.types import embedded_text
 from care_trainer.config import Data, Side
@@ -34,8 +32,6 @@ _NUMBERED = re.compile(r"(?:negatives?|neg)_?(\d+)")
 """Key of one of several negatives, as sentence-transformers' miner writes them: ``negative_1`` to ``negative_n``."""
 RETRIEVAL_KEYS = {"corpus": ("id", "text"), "queries": ("id", "text"), "qrels": ("query_id", "document_id", "score")}
 """Keys that each file of a retrieval set must have."""
-_HEAD_BYTES = 65_536
-"""Bytes from the start of a file that tell its encoding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,24 +188,7 @@ def file_hashes(data: Data, root: Path) -> dict[str, str]:
 
 def open_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the numbered, non-empty lines of a plain or gzipped text file."""
-    opener = gzip.open if path.suffix == ".gz" else open
-    # Windows editors put a byte order mark in front, which does not belong to the first row.
-    with opener(existing(path), "rt", encoding="utf-8-sig") as stream:
-        lines = enumerate(stream, start=1)
-        while True:
-            try:
-                number, line = next(lines)
-            except StopIteration:
-                return
-            except UnicodeDecodeError as error:
-                with opener(path, "rb") as content:
-                    guess = wide_encoding(content.read(_HEAD_BYTES))
-                reads_as = f"; it reads as {guess}" if guess else ""
-                raise InputError(f"{path}: is not UTF-8 ({error}){reads_as}: save it as UTF-8") from error
-            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-                raise InputError(f"{path}: is cut off, or not what its name says ({error})") from error
-            if line.strip():
-                yield number, line
+    return json_lines.open_lines(existing(path))
 
 
 def read_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
@@ -223,21 +202,6 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     partial = path.with_name(f"{path.name}.partial")
     partial.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     partial.replace(path)
-
-
-def parsed(name: str, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the objects of numbered lines of a file, each with ``file:line`` for messages."""
-    for number, line in lines:
-        where = f"{name}:{number}"
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{where}: not JSON ({error}); expected JSON lines, one object a line") from error
-        if not isinstance(row, dict):
-            raise InputError(f"{where}: expected an object, found {type(row).__name__}")
-        if "\\ud" in line and not _is_unicode(row):
-            raise InputError(f"{where}: holds an unpaired surrogate, which is not a character")
-        yield row, where
 
 
 def retrieval_file(folder: Path, name: str) -> Path:
@@ -308,11 +272,6 @@ def _scored(row: Mapping[str, Any], where: str, limit: int | None) -> Pair:
     )
 
 
-def is_number(value: Any) -> bool:
-    """Return whether a value of JSON is a number that is finite, as an integer of hundreds of digits is not here."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-
-
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
@@ -337,14 +296,6 @@ def _texts(row: Mapping[str, Any], where: str, limit: int | None, sides: Sequenc
     if not texts:
         raise InputError(f"{where}: holds no text (keys: {', '.join(row)}); expected 'text', 'query' or 'positive'")
     return texts
-
-
-def _is_unicode(row: Any) -> bool:
-    try:
-        json.dumps(row, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def existing(path: Path) -> Path:

@@ -7,39 +7,19 @@ no contract, so that an encoder which is not registered is measured as well.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
-
-import numpy as np
-import numpy.typing as npt
 
 from care_qdrant import Collection, Hit
-from care_qdrant.contracts.layouts import CARE_LAYOUT, Layout, Payload
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.encoders.terms.analyser import DEFAULT
-from care_qdrant.errors import InputError, counted
-from care_qdrant.measures import TOP, ndcg_at_10, recall_at_10, reciprocal_rank_at_10
+from care_qdrant.measures import TOP, Estimate, estimate, ndcg_at_10, recall_at_10, reciprocal_rank_at_10
+from care_qdrant.search.judged import KnownLabels, Unit, ranked_ids
 from care_qdrant.search.query import Query, find
 from care_qdrant.search.resolved import ResolvedCollection, StoreConfig, resolve_vectors
-from care_qdrant.types import CARE_KEY, TermVector, Vectors
-from care_trainer.learn.queries import Labelled
+from care_qdrant.types import TermVector, Vectors
 
-Unit = Literal["points", "documents"]
 _BATCH = 64
 _DEPTH = 100
 """Points that are retrieved where documents are ranked: chunks of a few of them may fill the first ten places."""
-_RESAMPLES = 2_000
-_CONFIDENCE = 0.95
-_EXAMPLES = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A mean over questions, from 0 to 1."""
-
-    mean: float
-    low: float
-    """Lower end of the 95 % interval, by the percentile bootstrap over questions."""
-    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,53 +56,6 @@ class LabelledQuality:
     """The model that made the vectors, by its own query vectors; None where not every question has one."""
 
 
-@dataclass(frozen=True, slots=True)
-class KnownLabels:
-    """Labelled questions with the ids that the collection has."""
-
-    questions: Labelled
-    unit: Unit
-    layout: Layout
-    unknown_ids: int
-    left_out: int
-
-
-def find_labels(collection: Collection, layout: Layout, labelled: Labelled) -> KnownLabels:
-    """Look the labels' ids up among the ids of points or of documents, whichever holds more of them."""
-    labels = {name for ids in labelled.relevant for name in ids}
-    present: dict[Unit, set[str]] = {"documents": set(), "points": set()}
-    example = ""
-    # The fields that name a point's document, and those that tell our points from others.
-    fields = [*{*layout.document_paths, *CARE_LAYOUT.document_paths, CARE_KEY}]
-    for page in collection.scroll("reading ids", payload=fields):
-        for record in page:
-            point, document = str(record.id), _document_of(layout, record.id, record.payload or {})
-            example = example or f"point {point!r} of document {document!r}"
-            present["points"] |= {point} & labels
-            present["documents"] |= {document} & labels
-    unit: Unit = "points" if len(present["points"]) > len(present["documents"]) else "documents"
-    known = present[unit]
-    if not known:
-        raise InputError(
-            f"of {counted(len(labels), 'id')} under 'relevant' "
-            f"({', '.join(map(repr, sorted(labels)[:_EXAMPLES]))} …) none is the id of a point or a document of "
-            f"collection {collection.name!r} (it has, for example, {example})"
-        )
-    relevant = [sorted({*ids} & known) for ids in labelled.relevant]
-    rows = [row for row, ids in enumerate(relevant) if ids]
-    return KnownLabels(
-        Labelled(
-            [labelled.texts[row] for row in rows],
-            [relevant[row] for row in rows],
-            None if labelled.vectors is None else labelled.vectors[rows],
-        ),
-        unit,
-        layout,
-        unknown_ids=len(labels) - len(known),
-        left_out=len(relevant) - len(rows),
-    )
-
-
 def measure_labelled(
     collection: Collection,
     vector_name: str,
@@ -153,7 +86,7 @@ def measure_labelled(
         dense = [None] * count if vectors is None else vectors.tolist()
         lexical: Sequence[TermVector | None] = terms or [None] * count
         queries = [Query(*asked, depth) for asked in zip(dense, lexical, strict=True)]
-        ranked, relevant = [_ranked(labels, hits) for hits in _answers(where, queries)], questions.relevant
+        ranked, relevant = [ranked_ids(labels, hits) for hits in _answers(where, queries)], questions.relevant
         return Ranking(
             ndcg_at_10=estimate(ndcg_at_10(ranked, relevant), seed),
             recall_at_10=estimate(recall_at_10(ranked, relevant), seed),
@@ -180,26 +113,6 @@ def _answers(resolved: ResolvedCollection, queries: Sequence[Query]) -> list[lis
         results = find(resolved, queries[start : start + _BATCH], "searching for the labelled questions")
         answers += [lists[0] if lists else [] for lists in results]
     return answers
-
-
-def _ranked(labels: KnownLabels, hits: Sequence[Hit]) -> list[str]:
-    """Return the ids of the points, or of their documents, each once, best first."""
-    if labels.unit == "points":
-        return [hit.point_id for hit in hits]
-    return list(dict.fromkeys(_document_of(labels.layout, hit.point_id, hit.payload) for hit in hits))
-
-
-def _document_of(layout: Layout, point_id: object, payload: Payload) -> str:
-    return layout.of_point(payload).ref_doc_id(payload) or str(point_id)
-
-
-def estimate(scores: Sequence[float], seed: int) -> Estimate:
-    """Return the mean of some scores with its 95 % interval by the percentile bootstrap."""
-    values: npt.NDArray[np.float64] = np.array(scores)
-    generator = np.random.default_rng([seed, 5])
-    means = [generator.choice(values, len(values)).mean() for _ in range(_RESAMPLES)]
-    low, high = np.quantile(means, [(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2])
-    return Estimate(round(float(values.mean()), 4), round(float(low), 4), round(float(high), 4))
 
 
 def rankings(quality: LabelledQuality) -> Mapping[str, Ranking]:

@@ -16,11 +16,10 @@ from care_qdrant.model.export.onnx import export_query_encoder
 from care_qdrant.model.folder import describe_side, require_destination, write_checkpoint
 from care_qdrant.model.hub import BUILT_IN
 from care_qdrant.qdrant.public import accepts_client
+from care_qdrant.search.judged import QueryFile, find_labels
 from care_qdrant.types import Vectors
 from care_trainer.learn.earlier import load_earlier, save_seen
-from care_trainer.learn.labelled import find_labels
 from care_trainer.learn.outcome import LearnReport, conclude
-from care_trainer.learn.queries import QueryFile
 from care_trainer.learn.reading import dense_vector, read_pairs, restored
 from care_trainer.learn.settings import LearnSettings
 from care_trainer.learn.split import Split

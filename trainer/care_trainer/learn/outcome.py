@@ -13,11 +13,11 @@ from care_qdrant import CareModel, Collection
 from care_qdrant.contracts.contract import VectorContract
 from care_qdrant.contracts.learned import PROBES, LearnedContract, agreement, probe_vectors, signs
 from care_qdrant.model.card import Card
+from care_qdrant.search.judged import KnownLabels, Questions
 from care_qdrant.types import Vectors
 from care_trainer.learn import quality
 from care_trainer.learn.graph import GraphSearch, measure_graph
-from care_trainer.learn.labelled import KnownLabels, LabelledQuality, measure_labelled
-from care_trainer.learn.queries import Questions
+from care_trainer.learn.labelled import LabelledQuality, measure_labelled
 from care_trainer.learn.reading import Sample, restored
 from care_trainer.learn.split import HeldOut, Split
 from care_trainer.learn.weak import Example, Kind, weak_kinds, worst_examples

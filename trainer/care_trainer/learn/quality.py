@@ -12,9 +12,9 @@ from care_qdrant.encoders.terms.analyser import analyser_for
 from care_qdrant.encoders.terms.languages import language_of
 from care_qdrant.model.export.gate import compare
 from care_qdrant.search.fusion import bm25_weight
+from care_qdrant.search.judged import Questions
 from care_qdrant.search.share import balanced_alpha
 from care_qdrant.types import Vectors
-from care_trainer.learn.queries import Questions
 from care_trainer.learn.split import HeldOut
 
 MIN_RECALL_AT_10 = 0.3

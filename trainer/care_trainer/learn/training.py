@@ -10,12 +10,12 @@ from tokenizers import Tokenizer
 
 from care_qdrant import CareModel
 from care_qdrant.model.hub import BUILT_IN
+from care_qdrant.search.judged import Questions
 from care_qdrant.types import Vectors
 from care_trainer.learn import table as tables
 from care_trainer.learn.checks import require_belonging, require_learnable
 from care_trainer.learn.earlier import Earlier
 from care_trainer.learn.outcome import Student, Training
-from care_trainer.learn.queries import Questions
 from care_trainer.learn.settings import LearnSettings
 from care_trainer.learn.split import Split
 from care_trainer.learn.start import built_in_reads, built_in_tokenizer, mapped_start, token_vectors

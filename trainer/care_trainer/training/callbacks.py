@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 from transformers import TrainerCallback
 
-from care_trainer.data.read import parsed, write_rows
+from care_qdrant.corpus.json_lines import parsed
+from care_trainer.data.read import write_rows
 from care_trainer.distributed import agree, average_gradients, processes, share_parameters
 from care_trainer.training import checkpoints
 from care_trainer.training.checkpoints import Trainable

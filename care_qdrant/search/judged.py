@@ -1,15 +1,20 @@
 """A file of real questions: with the old model's vectors to compare with it and to learn from, or with judgements."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from care_qdrant.contracts.layouts import CARE_LAYOUT, Layout, Payload
+from care_qdrant.corpus.json_lines import is_number, read_rows
 from care_qdrant.errors import InputError, counted
-from care_qdrant.types import Vectors
-from care_trainer.data.read import is_number, read_rows
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.types import CARE_KEY, Hit, Vectors
+
+Unit = Literal["points", "documents"]
+_EXAMPLES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +104,61 @@ def _line(row: Mapping[str, Any], where: str, dim: int) -> _Line:
             given = counted(len(values), "value") if values else "none"
             raise InputError(f"{where}: expected a vector of {dim} finite numbers, found {given}")
     return _Line(text, vector, [str(name) for name in relevant or []])
+
+
+@dataclass(frozen=True, slots=True)
+class KnownLabels:
+    """Labelled questions with the ids that the collection has."""
+
+    questions: Labelled
+    unit: Unit
+    layout: Layout
+    unknown_ids: int
+    left_out: int
+
+
+def find_labels(collection: Collection, layout: Layout, labelled: Labelled) -> KnownLabels:
+    """Look the labels' ids up among the ids of points or of documents, whichever holds more of them."""
+    labels = {name for ids in labelled.relevant for name in ids}
+    present: dict[Unit, set[str]] = {"documents": set(), "points": set()}
+    example = ""
+    # The fields that name a point's document, and those that tell our points from others.
+    fields = [*{*layout.document_paths, *CARE_LAYOUT.document_paths, CARE_KEY}]
+    for page in collection.scroll("reading ids", payload=fields):
+        for record in page:
+            point, document = str(record.id), _document_of(layout, record.id, record.payload or {})
+            example = example or f"point {point!r} of document {document!r}"
+            present["points"] |= {point} & labels
+            present["documents"] |= {document} & labels
+    unit: Unit = "points" if len(present["points"]) > len(present["documents"]) else "documents"
+    known = present[unit]
+    if not known:
+        raise InputError(
+            f"of {counted(len(labels), 'id')} under 'relevant' "
+            f"({', '.join(map(repr, sorted(labels)[:_EXAMPLES]))} …) none is the id of a point or a document of "
+            f"collection {collection.name!r} (it has, for example, {example})"
+        )
+    relevant = [sorted({*ids} & known) for ids in labelled.relevant]
+    rows = [row for row, ids in enumerate(relevant) if ids]
+    return KnownLabels(
+        Labelled(
+            [labelled.texts[row] for row in rows],
+            [relevant[row] for row in rows],
+            None if labelled.vectors is None else labelled.vectors[rows],
+        ),
+        unit,
+        layout,
+        unknown_ids=len(labels) - len(known),
+        left_out=len(relevant) - len(rows),
+    )
+
+
+def ranked_ids(labels: KnownLabels, hits: Sequence[Hit]) -> list[str]:
+    """Return the ids of the points, or of their documents, each once, best first."""
+    if labels.unit == "points":
+        return [hit.point_id for hit in hits]
+    return list(dict.fromkeys(_document_of(labels.layout, hit.point_id, hit.payload) for hit in hits))
+
+
+def _document_of(layout: Layout, point_id: object, payload: Payload) -> str:
+    return layout.of_point(payload).ref_doc_id(payload) or str(point_id)

@@ -1,0 +1,209 @@
+"""Compares two vectors of a collection, each searched with its own model, on the same questions and by exact search.
+
+A model that is worse must not pass, and an equal one must not be refused. So the difference of nDCG@10 is taken
+question by question, and its 95 % interval decides: the new model passes where the interval lies above ``-MARGIN``, and
+is refused where it lies below; else the questions cannot tell. The interval counts two more questions, of which each
+model wins one: without a difference, it then is as wide as the rule of three says, 3 / questions.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+from qdrant_client import models
+
+from care_qdrant.contracts.contract import VectorContract
+from care_qdrant.contracts.layouts import guess_layout, read_hit
+from care_qdrant.errors import InputError, UnusableText
+from care_qdrant.measures import TOP, Estimate, estimate, ndcg_at_10
+from care_qdrant.progress import OnProgress
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.search.grouping import Grouping, find_groups
+from care_qdrant.search.judged import KnownLabels, Labelled, find_labels, read_queries
+from care_qdrant.search.overview import own_questions
+from care_qdrant.search.query import Query, find
+from care_qdrant.search.resolved import StoreConfig, resolve_vectors
+from care_qdrant.types import Hit, Vectors
+from care_qdrant.vectors.preflight import SAMPLE_POINTS
+
+MARGIN = 0.02
+"""Largest loss of nDCG@10 with which a model counts as equal."""
+QUESTIONS = 2_000
+"""Most questions that are made of a collection."""
+_READ_POINTS = 10 * QUESTIONS
+_BATCH = 64
+_SEED = 0
+_Z = 1.96
+
+Verdict = Literal["pass", "refuse", "cannot tell"]
+Kind = Literal["judged", "made of the collection"]
+
+
+class QueryModel(Protocol):
+    """The part of `CareModel` that a comparison uses."""
+
+    def contract(self) -> VectorContract:
+        """Return the contract of the model's vectors."""
+
+    def encode_query(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
+        """Encode queries into unit vectors: (len(texts), dim) float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two models on the same questions."""
+
+    kind: Kind
+    questions: int
+    before: Estimate
+    """nDCG@10 of the model that readers use now."""
+    after: Estimate
+    difference: Estimate
+    """Mean of after minus before, and its interval."""
+    overlap_at_10: float = field(metadata={"unit": "fraction"})
+    """Mean fraction of the first ten documents that both find."""
+    verdict: Verdict
+    needed: int | None
+    """About how many questions would tell; None where these do."""
+
+
+def read_questions(collection: Collection, path: Path, dim: int) -> KnownLabels:
+    """Read judged questions: JSON lines with ``text``, ``relevant`` and perhaps the old model's ``vector``.
+
+    Raises:
+        InputError: The file has no such lines, or the collection has none of their documents.
+    """
+    labelled = read_queries(path, dim).labelled
+    if labelled is None:
+        raise InputError(f"{path}: no line has 'relevant', the list of ids of the documents that answer its question")
+    return find_labels(collection, guess_layout(_payloads(collection)), labelled)
+
+
+def make_questions(collection: Collection, vector_names: Sequence[str]) -> KnownLabels:
+    """Make questions of the titles, or first sentences, of documents that have all of the vectors.
+
+    They are the same at each call: repeating a comparison until it passes would prove nothing.
+    """
+    layout = guess_layout(_payloads(collection))
+    where = models.Filter(must=[models.HasVectorCondition(has_vector=name) for name in vector_names])
+    hits: list[Hit] = []
+    for page in collection.scroll("making questions", where=where, limit=_READ_POINTS):
+        hits += [read_hit(record, layout) for record in page]
+        if len(questions := own_questions(hits)) >= QUESTIONS:
+            break
+    else:
+        questions = own_questions(hits)
+    texts = [question.text for question in questions[:QUESTIONS]]
+    relevant = [[question.document_id] for question in questions[:QUESTIONS]]
+    return KnownLabels(Labelled(texts, relevant, None), "documents", layout, unknown_ids=0, left_out=0)
+
+
+def compare_models(
+    collection: Collection,
+    labels: KnownLabels,
+    kind: Kind,
+    sides: Sequence[tuple[str, QueryModel | None]],
+    on_progress: OnProgress = lambda _done, _total: None,
+) -> Comparison:
+    """Search two vectors with the same questions, each with its own model.
+
+    Args:
+        collection: Holds both vectors.
+        labels: The questions.
+        kind: Source of the questions.
+        sides: Name of the vector and its model, before and after; the questions' own vectors stand for a None.
+        on_progress: Called after each batch of searches.
+    """
+    count, rankings = len(labels.questions.texts), []
+    for number, (name, model) in enumerate(sides):
+        show = partial(_shifted, on_progress, number * count, len(sides) * count)
+        rankings.append(_ranked(collection, labels, name, model, show))
+    before, after = (ndcg_at_10(ranking, labels.questions.relevant) for ranking in rankings)
+    return judge(kind, before, after, _overlap(*rankings))
+
+
+def _shifted(on_progress: OnProgress, before: int, total: int, done: int) -> None:
+    on_progress(before + done, total)
+
+
+def judge(kind: Kind, before: Sequence[float], after: Sequence[float], overlap: float) -> Comparison:
+    """Return the verdict on the values of two models for the same questions."""
+    if not before:
+        raise InputError("there are no questions to compare the models with; give judged ones with --questions")
+    differences = np.subtract(after, before)
+    difference = replace(estimate([*differences, -1.0, 1.0], _SEED), mean=round(float(differences.mean()), 4))
+    verdict: Verdict = "pass" if difference.low >= -MARGIN else "refuse" if difference.high < -MARGIN else "cannot tell"
+    return Comparison(
+        kind=kind,
+        questions=len(differences),
+        before=estimate(before, _SEED),
+        after=estimate(after, _SEED),
+        difference=difference,
+        overlap_at_10=round(overlap, 4),
+        verdict=verdict,
+        needed=_needed(differences) if verdict == "cannot tell" else None,
+    )
+
+
+def _needed(differences: Vectors) -> int:
+    """Return about how many questions an interval of these differences needs to leave out the margin."""
+    variance = float(differences.var()) + 2 / len(differences)
+    distance = max(abs(float(differences.mean()) + MARGIN), 1e-3)
+    return max(math.ceil(_Z**2 * variance / distance**2 / 50) * 50, len(differences) + 50)
+
+
+def _ranked(
+    collection: Collection,
+    labels: KnownLabels,
+    vector_name: str,
+    model: QueryModel | None,
+    on_progress: Callable[[int], None],
+) -> list[list[str]]:
+    """Return the ids that each question finds, best first; none for a question that the model does not read."""
+    resolved = resolve_vectors(collection, collection.schema, StoreConfig(vector_name=vector_name), checked_at=0.0)
+    resolved = replace(resolved, layout=labels.layout, hnsw_ef=None)
+    is_exact = resolved.limits.exact_count and not collection.is_embedded
+    params = models.SearchParams(exact=True) if is_exact else None
+    texts, ranked = labels.questions.texts, []
+    for start in range(0, len(texts), _BATCH):
+        batch = texts[start : start + _BATCH]
+        vectors: Sequence[list[float] | None]
+        if model is not None:
+            vectors = _encoded(model, batch)
+        else:
+            assert labels.questions.vectors is not None, "the caller refuses questions without vectors and a model"
+            vectors = labels.questions.vectors[start : start + _BATCH].tolist()
+        places = [place for place, vector in enumerate(vectors) if vector is not None]
+        queries = [Query(vectors[place], None, TOP, params=params) for place in places]
+        found: list[list[str]] = [[] for _ in batch]
+        if labels.unit == "documents":
+            answers = find_groups(resolved, queries, Grouping(), "comparing")
+        else:
+            answers = [lists[0] if lists else [] for lists in find(resolved, queries, "comparing")]
+        for place, hits in zip(places, answers, strict=True):
+            found[place] = [hit.document_id if labels.unit == "documents" else hit.point_id for hit in hits]
+        ranked += found
+        on_progress(len(ranked))
+    return ranked
+
+
+def _encoded(model: QueryModel, texts: Sequence[str]) -> list[list[float] | None]:
+    try:
+        return [*model.encode_query(texts).tolist()]
+    except UnusableText as error:
+        left = [text for place, text in enumerate(texts) if place not in error.problems]
+        rows = iter(_encoded(model, left) if left else [])
+        return [None if place in error.problems else next(rows) for place in range(len(texts))]
+
+
+def _overlap(before: Sequence[Sequence[str]], after: Sequence[Sequence[str]]) -> float:
+    shared = [len({*these} & {*those}) / max(1, len(these)) for these, those in zip(before, after, strict=True)]
+    return float(np.mean(shared)) if shared else 0.0
+
+
+def _payloads(collection: Collection) -> list[dict[str, object]]:
+    return [point.payload or {} for point in collection.sample(SAMPLE_POINTS)]

@@ -1,0 +1,340 @@
+"""`switch_collection`: attach, compare, and switch the readers of a collection; `undo_switch` and `retire_vector`.
+
+Nothing but the collection remembers the stage: a vector that is missing or incomplete is written, one that readers do
+not search is compared, and the active one is kept complete. So the same call goes on after any interruption.
+"""
+
+import time
+from calendar import timegm
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, Protocol
+
+from qdrant_client import models
+
+from care_qdrant.contracts.active import Active, SearchedVector, active_metadata, parse_active
+from care_qdrant.contracts.contract import VectorContract
+from care_qdrant.errors import CareError, InputError, counted
+from care_qdrant.ingestion.settings import DocumentModel
+from care_qdrant.progress import OnProgress
+from care_qdrant.qdrant.checks import check_contract, require_learned_from
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.public import accepts_client
+from care_qdrant.qdrant.schema import CollectionSchema, now_noted
+from care_qdrant.search.resolve import CHECK_SECONDS
+from care_qdrant.switch.compare import Comparison, Kind, QueryModel, compare_models, make_questions, read_questions
+from care_qdrant.vectors.attach import AttachReport, attach_vector
+from care_qdrant.vectors.attach_plan import AttachPlan, plan_attach
+from care_qdrant.vectors.detach import DetachReport, remove_vector
+
+MAX_LACKING = 0.005
+"""Largest fraction of the points of the old vector that may lack the new one: those that are being written now."""
+GRACE_SECONDS = 2 * CHECK_SECONDS
+"""Time after a switch in which the vector before stays: readers check every half minute."""
+_PASSES = 3
+"""Most times that points are looked for which other programs have written meanwhile."""
+
+Stage = Literal["backfill", "compare", "switch", "watch"]
+
+
+class NewModel(DocumentModel, QueryModel, Protocol):
+    """The part of `CareModel` that a switch uses."""
+
+
+class NotSwitched(CareError):
+    """Nothing shows that the new model is as good as the old one, so readers stay where they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchState:
+    """The vectors of a switch, as the collection shows them."""
+
+    stage: Stage
+    """First stage that is not done."""
+    before: SearchedVector | None
+    """Vector that readers search before the switch, and the model of their queries; None once it was retired."""
+    to: SearchedVector
+    """Vector of the new model."""
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether the new model makes other queries for the same vector, from which it was learned."""
+        return self.before is not None and self.before.vector == self.to.vector
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchPlan:
+    """What a switch would do."""
+
+    state: SwitchState
+    attach: AttachPlan | None
+    """Plan of the new vector; None where the new model searches a vector that is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchReport:
+    """What a switch did."""
+
+    collection: str
+    state: SwitchState
+    """State at its end."""
+    attached: AttachReport | None
+    comparison: Comparison | None
+    """None where the new model was active already, and where the old one is not known."""
+    lacking: int
+    """Points with the vector before and without the new one."""
+
+
+@accepts_client
+def plan_switch(collection: Collection, model: NewModel, old: QueryModel | None = None) -> SwitchPlan:
+    """Return what a switch would do; nothing is written.
+
+    Args:
+        collection: An open Qdrant and a name: the collection, or an alias of it.
+        model: The new model.
+        old: The model that readers use now.
+
+    Raises:
+        InputError: There is no such collection, or it does not show which vector readers search.
+    """
+    target = collection.whole()
+    state = find_state(target.schema, model.contract(), None if old is None else old.contract())
+    plan = None if state.is_learned else plan_attach(target, model, vector_name=state.to.vector)
+    return SwitchPlan(state, plan)
+
+
+@accepts_client
+def switch_collection(
+    collection: Collection,
+    model: NewModel,
+    old: QueryModel | None = None,
+    *,
+    questions: Path | None = None,
+    accept: str | None = None,
+    on_stage: Callable[[Stage, SwitchState], None] = lambda _stage, _state: None,
+    on_compared: Callable[[Comparison], None] = lambda _: None,
+    on_progress: OnProgress = lambda _done, _total: None,
+) -> SwitchReport:
+    """Add the vector of a new model, compare it with the one that readers search, and switch readers if it passes.
+
+    Args:
+        collection: An open Qdrant and a name: the collection, or an alias of it.
+        model: The new model. One that `care learn` has made searches the vector that it was learned from.
+        old: The model that readers use now. Where it does not make the queries of the searched vector, it counts as
+            None, and only ``questions`` with that model's vectors can be compared.
+        questions: JSON lines with ``text`` and ``relevant``, a list of ids; None makes questions of the collection.
+        accept: Reason to switch although the comparison does not pass; it is kept in the record.
+        on_stage: Called at the beginning of each stage.
+        on_compared: Called before the verdict has an effect.
+        on_progress: Called while points are written, and while questions are searched.
+
+    Raises:
+        NotSwitched: The comparison refuses the new model or cannot tell, points would be lost, or another run switched
+            meanwhile. Readers stay where they are, and the new vector stays, too.
+        InputError: The collection does not exist, or does not show which vector readers search; or attach refuses.
+        ContractError: Another model makes a vector of that name.
+        QdrantError: Qdrant refused or could not be reached; the same call goes on.
+    """
+    target = collection.whole()
+    state = find_state(target.schema, model.contract(), None if old is None else old.contract())
+    known, before, attached = parse_active(target.schema.metadata), state.before, None
+    on_stage(state.stage, state)
+    if state.stage == "watch" or before is None:
+        attached, lacking = (None, 0) if state.is_learned else _attach(target, model, state, on_progress)
+        return SwitchReport(target.name, state, attached, None, lacking)
+    if state.is_learned:
+        require_learned_from(target, state.to.vector, model.encode_query)
+    else:
+        attached, _ = _attach(target, model, state, on_progress)
+    check_contract(target.refresh(), state.to.vector, model.contract())
+    on_stage("compare", state)
+    comparison = _compare(target, state, model, old, questions, on_progress)
+    if comparison is not None:
+        on_compared(comparison)
+    if accept is None:
+        _require_pass(target.name, before, comparison)
+    on_stage("switch", state)
+    lacking = 0 if state.is_learned else _attach(target, model, state, on_progress)[1]
+    covered = target.count_with_vector(before.vector)
+    if accept is None and lacking > MAX_LACKING * covered:
+        raise NotSwitched(
+            f"collection {target.name!r}: {counted(lacking, 'point', 'have', of=covered)} vector {before.vector!r} and "
+            f"not {state.to.vector!r}, and would no longer be found: they have no text, or other programs write faster "
+            "than this one. Readers stay where they are; --accept REASON switches them"
+        )
+    if parse_active(target.refresh().metadata) != known or not target.schema.has_vector(state.to.vector):
+        raise NotSwitched(f"collection {target.name!r} was changed by another run meanwhile: see care status")
+    active = Active(state.to, now_noted(), before, evidence=_evidence(comparison, accept))
+    target.update("switching its readers", metadata=active_metadata(active))
+    return SwitchReport(target.name, replace(state, stage="watch"), attached, comparison, lacking)
+
+
+@accepts_client
+def undo_switch(collection: Collection) -> Active:
+    """Return readers to the vector before the last switch, in one write.
+
+    Raises:
+        InputError: The collection was not switched, or the vector before is gone.
+    """
+    target = collection.whole()
+    active, before = _last_switch(target)
+    if before.vector not in target.schema.dense:
+        raise InputError(f"vector {before.vector!r} of collection {target.name!r} is gone: nothing to return to")
+    back = Active(before, now_noted(), active.now, is_rolled_back=True)
+    target.update("switching its readers back", metadata=active_metadata(back))
+    return back
+
+
+@accepts_client
+def retire_vector(collection: Collection, *, grace_seconds: float = GRACE_SECONDS) -> DetachReport | None:
+    """Remove the vector that readers searched before the last switch, or that they left by a rollback.
+
+    Args:
+        collection: An open Qdrant and a name: the collection, or an alias of it.
+        grace_seconds: Time since the switch before which it is refused.
+
+    Returns:
+        The report; None where no vector is removed, since readers search the same one, or it was gone already.
+
+    Raises:
+        InputError: The collection was not switched, readers may not have followed yet, points have no other vector, or
+            another tool wrote the vector.
+    """
+    target = collection.whole()
+    active, before = _last_switch(target)
+    left = grace_seconds - (time.time() - timegm(time.strptime(active.since, "%Y-%m-%dT%H:%M:%SZ")))
+    if left > 0:
+        raise InputError(
+            f"collection {target.name!r} was switched at {active.since}, and readers look every {CHECK_SECONDS:g} "
+            f"seconds: run the same command again in {left:.0f} s"
+        )
+    name, report = before.vector, None
+    if name != active.now.vector and (name in target.schema.contracts or name in target.schema.dense):
+        report = remove_vector(target, name)
+    target.update("noting that a vector was retired", metadata=active_metadata(replace(active, before=None)))
+    return report
+
+
+def _last_switch(collection: Collection) -> tuple[Active, SearchedVector]:
+    """Return the record of the last switch, and the vector before it."""
+    active = parse_active(collection.schema.metadata)
+    if active is None:
+        raise InputError(f"collection {collection.name!r} was never switched: care switch {collection.name} --to MODEL")
+    if active.before is None:
+        raise InputError(f"collection {collection.name!r}: the vector before the last switch was retired already")
+    return active, active.before
+
+
+def find_state(schema: CollectionSchema, new: VectorContract, old: VectorContract | None) -> SwitchState:
+    """Return the vectors of a switch to a model, and the first stage that is not done.
+
+    Raises:
+        InputError: The collection does not show which vector readers search, or it has only that of the new model.
+    """
+    active = schema.active
+    if active is not None and active.now.fingerprint == new.fingerprint:
+        return SwitchState("watch", active.before, active.now)
+    made = sorted(schema.all_made_by(new.fingerprint), key=schema.is_beside)
+    if active is not None and active.before is not None and active.before.vector in made:
+        made = [active.before.vector]  # rolled back from it
+    to = SearchedVector(made[0] if made else _free_name(schema, new), new.model, new.fingerprint)
+    before = active.now if active is not None else _searched(schema, to, old)
+    is_whole = bool(made) and not schema.is_being_added(to.vector)
+    return SwitchState("compare" if is_whole else "backfill", before, to)
+
+
+def _searched(schema: CollectionSchema, to: SearchedVector, old: VectorContract | None) -> SearchedVector:
+    """Return the vector that readers search in a collection that was not switched yet."""
+    if old is not None and old.fingerprint != to.fingerprint:
+        for name in sorted(schema.all_made_by(old.fingerprint), key=schema.is_beside):
+            return SearchedVector(name, old.model, old.fingerprint)
+    is_learned = to.vector in schema.learned_by(to.fingerprint or "")
+    names = [to.vector] if is_learned else [name for name in schema.dense if name != to.vector]
+    if not names:
+        raise InputError(f"collection {schema.name!r} has no vector but that of {to.model}: there is nothing to switch")
+    if len(names) > 1:
+        there = ", ".join(repr(name) if name else "(unnamed)" for name in sorted(names))
+        raise InputError(
+            f"collection {schema.name!r} has the vectors {there}, and nothing says which one readers search; give the "
+            "model that they use now with --model"
+        )
+    made = schema.contracts.get(names[0])
+    if isinstance(made, VectorContract):
+        return SearchedVector(names[0], made.model, made.fingerprint)
+    return SearchedVector(names[0])
+
+
+def _free_name(schema: CollectionSchema, new: VectorContract) -> str:
+    """Return the name of the new vector: the model's, or with a part of its fingerprint where another has that name."""
+    begun = schema.contracts.get(new.model)
+    is_taken = schema.has_vector(new.model) if begun is None else begun.fingerprint != new.fingerprint
+    return f"{new.model}-{new.fingerprint[:8]}" if is_taken else new.model
+
+
+def _attach(
+    target: Collection, model: NewModel, state: SwitchState, on_progress: OnProgress
+) -> tuple[AttachReport, int]:
+    """Write the new vector until other programs have left nothing behind; return the points that still lack it."""
+    for number in range(_PASSES):
+        report = attach_vector(target, model, vector_name=state.to.vector, on_progress=on_progress)
+        lacking = 0
+        if state.before is not None and state.before.vector in target.refresh().dense:
+            has, lacks = (models.HasVectorCondition(has_vector=each.vector) for each in (state.before, state.to))
+            lacking = target.count(models.Filter(must=[has], must_not=[lacks]))
+        if not lacking or not report.encoded or number + 1 == _PASSES:
+            break
+    return report, lacking
+
+
+def _compare(
+    target: Collection,
+    state: SwitchState,
+    model: QueryModel,
+    old: QueryModel | None,
+    questions: Path | None,
+    on_progress: OnProgress,
+) -> Comparison | None:
+    """Compare the models; None where neither the old one nor its query vectors are known."""
+    before, to = state.before, state.to
+    assert before is not None, "a switch has a vector before"
+    if old is not None and (before.fingerprint is None or old.contract().fingerprint != before.fingerprint):
+        old = None
+    if questions is None:
+        labels = None if old is None else make_questions(target, [before.vector, to.vector])
+    else:
+        labels = read_questions(target, questions, target.schema.dense[before.vector].size)
+    if labels is None or (old is None and labels.questions.vectors is None):
+        return None
+    kind: Kind = "made of the collection" if questions is None else "judged"
+    return compare_models(target, labels, kind, [(before.vector, old), (to.vector, model)], on_progress)
+
+
+def _require_pass(collection: str, before: SearchedVector, comparison: Comparison | None) -> None:
+    stay = "Readers stay where they are; --accept REASON switches them"
+    if comparison is None:
+        raise NotSwitched(
+            f"collection {collection!r} was not compared: the queries of vector {before.vector!r} are made by "
+            f"{before.model}, and it was not given. Give it with --model, or questions with its vectors with "
+            f"--questions. {stay}"
+        )
+    if comparison.verdict == "refuse":
+        raise NotSwitched(f"collection {collection!r}: the new model is worse. {stay}")
+    if comparison.needed is not None:
+        raise NotSwitched(
+            f"collection {collection!r}: {counted(comparison.questions, 'question')} cannot tell whether the new model "
+            f"is as good; about {comparison.needed:,} would. {stay}"
+        )
+
+
+def _evidence(comparison: Comparison | None, accept: str | None) -> dict[str, str]:
+    """Return what the record says of the comparison, as text: a server may change the last bit of a number."""
+    evidence = {} if accept is None else {"accepted": accept}
+    if comparison is None:
+        return evidence
+    difference = comparison.difference
+    return evidence | {
+        "verdict": comparison.verdict,
+        "questions": f"{comparison.questions} {comparison.kind}",
+        "ndcg_at_10_difference": f"{difference.mean:+.4f} ({difference.low:+.4f} to {difference.high:+.4f})",
+    }

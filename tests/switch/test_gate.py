@@ -1,0 +1,101 @@
+"""A worse model never passes the comparison, and an equal one is never refused."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from qdrant_client import QdrantClient
+
+from care_qdrant.measures import ndcg_at_10
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.switch.compare import MARGIN, Comparison, compare_models, judge, make_questions
+from tests.switch import models
+from tests.switch.models import NAME, TableModel, good
+
+DOCUMENTS = models.texts(1_500)
+QUESTIONS = [text.partition("。")[0] for text in DOCUMENTS]
+RELEVANT = [[number] for number in range(len(DOCUMENTS))]
+
+
+def values(model: TableModel) -> list[float]:
+    scores = models.brute_force(model, QUESTIONS, DOCUMENTS)
+    return ndcg_at_10(np.argsort(-scores, axis=1, kind="stable")[:, :10].tolist(), RELEVANT)
+
+
+def compared(old: TableModel, new: TableModel) -> Comparison:
+    return judge("made of the collection", values(old), values(new), 1.0)
+
+
+def pairs() -> Iterator[tuple[str, Callable[[], TableModel]]]:
+    for seed in range(5):
+        for noise in (0.6, 1.0):
+            yield f"noise {noise} of {seed}", lambda seed=seed, noise=noise: models.weaker("new", seed, noise)
+        yield f"permuted {seed}", lambda seed=seed: models.permuted("new", seed, 0.2)
+        yield f"narrow {seed}", lambda seed=seed: models.narrow("new", seed)
+
+
+WORSE = dict(pairs())
+
+
+@pytest.mark.parametrize("case", WORSE)
+def test_a_worse_model_is_refused(case: str) -> None:
+    comparison = compared(good("old", int(case[-1])), WORSE[case]())
+    assert comparison.difference.mean < -MARGIN, "the pair is of the order that it is meant to be"
+    assert comparison.verdict == "refuse"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_same_model_in_8_bits_passes(seed: int) -> None:
+    assert compared(good("old", seed), models.rounded("new", seed)).verdict == "pass"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_an_equal_model_of_another_seed_is_not_refused(seed: int) -> None:
+    assert compared(good("old", seed), good("new", seed + 50)).verdict != "refuse"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_better_model_passes(seed: int) -> None:
+    assert compared(models.weaker("old", seed), good("new", seed)).verdict == "pass"
+
+
+@settings(max_examples=50)
+@given(loss=st.floats(-0.1, 0.1), spread=st.floats(0, 0.5), count=st.integers(1, 2_000), seed=st.integers(0, 2**32 - 1))
+def test_a_verdict_agrees_with_its_interval(loss: float, spread: float, count: int, seed: int) -> None:
+    """Also without any difference, few questions cannot tell, and the named number is more than were asked."""
+    before = np.random.default_rng(seed).uniform(0, 1, count)
+    after = before - loss + np.random.default_rng(seed + 1).normal(0, spread, count)
+    comparison = judge("judged", before.tolist(), after.tolist(), 1.0)
+    low, high = comparison.difference.low, comparison.difference.high
+    assert (comparison.verdict == "pass") == (low >= -MARGIN)
+    assert (comparison.verdict == "refuse") == (high < -MARGIN)
+    assert (comparison.needed is None) == (comparison.verdict != "cannot tell")
+    assert comparison.needed is None or comparison.needed > count
+    if count < 100:
+        assert comparison.verdict != "pass" or loss < 0
+
+
+def test_a_loss_beyond_the_margin_passes_in_one_of_forty_draws() -> None:
+    """Also for values such as known items have: 0, 1, and a few between."""
+    generator, passed, draws = np.random.default_rng(0), 0, 100
+    share = (MARGIN + 0.0005) / 0.4  # of the questions that lose 0.4 on average
+    for _ in range(draws):
+        before = generator.choice([0.0, 0.5, 1.0], 1_000, p=[0.2, 0.3, 0.5])
+        after = np.where(generator.random(1_000) < share, generator.choice([0, 0.5], 1_000), before)
+        passed += judge("judged", before.tolist(), after.tolist(), 1.0).verdict == "pass"
+    assert passed <= 0.06 * draws
+
+
+def test_the_questions_of_a_collection_are_the_same_each_time(qdrant: QdrantClient) -> None:
+    old = good("old")
+    models.fill(qdrant, old)
+    collection = Collection(qdrant, NAME)
+    made = [make_questions(collection, ["old"]) for _ in range(2)]
+    assert made[0] == made[1] and len(made[0].questions.texts) == 300
+    comparison = compare_models(collection, made[0], "made of the collection", [("old", old), ("old", old)])
+    assert (comparison.verdict, comparison.overlap_at_10, comparison.difference.mean) == ("pass", 1.0, 0.0)
+    scores = models.brute_force(old, made[0].questions.texts, models.texts(300))
+    ranked = [[f"d{place}" for place in row] for row in np.argsort(-scores, axis=1)[:, :10]]
+    assert comparison.before.mean == pytest.approx(np.mean(ndcg_at_10(ranked, made[0].questions.relevant)), abs=1e-3)

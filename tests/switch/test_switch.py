@@ -1,0 +1,329 @@
+"""Switching a collection in use: after any interruption it goes on, and readers never get a hit of another space."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from qdrant_client import QdrantClient
+from qdrant_client import models as qdrant_models
+
+from care_qdrant.contracts.active import parse_active
+from care_qdrant.errors import InputError
+from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.point_equality import vectors_of
+from care_qdrant.search.retriever import Retriever
+from care_qdrant.switch.switch import (
+    NotSwitched,
+    find_state,
+    plan_switch,
+    retire_vector,
+    switch_collection,
+    undo_switch,
+)
+from care_qdrant.vectors.detach import detach_vector
+from care_qdrant.vectors.verify import verify_collection
+from tests.switch import models
+from tests.switch.models import NAME, TableModel, good
+from tests.tiny import Killed, write_jsonl
+
+OLD, NEW = good("old"), good("new", seed=1)
+WORSE = models.weaker("worse")
+COUNT = 200
+
+
+def whole(client: QdrantClient) -> dict[str, Any]:
+    """Return everything that a collection holds, but the times."""
+    records, _ = client.scroll(NAME, limit=10_000, with_vectors=True)
+    metadata = json.loads(json.dumps(Collection(client, NAME).refresh().metadata))
+    for entry in metadata.values():
+        if isinstance(entry, dict):
+            entry.pop("since", None)
+    points = {record.id: (record.payload, vectors_of(record)) for record in records}
+    return {"metadata": metadata, "points": points}
+
+
+def searched(client: QdrantClient) -> str | None:
+    active = Collection(client, NAME).refresh().active
+    return None if active is None else active.now.vector
+
+
+def test_the_whole_flow(qdrant: QdrantClient) -> None:
+    models.fill(qdrant, OLD, COUNT)
+    before = whole(qdrant)
+    plan = plan_switch(qdrant, NAME, NEW, OLD)
+    assert plan.state.stage == "backfill" and plan.attach is not None and plan.attach.points_to_encode == COUNT
+    assert plan.state.before is not None and plan.state.before.vector == "old" and plan.state.to.vector == "new"
+    assert whole(qdrant) == before, "a plan writes nothing"
+
+    report = switch_collection(qdrant, NAME, NEW, OLD)
+    assert report.comparison is not None and report.comparison.verdict == "pass" and report.state.stage == "watch"
+    assert report.attached is not None and report.attached.covered == COUNT and report.lacking == 0
+    assert searched(qdrant) == "new"
+    active = Collection(qdrant, NAME).schema.active
+    assert active is not None and active.evidence["verdict"] == "pass"
+
+    again = switch_collection(qdrant, NAME, NEW, OLD)
+    assert again.state.stage == "watch" and again.attached is not None and again.attached.encoded == 0
+
+    assert undo_switch(qdrant, NAME).now.vector == "old" and searched(qdrant) == "old"
+    assert find_state(Collection(qdrant, NAME).schema, NEW.contract(), None).stage == "compare"
+    switch_collection(qdrant, NAME, NEW, OLD)
+    assert searched(qdrant) == "new"
+    with pytest.raises(InputError, match=r"again in \d+ s"):
+        retire_vector(qdrant, NAME)
+    with pytest.raises(InputError, match="--roll-back"):
+        detach_vector(qdrant, NAME, "new")
+    retired = retire_vector(qdrant, NAME, grace_seconds=0)
+    assert retired is not None and retired.vector_name == "old"
+    assert Collection(qdrant, NAME).refresh().dense.keys() == {"new"} and searched(qdrant) == "new"
+    assert verify_collection(qdrant, NAME, NEW).problems == []
+    with pytest.raises(InputError, match="retired"):
+        undo_switch(qdrant, NAME)
+
+
+def test_a_worse_model_leaves_readers_where_they_are(qdrant: QdrantClient) -> None:
+    models.fill(qdrant, OLD, COUNT)
+    with pytest.raises(NotSwitched, match="worse"):
+        switch_collection(qdrant, NAME, WORSE, OLD)
+    assert searched(qdrant) is None
+    switch_collection(qdrant, NAME, WORSE, OLD, accept="it costs nothing")
+    active = Collection(qdrant, NAME).refresh().active
+    assert active is not None and active.now.vector == "worse"
+    assert active.evidence["accepted"] == "it costs nothing" and active.evidence["verdict"] == "refuse"
+
+
+def test_few_questions_cannot_tell(qdrant: QdrantClient) -> None:
+    models.fill(qdrant, OLD, 40)
+    with pytest.raises(NotSwitched, match=r"40 questions cannot tell .* about \d+ would"):
+        switch_collection(qdrant, NAME, NEW, OLD)
+    assert searched(qdrant) is None
+
+
+def test_judged_questions_decide(qdrant: QdrantClient, tmp_path: Path) -> None:
+    rows = models.fill(qdrant, OLD, COUNT)
+    asked = [{"text": row.partition("。")[2], "relevant": [f"d{number}"]} for number, row in enumerate(rows)]
+    report = switch_collection(qdrant, NAME, NEW, OLD, questions=write_jsonl(tmp_path / "questions.jsonl", asked))
+    assert report.comparison is not None and report.comparison.kind == "judged"
+    assert report.comparison.before.mean > 0.99 and report.comparison.questions == COUNT
+
+
+def foreign(client: QdrantClient, model: TableModel) -> list[str]:
+    """Make a collection with an unnamed vector of a service, which only the service can make."""
+    params = qdrant_models.VectorParams(size=model.dim, distance=qdrant_models.Distance.COSINE)
+    client.create_collection(NAME, vectors_config=params)
+    rows = models.texts(COUNT)
+    client.upsert(
+        NAME,
+        [
+            qdrant_models.PointStruct(id=number, vector=vector, payload={"text": text, "doc_id": f"d{number}"})
+            for number, (text, vector) in enumerate(zip(rows, model.encode_document(rows).tolist(), strict=True))
+        ],
+        wait=True,
+    )
+    return rows
+
+
+def test_away_from_a_service_by_its_query_vectors(qdrant: QdrantClient, tmp_path: Path) -> None:
+    rows = foreign(qdrant, OLD)
+    with pytest.raises(NotSwitched, match="not compared"):
+        switch_collection(qdrant, NAME, NEW, OLD)  # nothing shows that OLD made the vectors
+    heads = [row.partition("。")[0] for row in rows]
+    asked = [
+        {"text": text, "relevant": [f"d{number}"], "vector": vector}
+        for number, (text, vector) in enumerate(zip(heads, OLD.encode_query(heads).tolist(), strict=True))
+    ]
+    path = write_jsonl(tmp_path / "questions.jsonl", asked)
+    assert switch_collection(qdrant, NAME, NEW, questions=path).state.stage == "watch"
+    with pytest.raises(InputError, match="unnamed"):
+        retire_vector(qdrant, NAME, grace_seconds=0)
+    assert undo_switch(qdrant, NAME).now.vector == ""
+
+
+def test_points_that_only_the_old_vector_finds_are_not_lost(qdrant: QdrantClient) -> None:
+    models.fill(qdrant, OLD, COUNT)
+    vector = {"old": [1.0] * OLD.dim}
+    blank = [qdrant_models.PointStruct(id=10_000 + number, vector=vector, payload={"n": 1}) for number in range(3)]
+    qdrant.upsert(NAME, blank, wait=True)
+    with pytest.raises(NotSwitched, match="3 of 203 points have vector 'old' and not 'new'"):
+        switch_collection(qdrant, NAME, NEW, OLD)
+    assert searched(qdrant) is None
+
+
+def test_a_model_of_the_same_name_gets_a_vector_of_its_own(qdrant: QdrantClient) -> None:
+    models.fill(qdrant, OLD, COUNT)
+    newer = good("old", seed=5)
+    newer.fingerprint = "f" * 64
+    report = switch_collection(qdrant, NAME, newer, OLD)
+    assert report.state.to.vector == "old-ffffffff" and searched(qdrant) == "old-ffffffff"
+
+
+def test_several_vectors_need_the_model_that_readers_use(qdrant: QdrantClient) -> None:
+    models.fill(qdrant, OLD, COUNT)
+    switch_collection(qdrant, NAME, WORSE, OLD, accept="to have two")
+    Collection(qdrant, NAME).update("as before the first switch", metadata={"care_active": None})
+    with pytest.raises(InputError, match="--model"):
+        switch_collection(qdrant, NAME, NEW)
+    assert switch_collection(qdrant, NAME, NEW, OLD).state.before.vector == "old"  # type: ignore[union-attr]
+
+
+class Dying:
+    """Raises `Killed` at one of the calls of a client."""
+
+    def __init__(self, client: QdrantClient, at: int | None) -> None:
+        self.client, self.at, self.calls = client, at, 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> "Dying":
+        for name in CALLS:
+            setattr(self.client, name, self._counted(name, getattr(self.client, name)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in CALLS:
+            delattr(self.client, name)
+
+    def _counted(self, name: str, call: Any) -> Any:
+        def counted(*args: Any, **options: Any) -> Any:
+            with self._lock:
+                self.calls += 1
+                is_last = self.calls == self.at
+            if is_last:
+                raise Killed
+            return call(*args, **options)
+
+        return counted
+
+
+CALLS = ("update_collection", "create_vector_name", "batch_update_points", "scroll", "count", "query_batch_points")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted() -> Iterator[tuple[int, dict[str, Any]]]:
+    with closing(QdrantClient(":memory:")) as client:
+        models.fill(client, OLD, COUNT)
+        with Dying(client, None) as counting:
+            switch_collection(client, NAME, NEW, OLD)
+        yield counting.calls, whole(client)
+
+
+@settings(max_examples=20)
+@given(data=st.data())
+def test_run_again_after_any_kill_it_ends_alike(uninterrupted: tuple[int, dict[str, Any]], data: st.DataObject) -> None:
+    calls, end = uninterrupted
+    kills = data.draw(st.lists(st.integers(1, calls), min_size=1, max_size=3))
+    with closing(QdrantClient(":memory:")) as client:
+        models.fill(client, OLD, COUNT)
+        for kill in kills:
+            with Dying(client, kill) as dying:
+                try:
+                    switch_collection(client, NAME, NEW, OLD)
+                except Killed:
+                    assert searched(client) in (None, "new")
+            assert dying.calls >= 1
+        switch_collection(client, NAME, NEW, OLD)
+        assert whole(client) == end
+
+
+@pytest.mark.parametrize("kill", range(1, 40, 3))
+def test_a_retirement_that_was_killed_ends_when_run_again(kill: int) -> None:
+    with closing(QdrantClient(":memory:")) as client:
+        models.fill(client, OLD, COUNT)
+        switch_collection(client, NAME, NEW, OLD)
+        with Dying(client, kill):
+            try:
+                retire_vector(client, NAME, grace_seconds=0)
+            except Killed:
+                retire_vector(client, NAME, grace_seconds=0)
+        schema = Collection(client, NAME).schema
+        assert schema.dense.keys() == {"new"} and schema.active is not None and schema.active.before is None
+        assert not [key for key in schema.metadata if key.endswith(":old")]
+
+
+def test_readers_follow_without_a_failed_or_mixed_query(qdrant: QdrantClient) -> None:
+    """Each hit's score is the one of its text by one of the two models, in the vector of that model."""
+    rows = models.fill(qdrant, OLD, COUNT)
+    asked = [row.partition("。")[0] for row in rows[:20]]
+    scores = {model.name: models.brute_force(model, asked, rows) for model in (OLD, NEW)}
+    switch_collection(qdrant, NAME, NEW, OLD)
+    undo_switch(qdrant, NAME)
+    faults: list[object] = []
+    seen: set[str] = set()
+    stop = threading.Event()
+
+    def read(retriever: Retriever) -> None:
+        number = 0
+        while not stop.is_set():
+            number = (number + 1) % len(asked)
+            try:
+                [hits] = retriever.search([asked[number]], top_k=5)
+            except Exception as error:  # noqa: BLE001
+                faults.append(error)
+                return
+            places = [int(hit.point_id) for hit in hits]
+            by = [
+                name
+                for name, known in scores.items()
+                if np.allclose([hit.score for hit in hits], known[number][places], atol=1e-4)
+                and np.allclose([hit.score for hit in hits], np.sort(known[number])[::-1][:5], atol=1e-4)
+            ]
+            seen.update(by)
+            if len(by) != 1:
+                faults.append((number, hits))
+
+    readers = [
+        Retriever(qdrant, NAME, OLD, other_models=[NEW], check_seconds=0.02),  # type: ignore[arg-type, list-item]
+        Retriever(qdrant, NAME, NEW, other_models=[OLD], check_seconds=0.02),  # type: ignore[arg-type, list-item]
+        Retriever(qdrant, NAME, OLD, check_seconds=0.02),  # type: ignore[arg-type]
+        Retriever(qdrant, NAME, OLD, vector_name="old", other_models=[NEW], check_seconds=0.02),  # type: ignore[arg-type, list-item]
+    ]
+    threads = [threading.Thread(target=read, args=(retriever,)) for retriever in readers]
+    for thread in threads:
+        thread.start()
+    for _ in range(6):
+        undo_switch(qdrant, NAME)
+        time.sleep(0.15)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert faults == [] and seen == {"old", "new"}
+    assert searched(qdrant) == "old"
+    assert [reader.resolved.vector_name for reader in readers] == ["old"] * 4
+    undo_switch(qdrant, NAME)
+    time.sleep(0.03)
+    assert [reader.resolved.vector_name for reader in readers] == ["new", "new", "old", "old"]
+
+
+def test_a_reader_of_the_old_model_says_once_that_it_stays(
+    qdrant: QdrantClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = models.fill(qdrant, OLD, COUNT)
+    reader = Retriever(qdrant, NAME, OLD, check_seconds=0)  # type: ignore[arg-type]
+    switch_collection(qdrant, NAME, NEW, OLD)
+    for _ in range(3):
+        [hits] = reader.search([rows[7]], top_k=1)
+        assert hits[0].point_id == "7"
+    assert sum("was switched to vector 'new'" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_readers_of_the_new_vector_see_the_old_one_retired(qdrant: QdrantClient) -> None:
+    rows = models.fill(qdrant, OLD, COUNT)
+    reader = Retriever(qdrant, NAME, OLD, other_models=[NEW], check_seconds=0)  # type: ignore[arg-type, list-item]
+    switch_collection(qdrant, NAME, NEW, OLD)
+    assert reader.search([rows[7]], top_k=1)[0][0].point_id == "7"
+    retire_vector(qdrant, NAME, grace_seconds=0)
+    assert reader.search([rows[7]], top_k=1)[0][0].point_id == "7" and reader.fingerprint == NEW.fingerprint
+
+
+def test_a_record_of_another_version_is_as_none(qdrant: QdrantClient) -> None:
+    models.fill(qdrant, OLD, COUNT)
+    Collection(qdrant, NAME).update("by another version", metadata={"care_active": {"vector": "new"}})
+    assert parse_active(Collection(qdrant, NAME).schema.metadata) is None
+    assert Retriever(qdrant, NAME, OLD).resolved.vector_name == "old"  # type: ignore[arg-type]
