@@ -189,7 +189,7 @@ LAYERS: tuple[set[str], ...] = (
     {"model", "search"},
     {"ingestion", "integrations"},
     {"vectors"},
-    {"versions"},
+    {"switch", "versions"},
     {"bulk", "serve", "console"},
     {"cli"},
     {"__main__"},

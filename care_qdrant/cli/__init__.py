@@ -15,6 +15,7 @@ _SUMMARIES = {
     },
     "Existing collections": {
         "status": "Show collections, their vectors and models",
+        "switch": "Change the model behind a collection",
         "attach": "Add a vector of a model, or BM25",
         "verify": "Check the vectors of a collection",
         "detach": "Remove a vector that was attached",

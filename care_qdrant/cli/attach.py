@@ -170,12 +170,13 @@ def _plan(
     if as_json:
         show_json(asdict(plan))
     else:
-        echo("\n".join(_plan_lines(plan)))
+        echo("\n".join(plan_lines(plan)))
     if plan.refusals:
         sys.exit(InputError.exit_code)
 
 
-def _plan_lines(plan: "AttachPlan") -> Iterator[str]:
+def plan_lines(plan: "AttachPlan") -> Iterator[str]:
+    """Return the plan of an attach as lines."""
     if plan.tool is not None:
         yield f"texts: payloads of {plan.tool}, field {plan.text_field!r}"
     if plan.sampled_without_text:

@@ -13,6 +13,7 @@ from care_qdrant.console.text import echo, table
 from care_qdrant.errors import counted
 
 if TYPE_CHECKING:
+    from care_qdrant.contracts.active import Active
     from care_qdrant.vectors.status import CollectionDetail, CollectionSummary, VectorSummary
 
 _SHOWN_FINGERPRINT = 12
@@ -81,9 +82,21 @@ def _detail_lines(detail: "CollectionDetail") -> Iterator[str]:
     for vector in summary.vectors:
         held = f"{counted(vector.points, 'point')}, {_maker(vector)}"
         yield f"  vector {vector.name or '(unnamed)'}: {_shape(vector)}, {held}"
+    if summary.active is not None:
+        yield from _active_lines(summary.active)
     for name, value in detail.strict_mode.items():
         yield f"  strict mode: {name} = {value}"
     yield from _text_lines(detail)
+
+
+def _active_lines(active: "Active") -> Iterator[str]:
+    how = "rolled back" if active.is_rolled_back else "switched"
+    found = "; ".join(f"{key.replace('_', ' ')} {value}" for key, value in active.evidence.items())
+    yield f"  readers search {active.now.vector or '(unnamed)'} by {active.now.model}, {how} at {active.since}"
+    if found:
+        yield f"    {found}"
+    if active.before is not None:
+        yield f"    before: {active.before.vector or '(unnamed)'} by {active.before.model}; --roll-back or --retire"
 
 
 def _text_lines(detail: "CollectionDetail") -> Iterator[str]:

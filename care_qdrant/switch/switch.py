@@ -22,8 +22,9 @@ from care_qdrant.qdrant.checks import check_contract, require_learned_from
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.public import accepts_client
 from care_qdrant.qdrant.schema import CollectionSchema, now_noted
+from care_qdrant.search.judged import KnownLabels
 from care_qdrant.search.resolve import CHECK_SECONDS
-from care_qdrant.switch.compare import Comparison, Kind, QueryModel, compare_models, make_questions, read_questions
+from care_qdrant.switch.compare import Comparison, QueryModel, compare_models, make_questions, read_questions
 from care_qdrant.vectors.attach import AttachReport, attach_vector
 from care_qdrant.vectors.attach_plan import AttachPlan, plan_attach
 from care_qdrant.vectors.detach import DetachReport, remove_vector
@@ -139,21 +140,31 @@ def switch_collection(
     target = collection.whole()
     state = find_state(target.schema, model.contract(), None if old is None else old.contract())
     known, before, attached = parse_active(target.schema.metadata), state.before, None
-    on_stage(state.stage, state)
+    if not state.is_learned:
+        on_stage("watch" if state.stage == "watch" else "backfill", state)
     if state.stage == "watch" or before is None:
         attached, lacking = (None, 0) if state.is_learned else _attach(target, model, state, on_progress)
         return SwitchReport(target.name, state, attached, None, lacking)
+    dim = target.schema.dense[before.vector].size
+    judged = None if questions is None else read_questions(target, questions, dim)
+    old = None if old is None or old.contract().fingerprint != before.fingerprint else old
+    if old is None and accept is None and (judged is None or judged.questions.vectors is None):
+        raise NotSwitched(
+            f"collection {target.name!r} cannot be compared: {before.model} makes the queries of vector "
+            f"{before.vector!r}, and it was not given. Give it with --model, or its vectors with --questions. Nothing "
+            "was written; --accept REASON switches readers without a comparison"
+        )
     if state.is_learned:
         require_learned_from(target, state.to.vector, model.encode_query)
     else:
         attached, _ = _attach(target, model, state, on_progress)
     check_contract(target.refresh(), state.to.vector, model.contract())
     on_stage("compare", state)
-    comparison = _compare(target, state, model, old, questions, on_progress)
+    comparison = _compare(target, state, model, old, judged, on_progress)
     if comparison is not None:
         on_compared(comparison)
-    if accept is None:
-        _require_pass(target.name, before, comparison)
+        if accept is None:
+            _require_pass(target.name, comparison)
     on_stage("switch", state)
     lacking = 0 if state.is_learned else _attach(target, model, state, on_progress)[1]
     covered = target.count_with_vector(before.vector)
@@ -292,32 +303,21 @@ def _compare(
     state: SwitchState,
     model: QueryModel,
     old: QueryModel | None,
-    questions: Path | None,
+    judged: KnownLabels | None,
     on_progress: OnProgress,
 ) -> Comparison | None:
     """Compare the models; None where neither the old one nor its query vectors are known."""
-    before, to = state.before, state.to
-    assert before is not None, "a switch has a vector before"
-    if old is not None and (before.fingerprint is None or old.contract().fingerprint != before.fingerprint):
-        old = None
-    if questions is None:
-        labels = None if old is None else make_questions(target, [before.vector, to.vector])
-    else:
-        labels = read_questions(target, questions, target.schema.dense[before.vector].size)
-    if labels is None or (old is None and labels.questions.vectors is None):
+    assert state.before is not None, "a switch has a vector before"
+    before, after = state.before.vector, state.to.vector
+    if old is None and (judged is None or judged.questions.vectors is None):
         return None
-    kind: Kind = "made of the collection" if questions is None else "judged"
-    return compare_models(target, labels, kind, [(before.vector, old), (to.vector, model)], on_progress)
+    kind: Kind = "made of the collection" if judged is None else "judged"
+    labels = judged or make_questions(target, [before, after])
+    return compare_models(target, labels, kind, [(before, old), (after, model)], on_progress)
 
 
-def _require_pass(collection: str, before: SearchedVector, comparison: Comparison | None) -> None:
+def _require_pass(collection: str, comparison: Comparison) -> None:
     stay = "Readers stay where they are; --accept REASON switches them"
-    if comparison is None:
-        raise NotSwitched(
-            f"collection {collection!r} was not compared: the queries of vector {before.vector!r} are made by "
-            f"{before.model}, and it was not given. Give it with --model, or questions with its vectors with "
-            f"--questions. {stay}"
-        )
     if comparison.verdict == "refuse":
         raise NotSwitched(f"collection {collection!r}: the new model is worse. {stay}")
     if comparison.needed is not None:

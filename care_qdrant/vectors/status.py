@@ -6,6 +6,7 @@ from typing import Any
 
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.contracts.active import Active
 from care_qdrant.contracts.contract import Contract, VectorContract
 from care_qdrant.contracts.layouts import guess_layout
 from care_qdrant.encoders import TextReader
@@ -54,6 +55,8 @@ class CollectionSummary:
     aliases: tuple[str, ...]
     points: int
     vectors: tuple[VectorSummary, ...]
+    active: Active | None = None
+    """Record of the vector that readers search; None before the first switch."""
     unfinished: str | None = None
     """Warning that a run writes to the collection, or was interrupted while writing; None without one."""
 
@@ -151,6 +154,7 @@ def describe(collection: Collection) -> CollectionSummary:
         aliases=tuple(sorted(alias for alias, behind in collection.aliases().items() if behind == collection.name)),
         points=collection.count(),
         vectors=(*dense, *sparse),
+        active=schema.active,
         unfinished=schema.unfinished,
     )
 
