@@ -24,7 +24,7 @@ SAMPLE = ROOT / "examples/sample"
 README = ("README.md", "README.zh.md")
 PAGES = sorted(
     str(page.relative_to(ROOT))
-    for folder in ("docs/start", "docs/how-to", "docs/explanation", "docs/upstream", "docs/zh", "skills/*")
+    for folder in ("docs/start", "docs/how-to", "docs/explanation", "docs/upstream", "docs/zh")
     for page in ROOT.glob(f"{folder}/*.md")
 )
 TRANSLATED = {
@@ -96,6 +96,7 @@ def desk(tmp_path: Path) -> Path:
     shutil.copy(SAMPLE / "queries.jsonl", tmp_path / "questions.jsonl")
     shutil.copytree(SAMPLE, tmp_path / "examples/sample")
     shutil.copytree(find_folder("built-in"), tmp_path / "care-2")
+    shutil.copytree(find_folder("built-in") / "query", tmp_path / "old-model")
     texts = {row["id"]: row["text"] for name in ("corpus", "queries") for row in _rows(SAMPLE / f"{name}.jsonl")}
     pairs = [
         {"query": texts[row["query_id"]], "positive": texts[row["document_id"]]}

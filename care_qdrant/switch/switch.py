@@ -24,7 +24,7 @@ from care_qdrant.qdrant.public import accepts_client
 from care_qdrant.qdrant.schema import CollectionSchema, now_noted
 from care_qdrant.search.judged import KnownLabels
 from care_qdrant.search.resolve import CHECK_SECONDS
-from care_qdrant.switch.compare import Comparison, QueryModel, compare_models, make_questions, read_questions
+from care_qdrant.switch.compare import Comparison, Kind, QueryModel, compare_models, make_questions, read_questions
 from care_qdrant.vectors.attach import AttachReport, attach_vector
 from care_qdrant.vectors.attach_plan import AttachPlan, plan_attach
 from care_qdrant.vectors.detach import DetachReport, remove_vector
@@ -148,12 +148,8 @@ def switch_collection(
     dim = target.schema.dense[before.vector].size
     judged = None if questions is None else read_questions(target, questions, dim)
     old = None if old is None or old.contract().fingerprint != before.fingerprint else old
-    if old is None and accept is None and (judged is None or judged.questions.vectors is None):
-        raise NotSwitched(
-            f"collection {target.name!r} cannot be compared: {before.model} makes the queries of vector "
-            f"{before.vector!r}, and it was not given. Give it with --model, or its vectors with --questions. Nothing "
-            "was written; --accept REASON switches readers without a comparison"
-        )
+    if accept is None:
+        _require_comparable(target.schema, state, old, judged)
     if state.is_learned:
         require_learned_from(target, state.to.vector, model.encode_query)
     else:
@@ -296,6 +292,31 @@ def _attach(
         if not lacking or not report.encoded or number + 1 == _PASSES:
             break
     return report, lacking
+
+
+def _require_comparable(
+    schema: CollectionSchema, state: SwitchState, old: QueryModel | None, judged: KnownLabels | None
+) -> None:
+    """Refuse a switch that could not be judged, before anything is written."""
+    assert state.before is not None, "a switch has a vector before"
+    learned = {contract.fingerprint: contract.model for contract in schema.learned.values()}
+    taught = [learned[side.fingerprint] for side in (state.before, state.to) if side.fingerprint in learned]
+    if judged is None and taught:
+        reason = (
+            f"{taught[0]} was learned from the questions that could be made of it, and finds them better than real "
+            "ones. Give judged questions with --questions"
+        )
+    elif old is None and (judged is None or judged.questions.vectors is None):
+        reason = (
+            f"{state.before.model} makes the queries of vector {state.before.vector!r}, and it was not given. Give it "
+            "with --model, or its vectors with --questions"
+        )
+    else:
+        return
+    raise NotSwitched(
+        f"collection {schema.name!r} cannot be compared: {reason}. Nothing was written; --accept REASON switches "
+        "readers without the verdict"
+    )
 
 
 def _compare(

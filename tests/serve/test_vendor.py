@@ -1,4 +1,4 @@
-"""docs/how-to/leave-a-vendor.md as a user follows it: away from an OpenAI-shaped service at query time, and back."""
+"""docs/how-to/switch.md as a user follows it: away from an OpenAI-shaped service at query time, and back."""
 
 import json
 from collections.abc import Callable
