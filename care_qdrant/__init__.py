@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from care_qdrant.search.fusion import Fusion as Fusion
     from care_qdrant.search.retriever import Mode as Mode
     from care_qdrant.search.retriever import Retriever as Retriever
+    from care_qdrant.switch.switch import SwitchReport as SwitchReport
+    from care_qdrant.switch.switch import retire_vector as retire_vector
+    from care_qdrant.switch.switch import switch_collection as switch_collection
+    from care_qdrant.switch.switch import undo_switch as undo_switch
     from care_qdrant.types import Document as Document
     from care_qdrant.types import Hit as Hit
     from care_qdrant.vectors.attach import AttachReport as AttachReport
@@ -75,6 +79,10 @@ _HOME = {
     "Fusion": "search.fusion",
     "Mode": "search.retriever",
     "Retriever": "search.retriever",
+    "SwitchReport": "switch.switch",
+    "retire_vector": "switch.switch",
+    "switch_collection": "switch.switch",
+    "undo_switch": "switch.switch",
     "Document": "types",
     "Hit": "types",
     "AttachReport": "vectors.attach",

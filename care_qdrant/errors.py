@@ -3,6 +3,7 @@
 ::
 
     CareError                     1
+    ├── NotSwitched               1   nothing shows that a new model is as good; readers stay where they are
     ├── InputError                2   a path, an option or a configuration is wrong
     │   ├── NoCollection              no collection has that name
     │   └── TooFewDocuments           a collection has too few documents to learn from
@@ -78,6 +79,10 @@ class CareError(Exception):
 
     def __str__(self) -> str:
         return redact(super().__str__())
+
+
+class NotSwitched(CareError):
+    """Nothing shows that a new model is as good as the present one, so readers stay where they are."""
 
 
 class InputError(CareError):

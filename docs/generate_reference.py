@@ -35,7 +35,7 @@ TOPICS = {
     "Models": ("model.", "encoders"),
     "Write": ("ingestion.", "corpus."),
     "Search": ("search.",),
-    "Existing collections": ("vectors.", "contracts."),
+    "Existing collections": ("vectors.", "switch.", "contracts."),
     "Move collections": ("versions.",),
     "Connect": ("qdrant.",),
     "Data": ("types", "progress"),

@@ -143,8 +143,9 @@ def _plan(place: "Collection", new: "CareModel", old: "CareModel", as_json: bool
 def _switch(
     place: "Collection", new: "CareModel", old: "CareModel", questions: Path | None, accept: str | None, as_json: bool
 ) -> None:
+    from care_qdrant.errors import NotSwitched
     from care_qdrant.progress import points_bar
-    from care_qdrant.switch.switch import NotSwitched, switch_collection
+    from care_qdrant.switch.switch import switch_collection
 
     compared: list[Comparison] = []
 

@@ -4,6 +4,7 @@ Nothing but the collection remembers the stage: a vector that is missing or inco
 not search is compared, and the active one is kept complete. So the same call goes on after any interruption.
 """
 
+import logging
 import time
 from calendar import timegm
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from qdrant_client import models
 
 from care_qdrant.contracts.active import Active, SearchedVector, active_metadata, parse_active
 from care_qdrant.contracts.contract import VectorContract
-from care_qdrant.errors import CareError, InputError, counted
+from care_qdrant.errors import InputError, NotSwitched, counted
 from care_qdrant.ingestion.settings import DocumentModel
 from care_qdrant.progress import OnProgress
 from care_qdrant.qdrant.checks import check_contract, require_learned_from
@@ -29,6 +30,8 @@ from care_qdrant.vectors.attach import AttachReport, attach_vector
 from care_qdrant.vectors.attach_plan import AttachPlan, plan_attach
 from care_qdrant.vectors.detach import DetachReport, remove_vector
 
+logger = logging.getLogger(__name__)
+
 MAX_LACKING = 0.005
 """Largest fraction of the points of the old vector that may lack the new one: those that are being written now."""
 GRACE_SECONDS = 2 * CHECK_SECONDS
@@ -41,10 +44,6 @@ Stage = Literal["backfill", "compare", "switch", "watch"]
 
 class NewModel(DocumentModel, QueryModel, Protocol):
     """The part of `CareModel` that a switch uses."""
-
-
-class NotSwitched(CareError):
-    """Nothing shows that the new model is as good as the old one, so readers stay where they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +110,7 @@ def switch_collection(
     model: NewModel,
     old: QueryModel | None = None,
     *,
-    questions: Path | None = None,
+    questions: str | Path | None = None,
     accept: str | None = None,
     on_stage: Callable[[Stage, SwitchState], None] = lambda _stage, _state: None,
     on_compared: Callable[[Comparison], None] = lambda _: None,
@@ -146,7 +145,7 @@ def switch_collection(
         attached, lacking = (None, 0) if state.is_learned else _attach(target, model, state, on_progress)
         return SwitchReport(target.name, state, attached, None, lacking)
     dim = target.schema.dense[before.vector].size
-    judged = None if questions is None else read_questions(target, questions, dim)
+    judged = None if questions is None else read_questions(target, Path(questions), dim)
     old = None if old is None or old.contract().fingerprint != before.fingerprint else old
     if accept is None:
         _require_comparable(target.schema, state, old, judged)
@@ -179,7 +178,9 @@ def switch_collection(
 
 @accepts_client
 def undo_switch(collection: Collection) -> Active:
-    """Return readers to the vector before the last switch, in one write.
+    """Return readers to the vector before the last switch, in one write; done again, they go forth again.
+
+    A warning is logged where points were written meanwhile without that vector.
 
     Raises:
         InputError: The collection was not switched, or the vector before is gone.
@@ -188,7 +189,13 @@ def undo_switch(collection: Collection) -> Active:
     active, before = _last_switch(target)
     if before.vector not in target.schema.dense:
         raise InputError(f"vector {before.vector!r} of collection {target.name!r} is gone: nothing to return to")
-    back = Active(before, now_noted(), active.now, is_rolled_back=True)
+    if lacking := _lacking(target, active.now, before):
+        logger.warning(
+            "collection %r: %s been written without vector %r and will not be found until a model adds it: care attach %s "
+            "--vector-name %r",
+            *(target.name, counted(lacking, "point", "have"), before.vector, target.name, before.vector),
+        )
+    back = Active(before, now_noted(), active.now, is_rolled_back=not active.is_rolled_back)
     target.update("switching its readers back", metadata=active_metadata(back))
     return back
 
@@ -285,13 +292,18 @@ def _attach(
     """Write the new vector until other programs have left nothing behind; return the points that still lack it."""
     for number in range(_PASSES):
         report = attach_vector(target, model, vector_name=state.to.vector, on_progress=on_progress)
-        lacking = 0
-        if state.before is not None and state.before.vector in target.refresh().dense:
-            has, lacks = (models.HasVectorCondition(has_vector=each.vector) for each in (state.before, state.to))
-            lacking = target.count(models.Filter(must=[has], must_not=[lacks]))
+        lacking = 0 if state.before is None else _lacking(target, state.before, state.to)
         if not lacking or not report.encoded or number + 1 == _PASSES:
             break
     return report, lacking
+
+
+def _lacking(target: Collection, present: SearchedVector, missing: SearchedVector) -> int:
+    """Return the number of points that have one vector and not another one."""
+    if present.vector not in target.refresh().dense:
+        return 0
+    has, lacks = (models.HasVectorCondition(has_vector=searched.vector) for searched in (present, missing))
+    return target.count(models.Filter(must=[has], must_not=[lacks]))
 
 
 def _require_comparable(

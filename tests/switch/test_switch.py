@@ -16,12 +16,11 @@ from qdrant_client import QdrantClient
 from qdrant_client import models as qdrant_models
 
 from care_qdrant.contracts.active import parse_active
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, NotSwitched
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.point_equality import vectors_of
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.switch.switch import (
-    NotSwitched,
     find_state,
     plan_switch,
     retire_vector,

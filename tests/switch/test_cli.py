@@ -1,0 +1,72 @@
+"""`care switch` as a person runs it."""
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner, Result
+from qdrant_client import QdrantClient
+from qdrant_client import models as qdrant_models
+
+from care_qdrant.cli import care
+from care_qdrant.errors import InputError, NotSwitched
+from care_qdrant.model.care_model import CareModel
+from care_qdrant.switch import switch as switch_module
+from tests.switch import models
+from tests.switch.models import NAME, good
+
+MODELS = {"old": good("old"), "new": good("new", seed=1), "worse": models.weaker("worse")}
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(CareModel, "load", lambda source="old", **_: MODELS[source])
+    with closing(QdrantClient(path=str(tmp_path / "qdrant"))) as client:
+        models.fill(client, MODELS["old"], 200)
+    return tmp_path / "qdrant"
+
+
+@pytest.fixture
+def run(folder: Path) -> Run:
+    return lambda *words: CliRunner().invoke(care, ["switch", NAME, *words, "--path", str(folder), "--model", "old"])
+
+
+def test_forth_and_back_and_the_end(folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = run("--to", "new", "--dry-run")
+    assert plan.exit_code == 0 and "from 'old' by old to 'new' by new: backfill" in plan.stdout
+    done = run("--to", "new")
+    assert done.exit_code == 0 and "verdict: pass" in done.stdout and "readers search 'new' by new" in done.stdout
+    status = CliRunner().invoke(care, ["status", NAME, "--path", str(folder)])
+    assert "readers search new by new, switched at" in status.stdout and "verdict pass" in status.stdout
+    assert "readers return to 'old'" in run("--roll-back").stdout
+    assert "readers return to 'new'" in run("--roll-back").stdout
+    assert isinstance(run("--retire").exception, InputError)
+    monkeypatch.setattr(switch_module, "time", SimpleNamespace(time=lambda: 4e9, strptime=time.strptime))
+    assert "'old' was removed" in run("--retire").stdout
+
+
+def test_a_refusal_prints_the_comparison_and_ends_with_1(run: Run) -> None:
+    refused = run("--to", "worse", "--json")
+    assert isinstance(refused.exception, NotSwitched) and refused.exception.exit_code == 1
+    assert json.loads(refused.stdout)["comparison"]["verdict"] == "refuse"
+    accepted = json.loads(run("--to", "worse", "--accept", "it is cheaper", "--json").stdout)
+    assert accepted["state"]["to"]["vector"] == "worse" and accepted["comparison"]["verdict"] == "refuse"
+
+
+@pytest.mark.parametrize("words", [(), ("--to", "new", "--retire"), ("--roll-back", "--retire")])
+def test_one_of_three_things_is_done(run: Run, words: tuple[str, ...]) -> None:
+    assert run(*words).exit_code == 2
+
+
+def test_a_way_back_to_fewer_points_is_said(folder: Path, run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    run("--to", "new")
+    with closing(QdrantClient(path=str(folder))) as client:
+        vector = {"new": MODELS["new"].encode_document(["词001"])[0].tolist()}
+        client.upsert(NAME, [qdrant_models.PointStruct(id=999, vector=vector, payload={"text": "词001"})], wait=True)
+    assert "readers return to 'old'" in run("--roll-back").stdout
+    assert "1 point has been written without vector 'old'" in caplog.text
