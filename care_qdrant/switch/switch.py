@@ -191,9 +191,8 @@ def undo_switch(collection: Collection) -> Active:
         raise InputError(f"vector {before.vector!r} of collection {target.name!r} is gone: nothing to return to")
     if lacking := _lacking(target, active.now, before):
         logger.warning(
-            "collection %r: %s been written without vector %r and will not be found until a model adds it: care attach %s "
-            "--vector-name %r",
-            *(target.name, counted(lacking, "point", "have"), before.vector, target.name, before.vector),
+            "collection %r: %s been written without vector %r, and searches do not find them until care attach adds it",
+            *(target.name, counted(lacking, "point", "have"), before.vector),
         )
     back = Active(before, now_noted(), active.now, is_rolled_back=not active.is_rolled_back)
     target.update("switching its readers back", metadata=active_metadata(back))
