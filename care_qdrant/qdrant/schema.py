@@ -202,6 +202,12 @@ class CollectionSchema:
         made = (name for name, contract in contracts if contract.fingerprint == fingerprint and name in self.dense)
         return list(dict.fromkeys(made))
 
+    def searches_only(self, vector_name: str, fingerprint: str) -> bool:
+        """Return whether a query encoder was learned from a vector that another model made."""
+        made = self.contracts.get(vector_name)
+        is_maker = made is not None and made.fingerprint == fingerprint
+        return not is_maker and vector_name in self.learned_by(fingerprint)
+
     def is_beside(self, vector_name: str) -> bool:
         """Return whether a vector was attached next to an earlier one of the same maker, which still exists."""
         contract = self.contracts.get(vector_name)

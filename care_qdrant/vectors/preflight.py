@@ -216,6 +216,11 @@ def _require_free_or_ours(
     if vector_name in schema.dense:
         if not lost_contract:
             check_contract(schema, vector_name, contract)
+        if schema.searches_only(vector_name, contract.fingerprint):
+            raise FingerprintMismatch(
+                f"query encoder {contract.model!r} was learned from vector {vector_name!r} of collection "
+                f"{schema.name!r} and does not make it: the model that made it adds what is missing"
+            )
         return
     begun = schema.contracts.get(vector_name)
     if begun is not None and begun.fingerprint != contract.fingerprint:

@@ -10,13 +10,14 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.contracts.contract import contract_metadata
 from care_qdrant.contracts.learned import LearnedContract, learned_metadata, signs
-from care_qdrant.errors import InputError
+from care_qdrant.errors import FingerprintMismatch, InputError
 from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Document
 from care_qdrant.vectors.attach import AttachSettings, attach_vector
 from tests.tiny import HashModel, medical_texts
-from tests.vectors.collections import NAME
+from tests.vectors.collections import NAME, contents
 
 TEXTS = medical_texts(24)
 FOREIGN = HashModel(name="foreign", salt="foreign")
@@ -156,6 +157,23 @@ def test_a_learned_encoder_searches_the_vector_that_it_was_learned_from(qdrant: 
     for model in OTHERS:
         attach_vector(qdrant, NAME, model)
         assert asked() == before
+
+
+@pytest.mark.parametrize("is_foreign", [True, False])
+def test_a_learned_encoder_is_not_attached_to_the_vector_that_it_was_learned_from(
+    qdrant: QdrantClient, is_foreign: bool
+) -> None:
+    """It would take the vector and its record from the model that made it."""
+    encoder = HashModel(name="foreign", salt="learned")
+    probes = {str(n): signs(row) for n, row in enumerate(FOREIGN.encode_document(TEXTS[:4]))}
+    made = None if is_foreign else FOREIGN.fingerprint
+    learned = LearnedContract(encoder.fingerprint, "foreign", 32, "Cosine", probes=probes, documents=made)
+    records = {} if is_foreign else contract_metadata("old", FOREIGN.contract())
+    _fill(qdrant, "old", **learned_metadata("old", learned), **records)
+    before = contents(qdrant), Collection(qdrant, NAME).schema.metadata
+    with pytest.raises(FingerprintMismatch, match="was learned from vector"):
+        attach_vector(qdrant, NAME, encoder, vector_name="old")
+    assert (contents(qdrant), Collection(qdrant, NAME).refresh().metadata) == before
 
 
 def test_an_attach_of_bm25_leaves_a_dense_reader_of_another_model_dense(qdrant: QdrantClient) -> None:
