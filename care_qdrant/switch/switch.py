@@ -56,11 +56,8 @@ class SwitchState:
     """Vector that readers search before the switch, and the model of their queries; None once it was retired."""
     to: SearchedVector
     """Vector of the new model."""
-
-    @property
-    def is_learned(self) -> bool:
-        """Whether the new model makes other queries for the same vector, from which it was learned."""
-        return self.before is not None and self.before.vector == self.to.vector
+    is_learned: bool = False
+    """Whether the new model makes queries alone, for a vector of another model from which it was learned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +158,7 @@ def switch_collection(
         if accept is None:
             _require_pass(target.name, comparison)
     on_stage("switch", state)
-    lacking = 0 if state.is_learned else _attach(target, model, state, on_progress)[1]
+    lacking = _lacking(target, before, state.to) if state.is_learned else _attach(target, model, state, on_progress)[1]
     covered = target.count_with_vector(before.vector)
     if accept is None and lacking > MAX_LACKING * covered:
         raise NotSwitched(
@@ -247,14 +244,16 @@ def find_state(schema: CollectionSchema, new: VectorContract, old: VectorContrac
     """
     active = schema.active
     if active is not None and active.now.fingerprint == new.fingerprint:
-        return SwitchState("watch", active.before, active.now)
+        is_learned = schema.searches_only(active.now.vector, new.fingerprint)
+        return SwitchState("watch", active.before, active.now, is_learned)
     made = sorted(schema.all_made_by(new.fingerprint), key=schema.is_beside)
     if active is not None and active.before is not None and active.before.vector in made:
         made = [active.before.vector]  # rolled back from it
     to = SearchedVector(made[0] if made else _free_name(schema, new), new.model, new.fingerprint)
     before = active.now if active is not None else _searched(schema, to, old)
     is_whole = bool(made) and not schema.is_being_added(to.vector)
-    return SwitchState("compare" if is_whole else "backfill", before, to)
+    is_learned = before.vector == to.vector or schema.searches_only(to.vector, new.fingerprint)
+    return SwitchState("compare" if is_whole else "backfill", before, to, is_learned)
 
 
 def _searched(schema: CollectionSchema, to: SearchedVector, old: VectorContract | None) -> SearchedVector:

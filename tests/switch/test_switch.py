@@ -16,6 +16,7 @@ from qdrant_client import QdrantClient
 from qdrant_client import models as qdrant_models
 
 from care_qdrant.contracts.active import parse_active
+from care_qdrant.contracts.learned import LearnedContract, signs
 from care_qdrant.errors import InputError, NotSwitched
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.point_equality import vectors_of
@@ -144,6 +145,29 @@ def test_away_from_a_service_by_its_query_vectors(qdrant: QdrantClient, tmp_path
     with pytest.raises(InputError, match="unnamed"):
         retire_vector(qdrant, NAME, grace_seconds=0)
     assert undo_switch(qdrant, NAME).now.vector == ""
+
+
+def test_a_learned_encoder_writes_nothing_into_the_vector_that_it_searches(qdrant: QdrantClient) -> None:
+    """Whichever vector readers search before it, and also when it is active already."""
+    models.fill(qdrant, OLD, COUNT)
+    encoder = models.weaker("learned", noise=0.05)
+    probes = {str(n): signs(row) for n, row in enumerate(OLD.encode_document(models.texts(COUNT))[:60])}
+    learned = LearnedContract(encoder.fingerprint, "learned", OLD.dim, "Cosine", probes, documents=OLD.fingerprint)
+    Collection(qdrant, NAME).write_learned("old", learned)
+    switch_collection(qdrant, NAME, NEW, encoder, accept="a test")
+    before = whole(qdrant)
+
+    def unchanged() -> bool:
+        now = whole(qdrant)
+        now["metadata"]["care_active"] = before["metadata"]["care_active"]
+        return bool(now == before)
+
+    assert undo_switch(qdrant, NAME).now.fingerprint == encoder.fingerprint
+    assert switch_collection(qdrant, NAME, encoder).state.stage == "watch" and unchanged()
+    undo_switch(qdrant, NAME)
+    assert plan_switch(qdrant, NAME, encoder, NEW).attach is None
+    assert switch_collection(qdrant, NAME, encoder, NEW, accept="a test").state.to.vector == "old" and unchanged()
+    assert Retriever(qdrant, NAME, OLD).resolved.vector_name == "old"  # type: ignore[arg-type]
 
 
 def test_points_that_only_the_old_vector_finds_are_not_lost(qdrant: QdrantClient) -> None:
