@@ -96,6 +96,10 @@ def command(
 
     if (to is not None) + is_undone + is_retired != 1:
         raise click.UsageError("give one of --to MODEL, --roll-back and --retire")
+    if to is None and (dry_run or questions is not None or accept is not None):
+        raise click.UsageError("--dry-run, --questions and --accept belong to --to MODEL")
+    if accept is not None and not accept.strip():
+        raise click.UsageError("--accept needs a reason: it is recorded")
     with target.open() as client:
         place = Collection(client, collection, retries())
         if to is None:

@@ -15,6 +15,7 @@ from qdrant_client import models as qdrant_models
 from care_qdrant.cli import care
 from care_qdrant.errors import InputError, NotSwitched
 from care_qdrant.model.care_model import CareModel
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.switch import switch as switch_module
 from tests.switch import models
 from tests.switch.models import NAME, good
@@ -61,6 +62,25 @@ def test_a_refusal_prints_the_comparison_and_ends_with_1(run: Run) -> None:
 @pytest.mark.parametrize("words", [(), ("--to", "new", "--retire"), ("--roll-back", "--retire")])
 def test_one_of_three_things_is_done(run: Run, words: tuple[str, ...]) -> None:
     assert run(*words).exit_code == 2
+
+
+@pytest.mark.parametrize("end", ["--roll-back", "--retire"])
+@pytest.mark.parametrize("words", [("--dry-run",), ("--accept", "cheaper"), ("--questions", "questions.jsonl")])
+def test_options_of_a_switch_are_refused_with_its_end(folder: Path, run: Run, end: str, words: tuple[str, ...]) -> None:
+    """A dry run writes nothing, whatever else is given."""
+    run("--to", "new")
+
+    def vectors() -> object:
+        with closing(QdrantClient(path=str(folder))) as client:
+            schema = Collection(client, NAME).schema
+            return schema.active, set(schema.dense)
+
+    before = vectors()
+    assert run(end, *words).exit_code == 2 and vectors() == before
+
+
+def test_a_switch_is_not_accepted_without_a_reason(run: Run) -> None:
+    assert run("--to", "worse", "--accept", " ").exit_code == 2
 
 
 def test_a_way_back_to_fewer_points_is_said(folder: Path, run: Run, caplog: pytest.LogCaptureFixture) -> None:
