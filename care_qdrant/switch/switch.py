@@ -208,8 +208,8 @@ def retire_vector(collection: Collection, *, grace_seconds: float = GRACE_SECOND
         The report; None where no vector is removed, since readers search the same one, or it was gone already.
 
     Raises:
-        InputError: The collection was not switched, readers may not have followed yet, points have no other vector, or
-            another tool wrote the vector.
+        InputError: The collection was not switched, readers may not have followed yet, the vector that they search is
+            gone, points have no other one, or another tool wrote the vector.
     """
     target = collection.whole()
     active, before = _last_switch(target)
@@ -218,6 +218,11 @@ def retire_vector(collection: Collection, *, grace_seconds: float = GRACE_SECOND
         raise InputError(
             f"collection {target.name!r} was switched at {active.since}, and readers look every {CHECK_SECONDS:g} "
             f"seconds: run the same command again in {left:.0f} s"
+        )
+    if active.now.vector not in target.schema.dense:
+        raise InputError(
+            f"vector {active.now.vector!r} of collection {target.name!r} is gone, so readers search the one before, "
+            f"and it stays. First switch them: care switch {target.name} --roll-back or --to MODEL"
         )
     name, report = before.vector, None
     if name != active.now.vector and (name in target.schema.contracts or name in target.schema.dense):

@@ -28,6 +28,7 @@ from care_qdrant.switch.switch import (
     switch_collection,
     undo_switch,
 )
+from care_qdrant.vectors.attach import attach_vector
 from care_qdrant.vectors.detach import detach_vector
 from care_qdrant.vectors.verify import verify_collection
 from tests.switch import models
@@ -343,6 +344,20 @@ def test_readers_of_the_new_vector_see_the_old_one_retired(qdrant: QdrantClient)
     assert reader.search([rows[7]], top_k=1)[0][0].point_id == "7"
     retire_vector(qdrant, NAME, grace_seconds=0)
     assert reader.search([rows[7]], top_k=1)[0][0].point_id == "7" and reader.fingerprint == NEW.fingerprint
+
+
+def test_the_vector_before_is_not_retired_where_the_active_one_is_gone(qdrant: QdrantClient) -> None:
+    """Another program removed that, and readers have returned to the one before."""
+    rows = models.fill(qdrant, OLD, COUNT)
+    attach_vector(qdrant, NAME, WORSE)
+    switch_collection(qdrant, NAME, NEW, OLD)
+    qdrant.delete_vector_name(NAME, "new")
+    with pytest.raises(InputError, match="is gone"):
+        retire_vector(qdrant, NAME, grace_seconds=0)
+    reader = Retriever(qdrant, NAME, OLD, other_models=[NEW])  # type: ignore[arg-type, list-item]
+    assert reader.search([rows[7]], top_k=1)[0][0].point_id == "7"
+    assert undo_switch(qdrant, NAME).now.vector == "old" and searched(qdrant) == "old"
+    assert retire_vector(qdrant, NAME, grace_seconds=0) is not None, "what is left of the other one"
 
 
 def test_a_record_of_another_version_is_as_none(qdrant: QdrantClient) -> None:
