@@ -80,7 +80,17 @@ def read_questions(collection: Collection, path: Path, dim: int) -> KnownLabels:
     labelled = read_queries(path, dim).labelled
     if labelled is None:
         raise InputError(f"{path}: no line has 'relevant', the list of ids of the documents that answer its question")
-    return find_labels(collection, guess_layout(_payloads(collection)), labelled)
+    return find_labels(collection, guess_layout(_payloads(collection)), _each_once(labelled))
+
+
+def _each_once(labelled: Labelled) -> Labelled:
+    """Join the lines of one text: repeated questions would make an interval narrower than it is."""
+    relevant: dict[str, list[str]] = {}
+    for text, ids in zip(labelled.texts, labelled.relevant, strict=True):
+        relevant.setdefault(text, []).extend(ids)
+    first = {text: row for row, text in reversed([*enumerate(labelled.texts)])}
+    vectors = None if labelled.vectors is None else labelled.vectors[[first[text] for text in relevant]]
+    return Labelled([*relevant], [*relevant.values()], vectors)
 
 
 def make_questions(collection: Collection, vector_names: Sequence[str]) -> KnownLabels:

@@ -1,6 +1,7 @@
 """A worse model never passes the comparison, and an equal one is never refused."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ from qdrant_client import QdrantClient
 
 from care_qdrant.measures import ndcg_at_10
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.switch.compare import MARGIN, Comparison, compare_models, judge, make_questions
+from care_qdrant.switch.compare import MARGIN, Comparison, compare_models, judge, make_questions, read_questions
 from tests.switch import models
 from tests.switch.models import NAME, TableModel, good
+from tests.tiny import write_jsonl
 
 DOCUMENTS = models.texts(1_500)
 QUESTIONS = [text.partition("。")[0] for text in DOCUMENTS]
@@ -99,3 +101,16 @@ def test_the_questions_of_a_collection_are_the_same_each_time(qdrant: QdrantClie
     scores = models.brute_force(old, made[0].questions.texts, models.texts(300))
     ranked = [[f"d{place}" for place in row] for row in np.argsort(-scores, axis=1)[:, :10]]
     assert comparison.before.mean == pytest.approx(np.mean(ndcg_at_10(ranked, made[0].questions.relevant)), abs=1e-3)
+
+
+def test_a_question_counts_once_however_often_it_is_given(qdrant: QdrantClient, tmp_path: Path) -> None:
+    rows = models.fill(qdrant, good("old"))
+    heads = [row.partition("。")[0] for row in rows[:3]]
+    asked = [
+        {"text": text, "relevant": [document], "vector": [float(place + 1)] * 96}
+        for place, (text, document) in enumerate([*zip(heads, ["d0", "d1", "d2"], strict=True), (heads[1], "d9")] * 50)
+    ]
+    collection = Collection(qdrant, NAME)
+    known = read_questions(collection, write_jsonl(tmp_path / "questions.jsonl", asked), 96).questions
+    assert (known.texts, known.relevant) == (heads, [["d0"], ["d1", "d9"], ["d2"]])
+    assert known.vectors is not None and known.vectors.shape == (3, 96)
