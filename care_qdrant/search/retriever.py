@@ -116,8 +116,8 @@ class Retriever:
         if alpha is not None and not 0 <= alpha <= 1:
             raise InputError(f"alpha is {alpha}; it is the share of the dense list, from 0 to 1")
         self._collection = Collection(client, collection, SEARCH_POLICY)
-        self._model = model if mode != "sparse" else None
-        self._models = {known.fingerprint: known for known in filter(None, (self._model, *other_models))}
+        encoding = [] if mode == "sparse" else [known for known in (model, *other_models) if known is not None]
+        self._models = {known.fingerprint: known for known in encoding}
         self._prompts = {key: known.query_prompt(task) if task else None for key, known in self._models.items()}
         if sparse_encoder is not None and (sparse_vector_name is None or mode in ("auto", "dense")):
             raise InputError("sparse_encoder= needs sparse_vector_name= and the mode hybrid or sparse")

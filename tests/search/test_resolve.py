@@ -50,6 +50,12 @@ def test_a_check_is_two_requests_and_holds(
         assert asked(careful) == CHECK + SEARCH
 
 
+def test_a_sparse_search_encodes_with_none_of_several_models(corpus: QdrantClient, model: HashModel) -> None:
+    retriever = Retriever(corpus, COLLECTION, model, mode="sparse", other_models=[RETRAINED])  # type: ignore[arg-type, list-item]
+    assert retriever.search(["EGFR"]) == Retriever(corpus, COLLECTION, mode="sparse").search(["EGFR"]) != [[]]
+    assert retriever.fingerprint is None
+
+
 LEARNED = LearnedContract("f" * 64, model="q", dim=2, distance="Cosine", probes={}, hnsw_ef=256)
 
 
