@@ -62,15 +62,16 @@ class StoreConfig:
         return self.contract.fingerprint if self.contract is not None else self.fingerprint
 
     def chosen(self, schema: CollectionSchema) -> "StoreConfig":
-        """Return the search by the model that the collection names as active, or else by the first that can."""
-        active, able = schema.active, []
+        """Return the search by the active model, else by one of the active vector, else by the first that can."""
+        active, chosen, rank = schema.active, self, 0
         for config in (self, *self.others):
             made = schema.all_made_by(config.expected) if config.expected is not None else []
             names = [name for name in made if self.vector_name in (None, name)]
-            if active is not None and active.now.fingerprint == config.expected and active.now.vector in names:
-                return config
-            able += [config] if names else []
-        return able[0] if able else self
+            is_active = active is not None and active.now.vector in names
+            is_model = active is not None and active.now.fingerprint == config.expected
+            if (fit := bool(names) + is_active + (is_active and is_model)) > rank:
+                chosen, rank = config, fit
+        return chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +267,7 @@ def choose_dense(schema: CollectionSchema, config: StoreConfig, before: str | No
         return config.vector_name
     ours = schema.all_made_by(config.expected) if config.expected is not None else []
     active = schema.active
-    if active is not None and active.now.fingerprint == config.expected and active.now.vector in ours:
+    if active is not None and active.now.vector in ours:
         return active.now.vector
     fitting = ours or list(schema.dense)
     if before in fitting:

@@ -171,6 +171,22 @@ def test_a_learned_encoder_writes_nothing_into_the_vector_that_it_searches(qdran
     assert Retriever(qdrant, NAME, OLD).resolved.vector_name == "old"  # type: ignore[arg-type]
 
 
+def test_readers_follow_back_to_a_vector_whose_model_was_not_given(qdrant: QdrantClient) -> None:
+    """The learned encoder that searches it, whatever the order of the models."""
+    foreign(qdrant, OLD)
+    encoder = models.weaker("learned", noise=0.05)
+    probes = {str(n): signs(row) for n, row in enumerate(OLD.encode_document(models.texts(COUNT))[:60])}
+    Collection(qdrant, NAME).write_learned("", LearnedContract(encoder.fingerprint, "q", OLD.dim, "Cosine", probes))
+    switch_collection(qdrant, NAME, NEW, accept="a test")
+    readers = [
+        Retriever(qdrant, NAME, first, other_models=[other], check_seconds=0)  # type: ignore[arg-type, list-item]
+        for first, other in ((NEW, encoder), (encoder, NEW))
+    ]
+    assert [(reader.resolved.vector_name, reader.fingerprint) for reader in readers] == [("new", NEW.fingerprint)] * 2
+    assert undo_switch(qdrant, NAME).now.fingerprint is None
+    assert [(reader.resolved.vector_name, reader.fingerprint) for reader in readers] == [("", encoder.fingerprint)] * 2
+
+
 def test_points_that_only_the_old_vector_finds_are_not_lost(qdrant: QdrantClient) -> None:
     models.fill(qdrant, OLD, COUNT)
     vector = {"old": [1.0] * OLD.dim}
