@@ -233,6 +233,7 @@ class Retriever:
                 in none.
             group_size: Most hits of a group.
             encode: Makes the query vectors in place of the model's own call: a cache, or batches shared with others.
+                Refused with ``other_models``.
 
         Returns:
             One list per query, in the order of the queries.
@@ -246,6 +247,8 @@ class Retriever:
             raise InputError(f"top_k is {top_k}; at least one hit must be asked for")
         if top_k * group_size > MOST_HITS:
             raise InputError(f"top_k times group_size has to be at most {MOST_HITS:,}")
+        if encode is not None and len(self._models) > 1:  # at this search, it may be the wrong one
+            raise InputError("encode= makes the query vectors of one model, and this search has several: leave it out")
         if filter is not None and not isinstance(filter, models.Filter):
             raise InputError(
                 f"filter is a {type(filter).__name__}; expected a qdrant_client.models.Filter, which "

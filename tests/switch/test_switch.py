@@ -341,6 +341,14 @@ def test_readers_follow_without_a_failed_or_mixed_query(qdrant: QdrantClient) ->
     assert [reader.resolved.vector_name for reader in readers] == ["new", "new", "old", "old"]
 
 
+def test_queries_made_elsewhere_are_refused_by_a_reader_of_several_models(qdrant: QdrantClient) -> None:
+    """They are of one model, and would be searched in the vector of whichever is active."""
+    models.fill(qdrant, OLD, COUNT)
+    reader = Retriever(qdrant, NAME, OLD, other_models=[NEW])  # type: ignore[arg-type, list-item]
+    with pytest.raises(InputError, match="encode="):
+        reader.search(["词001"], encode=OLD.encode_query)
+
+
 def test_a_reader_of_the_old_model_says_once_that_it_stays(
     qdrant: QdrantClient, caplog: pytest.LogCaptureFixture
 ) -> None:
