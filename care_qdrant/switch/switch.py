@@ -209,7 +209,7 @@ def retire_vector(collection: Collection, *, grace_seconds: float = GRACE_SECOND
 
     Raises:
         InputError: The collection was not switched, readers may not have followed yet, the vector that they search is
-            gone, points have no other one, or another tool wrote the vector.
+            gone, points lack that or have no other one, or another tool wrote the vector.
     """
     target = collection.whole()
     active, before = _last_switch(target)
@@ -226,6 +226,12 @@ def retire_vector(collection: Collection, *, grace_seconds: float = GRACE_SECOND
         )
     name, report = before.vector, None
     if name != active.now.vector and (name in target.schema.contracts or name in target.schema.dense):
+        if lacking := _lacking(target, before, active.now):
+            raise InputError(
+                f"collection {target.name!r}: {counted(lacking, 'point', 'have')} vector {name!r} and not "
+                f"{active.now.vector!r}, and no reader would find them without it. Add that with {active.now.model}, "
+                f"for example by care switch {target.name} --to MODEL, or delete them"
+            )
         report = remove_vector(target, name)
     target.update("noting that a vector was retired", metadata=active_metadata(replace(active, before=None)))
     return report

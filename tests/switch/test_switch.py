@@ -384,6 +384,26 @@ def test_the_vector_before_is_not_retired_where_the_active_one_is_gone(qdrant: Q
     assert retire_vector(qdrant, NAME, grace_seconds=0) is not None, "what is left of the other one"
 
 
+@pytest.mark.parametrize("is_undone", [True, False])
+def test_the_only_vector_of_points_written_since_is_not_retired(qdrant: QdrantClient, is_undone: bool) -> None:
+    """Not even where the switch has written it again, or where the points have terms."""
+    models.fill(qdrant, OLD, COUNT)
+    attach_vector(qdrant, NAME, None)
+    switch_collection(qdrant, NAME, NEW, OLD)
+    writer = NEW if is_undone else OLD
+    vector: Any = {writer.name: writer.encode_document(["词001 词002"])[0].tolist()}
+    qdrant.upsert(NAME, [qdrant_models.PointStruct(id=999, vector=vector, payload={"text": "词001 词002"})], wait=True)
+    if is_undone:
+        switch_collection(qdrant, NAME, NEW, OLD)
+        undo_switch(qdrant, NAME)
+    attach_vector(qdrant, NAME, None)
+    with pytest.raises(InputError, match=f"1 point has vector '{writer.name}' and not"):
+        retire_vector(qdrant, NAME, grace_seconds=0)
+    switch_collection(qdrant, NAME, OLD if is_undone else NEW)
+    assert retire_vector(qdrant, NAME, grace_seconds=0) is not None
+    assert Collection(qdrant, NAME).count_with_vector("old" if is_undone else "new") == COUNT + 1
+
+
 def test_a_record_of_another_version_is_as_none(qdrant: QdrantClient) -> None:
     models.fill(qdrant, OLD, COUNT)
     Collection(qdrant, NAME).update("by another version", metadata={"care_active": {"vector": "new"}})
