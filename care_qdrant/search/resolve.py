@@ -69,7 +69,6 @@ class CollectionResolver:
             resolved = resolve_vectors(collection, schema, self.config, checked_at=now, before=before)
             if resolved.vector_name is not None and learned_contract(schema, resolved.vector_name, resolved.config):
                 require_learned_from(collection, resolved.vector_name, resolved.config.encode)
-            self._tell_of_switch(resolved)
             resolved = replace(resolved, find_alpha=self._find_alpha(resolved))
         if self.config.sample_points and not resolved.is_sampled:
             resolved = self._sample(resolved)
@@ -138,6 +137,7 @@ class CollectionResolver:
         again, or loses a vector: what is there now is checked first.
         """
         resolved = self.resolve()
+        self._tell_of_switch(resolved)
         try:
             return work(resolved)
         except Rejected:

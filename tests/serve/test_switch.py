@@ -94,3 +94,16 @@ async def test_a_service_answers_by_the_only_model_that_can(client: QdrantClient
     client.delete_collection("c")
     ingest([Document(f"d{number}", text) for number, text in enumerate(TEXTS)], NEW, client, "c")
     assert await ask(asked, 0) == "new"
+
+
+async def test_the_list_of_collections_does_not_warn_of_a_switch(
+    client: QdrantClient, asked: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A model that searches the vector before is no fault of a service that has both; its first search says so."""
+    switch_collection(client, "c", NEW, OLD, accept="a test")
+    for _ in range(3):
+        await first_model(asked)
+    assert "was switched" not in caplog.text
+    for _ in range(3):
+        await ask(asked, 0, model="old")
+    assert caplog.text.count("was switched") == 1
