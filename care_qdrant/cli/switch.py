@@ -108,7 +108,7 @@ def command(
         new = CareModel.load(to, device=device, precision=precision(), engine=engine)
         old = CareModel.load(model, precision=precision())
         if dry_run:
-            _plan(place, new, old, as_json)
+            _plan(place, new, old, questions, accept, as_json)
         else:
             _switch(place, new, old, questions, accept, as_json)
 
@@ -130,18 +130,24 @@ def _end(place: "Collection", is_undone: bool, as_json: bool) -> None:
         echo(line)
 
 
-def _plan(place: "Collection", new: "CareModel", old: "CareModel", as_json: bool) -> None:
+def _plan(
+    place: "Collection", new: "CareModel", old: "CareModel", questions: Path | None, accept: str | None, as_json: bool
+) -> None:
     """Show what a switch would do, and end with the exit code of a refusal."""
-    from care_qdrant.errors import InputError
+    from care_qdrant.errors import InputError, NotSwitched
     from care_qdrant.switch.switch import plan_switch
 
-    plan = plan_switch(place, new, old)
+    plan = plan_switch(place, new, old, questions=questions, accept=accept)
     if as_json:
         show_json(asdict(plan))
     else:
         echo("\n".join([_state_line(plan.state), *([] if plan.attach is None else plan_lines(plan.attach))]))
+        if plan.refusal is not None:
+            echo(f"refused: {plan.refusal}")
     if plan.attach is not None and plan.attach.refusals:
         sys.exit(InputError.exit_code)
+    if plan.refusal is not None:
+        sys.exit(NotSwitched.exit_code)
 
 
 def _switch(

@@ -67,6 +67,8 @@ class SwitchPlan:
     state: SwitchState
     attach: AttachPlan | None
     """Plan of the new vector; None where the new model searches a vector that is there."""
+    refusal: str | None = None
+    """Why the models could not be compared; None where they can be, and where nothing is left to compare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,21 +86,35 @@ class SwitchReport:
 
 
 @accepts_client
-def plan_switch(collection: Collection, model: NewModel, old: QueryModel | None = None) -> SwitchPlan:
+def plan_switch(
+    collection: Collection,
+    model: NewModel,
+    old: QueryModel | None = None,
+    *,
+    questions: str | Path | None = None,
+    accept: str | None = None,
+) -> SwitchPlan:
     """Return what a switch would do; nothing is written.
 
     Args:
         collection: An open Qdrant and a name: the collection, or an alias of it.
         model: The new model.
         old: The model that readers use now.
+        questions: File of judged questions, which is read.
+        accept: Reason to switch although the models could not be compared.
 
     Raises:
-        InputError: There is no such collection, or it does not show which vector readers search.
+        InputError: There is no such collection, it does not show which vector readers search, or the file holds no
+            questions.
     """
     target = collection.whole()
     state = find_state(target.schema, model.contract(), None if old is None else old.contract())
     plan = None if state.is_learned else plan_attach(target, model, vector_name=state.to.vector)
-    return SwitchPlan(state, plan)
+    if state.stage == "watch" or state.before is None:
+        return SwitchPlan(state, plan)
+    old, judged = _means(target, state.before, old, questions)
+    refusal = _incomparable(target.schema, state, old, judged) if accept is None else None
+    return SwitchPlan(state, plan, refusal)
 
 
 @accepts_client
@@ -141,11 +157,9 @@ def switch_collection(
     if state.stage == "watch" or before is None:
         attached, lacking = (None, 0) if state.is_learned else _attach(target, model, state, on_progress)
         return SwitchReport(target.name, state, attached, None, lacking)
-    dim = target.schema.dense[before.vector].size
-    judged = None if questions is None else read_questions(target, Path(questions), dim)
-    old = None if old is None or old.contract().fingerprint != before.fingerprint else old
-    if accept is None:
-        _require_comparable(target.schema, state, old, judged)
+    old, judged = _means(target, before, old, questions)
+    if accept is None and (refusal := _incomparable(target.schema, state, old, judged)) is not None:
+        raise NotSwitched(f"{refusal}. Nothing was written; --accept REASON switches readers without the verdict")
     if state.is_learned:
         require_learned_from(target, state.to.vector, model.encode_query)
     else:
@@ -315,10 +329,19 @@ def _lacking(target: Collection, present: SearchedVector, missing: SearchedVecto
     return target.count(models.Filter(must=[has], must_not=[lacks]))
 
 
-def _require_comparable(
+def _means(
+    target: Collection, before: SearchedVector, old: QueryModel | None, questions: str | Path | None
+) -> tuple[QueryModel | None, KnownLabels | None]:
+    """Return the model of the vector before, if it was given, and the judged questions."""
+    is_known = old is not None and old.contract().fingerprint == before.fingerprint
+    dim = target.schema.dense[before.vector].size
+    return old if is_known else None, None if questions is None else read_questions(target, Path(questions), dim)
+
+
+def _incomparable(
     schema: CollectionSchema, state: SwitchState, old: QueryModel | None, judged: KnownLabels | None
-) -> None:
-    """Refuse a switch that could not be judged, before anything is written."""
+) -> str | None:
+    """Return why a switch could not be judged, before anything is written; None where it can be."""
     assert state.before is not None, "a switch has a vector before"
     learned = {contract.fingerprint: contract.model for contract in schema.learned.values()}
     taught = [learned[side.fingerprint] for side in (state.before, state.to) if side.fingerprint in learned]
@@ -333,11 +356,8 @@ def _require_comparable(
             "with --model, or its vectors with --questions"
         )
     else:
-        return
-    raise NotSwitched(
-        f"collection {schema.name!r} cannot be compared: {reason}. Nothing was written; --accept REASON switches "
-        "readers without the verdict"
-    )
+        return None
+    return f"collection {schema.name!r} cannot be compared: {reason}"
 
 
 def _compare(

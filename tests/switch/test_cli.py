@@ -59,6 +59,21 @@ def test_a_refusal_prints_the_comparison_and_ends_with_1(run: Run) -> None:
     assert accepted["state"]["to"]["vector"] == "worse" and accepted["comparison"]["verdict"] == "refuse"
 
 
+def test_a_dry_run_is_refused_as_the_run_would_be(folder: Path, run: Run, tmp_path: Path) -> None:
+    with closing(QdrantClient(path=str(folder))) as client:
+        Collection(client, NAME).update("as of another tool", metadata={"care:old": None})
+    planned, done = run("--to", "new", "--dry-run"), run("--to", "new")
+    assert isinstance(done.exception, NotSwitched) and planned.exit_code == NotSwitched.exit_code
+    assert "refused: collection 'articles' cannot be compared" in planned.stdout
+    assert "cannot be compared" in json.loads(run("--to", "new", "--dry-run", "--json").stdout)["refusal"]
+    missing = ("--questions", str(tmp_path / "none"))
+    assert [type(run("--to", "new", *words).exception) for words in (missing, ("--dry-run", *missing))] == [
+        InputError
+    ] * 2
+    assert run("--to", "new", "--dry-run", "--accept", "cheaper").exit_code == 0
+    assert run("--to", "new", "--accept", "cheaper").exit_code == 0
+
+
 @pytest.mark.parametrize("words", [(), ("--to", "new", "--retire"), ("--roll-back", "--retire")])
 def test_one_of_three_things_is_done(run: Run, words: tuple[str, ...]) -> None:
     assert run(*words).exit_code == 2
