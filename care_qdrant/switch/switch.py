@@ -287,9 +287,13 @@ def _searched(schema: CollectionSchema, to: SearchedVector, old: VectorContract 
         for name in sorted(schema.all_made_by(old.fingerprint), key=schema.is_beside):
             return SearchedVector(name, old.model, old.fingerprint)
     is_learned = to.vector in schema.learned_by(to.fingerprint or "")
-    names = [to.vector] if is_learned else [name for name in schema.dense if name != to.vector]
+    single = [name for name, params in schema.dense.items() if params.multivector_config is None]
+    names = [to.vector] if is_learned else [name for name in single if name != to.vector]
     if not names:
-        raise InputError(f"collection {schema.name!r} has no vector but that of {to.model}: there is nothing to switch")
+        raise InputError(
+            f"collection {schema.name!r} has no dense vector of another model than {to.model}, from which readers "
+            "could be switched"
+        )
     if len(names) > 1:
         there = ", ".join(repr(name) if name else "(unnamed)" for name in sorted(names))
         raise InputError(

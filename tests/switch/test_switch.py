@@ -214,6 +214,22 @@ def test_several_vectors_need_the_model_that_readers_use(qdrant: QdrantClient) -
     assert switch_collection(qdrant, NAME, NEW, OLD).state.before.vector == "old"  # type: ignore[union-attr]
 
 
+def test_a_multivector_is_not_what_readers_search(qdrant: QdrantClient) -> None:
+    """It reranks; beside it, the only other vector is the one that they search."""
+    rows = models.texts(COUNT)
+    params = qdrant_models.VectorParams(size=OLD.dim, distance=qdrant_models.Distance.COSINE)
+    several = qdrant_models.MultiVectorConfig(comparator=qdrant_models.MultiVectorComparator.MAX_SIM)
+    reranking = params.model_copy(update={"multivector_config": several})
+    qdrant.create_collection(NAME, vectors_config={"colbert": reranking, "dense": params})
+    points = [
+        qdrant_models.PointStruct(id=number, vector={"dense": vector}, payload={"text": text})
+        for number, (text, vector) in enumerate(zip(rows, OLD.encode_document(rows).tolist(), strict=True))
+    ]
+    qdrant.upsert(NAME, points, wait=True)
+    state = switch_collection(qdrant, NAME, NEW, accept="a test").state
+    assert state.before is not None and state.before.vector == "dense"
+
+
 class Dying:
     """Raises `Killed` at one of the calls of a client."""
 
