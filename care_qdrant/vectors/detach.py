@@ -72,11 +72,7 @@ def remove_vector(collection: Collection, vector_name: str) -> DetachReport:
 
 def _remove(target: Collection, name: str) -> DetachReport:
     schema, points = target.schema, target.count()
-    if schema.active is not None and schema.active.now.vector == name:
-        raise InputError(
-            f"readers of collection {target.name!r} were switched to vector {name!r} at {schema.active.since}; first "
-            f"return to the one before: care switch {target.name} --roll-back"
-        )
+    _require_not_active(schema, name)
     is_there = _is_as_attached(schema, name)
     if is_there:
         _require_other_vectors(target, name)
@@ -88,11 +84,21 @@ def _remove(target: Collection, name: str) -> DetachReport:
             f"vector {name!r} of collection {target.name!r} was replaced while this run removed it, so it stays; see "
             f"what made it with care status {target.name}"
         )
+    _require_not_active(target.schema, name)
     if is_there:
         target.remove_vector(name)
     # Last, so that the same command finishes a run that was killed.
     target.update("removing what was recorded of the vector", metadata=_without_records(target.refresh(), name))
     return DetachReport(target.name, name, points, cleaned)
+
+
+def _require_not_active(schema: CollectionSchema, name: str) -> None:
+    """Refuse to remove the vector that readers were switched to, perhaps while it was being removed."""
+    if schema.active is not None and schema.active.now.vector == name:
+        raise InputError(
+            f"readers of collection {schema.name!r} were switched to vector {name!r} at {schema.active.since}; first "
+            f"return to the one before: care switch {schema.name} --roll-back"
+        )
 
 
 def _without_records(schema: CollectionSchema, vector_name: str) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from care_qdrant.switch.switch import (
     switch_collection,
     undo_switch,
 )
+from care_qdrant.vectors import detach
 from care_qdrant.vectors.attach import attach_vector
 from care_qdrant.vectors.detach import detach_vector
 from care_qdrant.vectors.verify import verify_collection
@@ -418,6 +419,23 @@ def test_the_only_vector_of_points_written_since_is_not_retired(qdrant: QdrantCl
     switch_collection(qdrant, NAME, OLD if is_undone else NEW)
     assert retire_vector(qdrant, NAME, grace_seconds=0) is not None
     assert Collection(qdrant, NAME).count_with_vector("old" if is_undone else "new") == COUNT + 1
+
+
+def test_a_vector_to_which_readers_return_meanwhile_is_not_retired(
+    qdrant: QdrantClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models.fill(qdrant, OLD, COUNT)
+    switch_collection(qdrant, NAME, NEW, OLD)
+    clean = detach._clean_payloads
+
+    def clean_for_minutes(part: Collection, name: str) -> int:
+        undo_switch(qdrant, NAME)
+        return clean(part, name)
+
+    monkeypatch.setattr(detach, "_clean_payloads", clean_for_minutes)
+    with pytest.raises(InputError, match="were switched to vector 'old'"):
+        retire_vector(qdrant, NAME, grace_seconds=0)
+    assert searched(qdrant) == "old" and Collection(qdrant, NAME).count_with_vector("old") == COUNT
 
 
 def test_a_record_of_another_version_is_as_none(qdrant: QdrantClient) -> None:
