@@ -227,7 +227,14 @@ def retire_vector(collection: Collection, *, grace_seconds: float = GRACE_SECOND
     """
     target = collection.whole()
     active, before = _last_switch(target)
-    left = grace_seconds - (time.time() - timegm(time.strptime(active.since, "%Y-%m-%dT%H:%M:%SZ")))
+    try:
+        since = timegm(time.strptime(active.since, "%Y-%m-%dT%H:%M:%SZ"))
+    except ValueError:
+        raise InputError(
+            f"collection {target.name!r} was switched at {active.since!r}, a time that this version does not read: "
+            f"care switch {target.name} --roll-back, twice, writes it again"
+        ) from None
+    left = grace_seconds - (time.time() - since)
     if left > 0:
         raise InputError(
             f"collection {target.name!r} was switched at {active.since}, and readers look every {CHECK_SECONDS:g} "

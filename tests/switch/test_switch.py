@@ -438,6 +438,18 @@ def test_a_vector_to_which_readers_return_meanwhile_is_not_retired(
     assert searched(qdrant) == "old" and Collection(qdrant, NAME).count_with_vector("old") == COUNT
 
 
+@pytest.mark.parametrize("since", ["", "yesterday", "2026-11-29T14:46:35.5Z", "2026-13-45T99:99:99Z"])
+def test_nothing_is_retired_at_a_time_that_is_not_read(qdrant: QdrantClient, since: str) -> None:
+    models.fill(qdrant, OLD, COUNT)
+    switch_collection(qdrant, NAME, NEW, OLD)
+    record = Collection(qdrant, NAME).refresh().metadata["care_active"]
+    Collection(qdrant, NAME).update("by another version", metadata={"care_active": {**record, "since": since}})
+    with pytest.raises(InputError, match="--roll-back, twice"):
+        retire_vector(qdrant, NAME, grace_seconds=0)
+    assert undo_switch(qdrant, NAME).now.vector == "old" and undo_switch(qdrant, NAME).now.vector == "new"
+    assert retire_vector(qdrant, NAME, grace_seconds=0) is not None
+
+
 def test_a_record_of_another_version_is_as_none(qdrant: QdrantClient) -> None:
     models.fill(qdrant, OLD, COUNT)
     Collection(qdrant, NAME).update("by another version", metadata={"care_active": {"vector": "new"}})
