@@ -71,7 +71,7 @@ class Comparison:
     """About how many questions would tell; None where these do."""
 
 
-def read_questions(collection: Collection, path: Path, dim: int) -> KnownLabels:
+def read_questions(collection: Collection, path: Path, dim: int, *, text_field: str | None = None) -> KnownLabels:
     """Read judged questions: JSON lines with ``text``, ``relevant`` and perhaps the old model's ``vector``.
 
     Raises:
@@ -80,7 +80,7 @@ def read_questions(collection: Collection, path: Path, dim: int) -> KnownLabels:
     labelled = read_queries(path, dim).labelled
     if labelled is None:
         raise InputError(f"{path}: no line has 'relevant', the list of ids of the documents that answer its question")
-    return find_labels(collection, guess_layout(_payloads(collection)), _each_once(labelled))
+    return find_labels(collection, guess_layout(_payloads(collection), text_field=text_field), _each_once(labelled))
 
 
 def _each_once(labelled: Labelled) -> Labelled:
@@ -93,12 +93,14 @@ def _each_once(labelled: Labelled) -> Labelled:
     return Labelled([*relevant], [*relevant.values()], vectors)
 
 
-def make_questions(collection: Collection, vector_names: Sequence[str]) -> KnownLabels:
+def make_questions(
+    collection: Collection, vector_names: Sequence[str], *, text_field: str | None = None
+) -> KnownLabels:
     """Make questions of the titles, or first sentences, of documents that have all of the vectors.
 
     They are the same at each call: repeating a comparison until it passes would prove nothing.
     """
-    layout = guess_layout(_payloads(collection))
+    layout = guess_layout(_payloads(collection), text_field=text_field)
     where = models.Filter(must=[models.HasVectorCondition(has_vector=name) for name in vector_names])
     hits: list[Hit] = []
     for page in collection.scroll("making questions", where=where, limit=_READ_POINTS):

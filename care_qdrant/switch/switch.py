@@ -26,7 +26,7 @@ from care_qdrant.qdrant.schema import CollectionSchema, now_noted
 from care_qdrant.search.judged import KnownLabels
 from care_qdrant.search.resolve import CHECK_SECONDS
 from care_qdrant.switch.compare import Comparison, Kind, QueryModel, compare_models, make_questions, read_questions
-from care_qdrant.vectors.attach import AttachReport, attach_vector
+from care_qdrant.vectors.attach import AttachReport, AttachSettings, attach_vector
 from care_qdrant.vectors.attach_plan import AttachPlan, plan_attach
 from care_qdrant.vectors.detach import DetachReport, remove_vector
 
@@ -109,10 +109,11 @@ def plan_switch(
     """
     target = collection.whole()
     state = find_state(target.schema, model.contract(), None if old is None else old.contract())
-    plan = None if state.is_learned else plan_attach(target, model, vector_name=state.to.vector)
+    field = _text_field(target.schema, state)
+    plan = None if state.is_learned else plan_attach(target, model, vector_name=state.to.vector, text_field=field)
     if state.stage == "watch" or state.before is None:
         return SwitchPlan(state, plan)
-    old, judged = _means(target, state.before, old, questions)
+    old, judged = _means(target, state, old, questions)
     refusal = _incomparable(target.schema, state, old, judged) if accept is None else None
     return SwitchPlan(state, plan, refusal)
 
@@ -157,7 +158,7 @@ def switch_collection(
     if state.stage == "watch" or before is None:
         attached, lacking = (None, 0) if state.is_learned else _attach(target, model, state, on_progress)
         return SwitchReport(target.name, state, attached, None, lacking)
-    old, judged = _means(target, before, old, questions)
+    old, judged = _means(target, state, old, questions)
     if accept is None and (refusal := _incomparable(target.schema, state, old, judged)) is not None:
         raise NotSwitched(f"{refusal}. Nothing was written; --accept REASON switches readers without the verdict")
     if state.is_learned:
@@ -324,12 +325,19 @@ def _attach(
     target: Collection, model: NewModel, state: SwitchState, on_progress: OnProgress
 ) -> tuple[AttachReport, int]:
     """Write the new vector until other programs have left nothing behind; return the points that still lack it."""
+    settings = AttachSettings(text_field=_text_field(target.schema, state))
     for number in range(_PASSES):
-        report = attach_vector(target, model, vector_name=state.to.vector, on_progress=on_progress)
+        report = attach_vector(target, model, vector_name=state.to.vector, settings=settings, on_progress=on_progress)
         lacking = 0 if state.before is None else _lacking(target, state.before, state.to)
         if not lacking or not report.encoded or number + 1 == _PASSES:
             break
     return report, lacking
+
+
+def _text_field(schema: CollectionSchema, state: SwitchState) -> str | None:
+    """Return the recorded payload field of the texts: a new vector is made of the field of the one before."""
+    known = state.to if state.before is None or state.to.vector in schema.contracts else state.before
+    return schema.text_field(known.vector)
 
 
 def _lacking(target: Collection, present: SearchedVector, missing: SearchedVector) -> int:
@@ -341,12 +349,15 @@ def _lacking(target: Collection, present: SearchedVector, missing: SearchedVecto
 
 
 def _means(
-    target: Collection, before: SearchedVector, old: QueryModel | None, questions: str | Path | None
+    target: Collection, state: SwitchState, old: QueryModel | None, questions: str | Path | None
 ) -> tuple[QueryModel | None, KnownLabels | None]:
     """Return the model of the vector before, if it was given, and the judged questions."""
-    is_known = old is not None and old.contract().fingerprint == before.fingerprint
-    dim = target.schema.dense[before.vector].size
-    return old if is_known else None, None if questions is None else read_questions(target, Path(questions), dim)
+    assert state.before is not None, "a switch has a vector before"
+    known = old if old is not None and old.contract().fingerprint == state.before.fingerprint else None
+    if questions is None:
+        return known, None
+    dim, field = target.schema.dense[state.before.vector].size, _text_field(target.schema, state)
+    return known, read_questions(target, Path(questions), dim, text_field=field)
 
 
 def _incomparable(
@@ -385,7 +396,7 @@ def _compare(
     if old is None and (judged is None or judged.questions.vectors is None):
         return None
     kind: Kind = "made of the collection" if judged is None else "judged"
-    labels = judged or make_questions(target, [before, after])
+    labels = judged or make_questions(target, [before, after], text_field=_text_field(target.schema, state))
     return compare_models(target, labels, kind, [(before, old), (after, model)], on_progress)
 
 

@@ -29,7 +29,7 @@ from care_qdrant.switch.switch import (
     undo_switch,
 )
 from care_qdrant.vectors import detach
-from care_qdrant.vectors.attach import attach_vector
+from care_qdrant.vectors.attach import AttachSettings, attach_vector
 from care_qdrant.vectors.detach import detach_vector
 from care_qdrant.vectors.verify import verify_collection
 from tests.switch import models
@@ -186,6 +186,29 @@ def test_readers_follow_back_to_a_vector_whose_model_was_not_given(qdrant: Qdran
     assert [(reader.resolved.vector_name, reader.fingerprint) for reader in readers] == [("new", NEW.fingerprint)] * 2
     assert undo_switch(qdrant, NAME).now.fingerprint is None
     assert [(reader.resolved.vector_name, reader.fingerprint) for reader in readers] == [("", encoder.fingerprint)] * 2
+
+
+@pytest.mark.parametrize("is_judged", [True, False])
+def test_the_new_vector_is_made_of_the_field_of_the_old_one(
+    qdrant: QdrantClient, tmp_path: Path, is_judged: bool
+) -> None:
+    """Not of another one that usually holds the text."""
+    rows = models.texts(COUNT)
+    qdrant.create_collection(NAME, vectors_config={"": qdrant_models.VectorParams(size=1, distance="Dot")})  # type: ignore[arg-type]
+    points = [
+        qdrant_models.PointStruct(id=number, vector=[1.0], payload={"text": "词001", "report": {"inhalt": row}})
+        for number, row in enumerate(rows)
+    ]
+    qdrant.upsert(NAME, points, wait=True)
+    attach_vector(qdrant, NAME, OLD, settings=AttachSettings(text_field="report.inhalt"))
+    asked = [{"text": row.partition("。")[2], "relevant": [number]} for number, row in enumerate(rows)]
+    questions = write_jsonl(tmp_path / "questions.jsonl", asked) if is_judged else None
+    plan = plan_switch(qdrant, NAME, NEW, OLD, questions=questions)
+    assert plan.attach is not None and plan.attach.text_field == "report.inhalt"
+    report = switch_collection(qdrant, NAME, NEW, OLD, questions=questions)
+    assert report.comparison is not None and report.comparison.questions == COUNT
+    assert Collection(qdrant, NAME).refresh().text_field("new") == "report.inhalt"
+    assert Retriever(qdrant, NAME, NEW).search([rows[7]], top_k=1)[0][0].point_id == "7"  # type: ignore[arg-type]
 
 
 def test_points_that_only_the_old_vector_finds_are_not_lost(qdrant: QdrantClient) -> None:
