@@ -185,6 +185,7 @@ def switch_collection(
         raise NotSwitched(f"collection {target.name!r} was changed by another run meanwhile: see care status")
     active = Active(state.to, now_noted(), before, evidence=_evidence(comparison, accept))
     target.update("switching its readers", metadata=active_metadata(active))
+    _tell_of_source(target.schema)
     return SwitchReport(target.name, replace(state, stage="watch"), attached, comparison, lacking)
 
 
@@ -208,6 +209,7 @@ def undo_switch(collection: Collection) -> Active:
         )
     back = Active(before, now_noted(), active.now, is_rolled_back=not active.is_rolled_back)
     target.update("switching its readers back", metadata=active_metadata(back))
+    _tell_of_source(target.schema)
     return back
 
 
@@ -257,6 +259,16 @@ def retire_vector(collection: Collection, *, grace_seconds: float = GRACE_SECOND
         report = remove_vector(target, name)
     target.update("noting that a vector was retired", metadata=active_metadata(replace(active, before=None)))
     return report
+
+
+def _tell_of_source(schema: CollectionSchema) -> None:
+    """Warn that the next version of a published collection has the active vector of its source."""
+    if (record := schema.version_record) is not None and not record.withdrawn:
+        logger.warning(
+            "care publish made collection %r of %r, and readers of the next version search what %r names: switch that, "
+            "too",
+            *(schema.name, record.source, record.source),
+        )
 
 
 def _last_switch(collection: Collection) -> tuple[Active, SearchedVector]:

@@ -20,6 +20,7 @@ from care_qdrant.contracts.learned import LearnedContract, signs
 from care_qdrant.errors import InputError, NotSwitched
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.point_equality import vectors_of
+from care_qdrant.qdrant.schema import VersionRecord
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.switch.switch import (
     find_state,
@@ -459,6 +460,23 @@ def test_a_vector_to_which_readers_return_meanwhile_is_not_retired(
     with pytest.raises(InputError, match="were switched to vector 'old'"):
         retire_vector(qdrant, NAME, grace_seconds=0)
     assert searched(qdrant) == "old" and Collection(qdrant, NAME).count_with_vector("old") == COUNT
+
+
+def test_a_switch_of_a_published_version_says_that_the_next_one_loses_it(
+    qdrant: QdrantClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    models.fill(qdrant, OLD, COUNT)
+    switch_collection(qdrant, NAME, NEW, OLD)
+    undo_switch(qdrant, NAME)
+    assert "care publish" not in caplog.text
+    Collection(qdrant, NAME).update("as a version", metadata=VersionRecord("source").metadata())
+    for _ in range(2):
+        caplog.clear()
+        undo_switch(qdrant, NAME)
+        assert "search what 'source' names: switch that, too" in caplog.text
+    caplog.clear()
+    switch_collection(qdrant, NAME, NEW, OLD)
+    assert "search what 'source' names: switch that, too" in caplog.text
 
 
 @pytest.mark.parametrize("since", ["", "yesterday", "2026-11-29T14:46:35.5Z", "2026-13-45T99:99:99Z"])
