@@ -6,6 +6,8 @@ is refused where it lies below; else the questions cannot tell. The interval cou
 model wins one: without a difference, it then is as wide as the rule of three says, 3 / questions.
 """
 
+import hashlib
+import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +29,7 @@ from care_qdrant.search.judged import KnownLabels, Labelled, find_labels, read_q
 from care_qdrant.search.overview import own_questions
 from care_qdrant.search.query import Query, find
 from care_qdrant.search.resolved import StoreConfig, resolve_vectors
-from care_qdrant.types import Hit, Vectors
+from care_qdrant.types import Vectors
 from care_qdrant.vectors.preflight import SAMPLE_POINTS
 
 MARGIN = 0.02
@@ -35,6 +37,7 @@ MARGIN = 0.02
 QUESTIONS = 2_000
 """Most questions that are made of a collection."""
 _READ_POINTS = 10 * QUESTIONS
+"""Most points of which they are made."""
 _BATCH = 64
 _SEED = 0
 _Z = 1.96
@@ -102,13 +105,13 @@ def make_questions(
     """
     layout = guess_layout(_payloads(collection), text_field=text_field)
     where = models.Filter(must=[models.HasVectorCondition(has_vector=name) for name in vector_names])
-    hits: list[Hit] = []
-    for page in collection.scroll("making questions", where=where, limit=_READ_POINTS):
-        hits += [read_hit(record, layout) for record in page]
-        if len(questions := own_questions(hits)) >= QUESTIONS:
-            break
-    else:
-        questions = own_questions(hits)
+    pages = collection.scroll("making questions", where=where)
+    points = (read_hit(record, layout) for page in pages for record in page)
+    # Of the whole collection: where ids count up, the first ones are the oldest points, perhaps of one source.
+    hits = heapq.nsmallest(_READ_POINTS, points, key=lambda hit: hashlib.sha256(hit.point_id.encode()).digest())
+    count = QUESTIONS
+    while len(questions := own_questions(hits[:count])) < QUESTIONS and count < len(hits):
+        count *= 2
     texts = [question.text for question in questions[:QUESTIONS]]
     relevant = [[question.document_id] for question in questions[:QUESTIONS]]
     return KnownLabels(Labelled(texts, relevant, None), "documents", layout, unknown_ids=0, left_out=0)

@@ -11,6 +11,7 @@ from qdrant_client import QdrantClient
 
 from care_qdrant.measures import ndcg_at_10
 from care_qdrant.qdrant.collection import Collection
+from care_qdrant.switch import compare
 from care_qdrant.switch.compare import MARGIN, Comparison, compare_models, judge, make_questions, read_questions
 from tests.switch import models
 from tests.switch.models import NAME, TableModel, good
@@ -101,6 +102,16 @@ def test_the_questions_of_a_collection_are_the_same_each_time(qdrant: QdrantClie
     scores = models.brute_force(old, made[0].questions.texts, models.texts(300))
     ranked = [[f"d{place}" for place in row] for row in np.argsort(-scores, axis=1)[:, :10]]
     assert comparison.before.mean == pytest.approx(np.mean(ndcg_at_10(ranked, made[0].questions.relevant)), abs=1e-3)
+
+
+def test_questions_are_made_of_the_newest_points_too(qdrant: QdrantClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where ids count up, the first points may all be of one source."""
+    models.fill(qdrant, good("old"), 300)
+    monkeypatch.setattr(compare, "QUESTIONS", 60)
+    monkeypatch.setattr(compare, "_READ_POINTS", 600)
+    relevant = make_questions(Collection(qdrant, NAME), ["old"]).questions.relevant
+    halves = [int(ids[0].removeprefix("d")) // 150 for ids in relevant]
+    assert len(halves) == 60 and 15 < sum(halves) < 45
 
 
 def test_a_question_counts_once_however_often_it_is_given(qdrant: QdrantClient, tmp_path: Path) -> None:
