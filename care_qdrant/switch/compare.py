@@ -183,6 +183,7 @@ def _ranked(
     resolved = replace(resolved, layout=labels.layout, hnsw_ef=None)
     is_exact = resolved.limits.exact_count and not collection.is_embedded
     params = models.SearchParams(exact=True) if is_exact else None
+    top = TOP if resolved.limits.query is None else min(TOP, resolved.limits.query)
     texts, ranked = labels.questions.texts, []
     for start in range(0, len(texts), _BATCH):
         batch = texts[start : start + _BATCH]
@@ -193,7 +194,7 @@ def _ranked(
             assert labels.questions.vectors is not None, "the caller refuses questions without vectors and a model"
             vectors = labels.questions.vectors[start : start + _BATCH].tolist()
         places = [place for place, vector in enumerate(vectors) if vector is not None]
-        queries = [Query(vectors[place], None, TOP, params=params) for place in places]
+        queries = [Query(vectors[place], None, top, params=params) for place in places]
         found: list[list[str]] = [[] for _ in batch]
         if labels.unit == "documents":
             answers = find_groups(resolved, queries, Grouping(), "comparing")

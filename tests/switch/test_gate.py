@@ -8,11 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from qdrant_client import QdrantClient
+from qdrant_client.models import StrictModeConfig
 
 from care_qdrant.measures import ndcg_at_10
 from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.connection import open_client
 from care_qdrant.switch import compare
 from care_qdrant.switch.compare import MARGIN, Comparison, compare_models, judge, make_questions, read_questions
+from tests.standin import StandIn
 from tests.switch import models
 from tests.switch.models import NAME, TableModel, good
 from tests.tiny import write_jsonl
@@ -112,6 +115,17 @@ def test_questions_are_made_of_the_newest_points_too(qdrant: QdrantClient, monke
     relevant = make_questions(Collection(qdrant, NAME), ["old"]).questions.relevant
     halves = [int(ids[0].removeprefix("d")) // 150 for ids in relevant]
     assert len(halves) == 60 and 15 < sum(halves) < 45
+
+
+def test_models_are_compared_by_as_many_hits_as_a_search_may_ask_for(server: StandIn) -> None:
+    old = good("old")
+    with open_client(url=server.url) as client:
+        models.fill(client, old)
+        client.update_collection(NAME, strict_mode_config=StrictModeConfig(enabled=True, max_query_limit=5))
+        collection = Collection(client, NAME)
+        labels = make_questions(collection, ["old"])
+        comparison = compare_models(collection, labels, "made of the collection", [("old", old), ("old", old)])
+    assert comparison.before.mean > 0.9 and comparison.overlap_at_10 == 1.0
 
 
 def test_a_question_counts_once_however_often_it_is_given(qdrant: QdrantClient, tmp_path: Path) -> None:
