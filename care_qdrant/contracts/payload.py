@@ -89,7 +89,8 @@ def node_embedded_texts(payload: Mapping[str, Any]) -> list[str]:
         shown = [_filled(line, key=key, value=str(value)) for key, value in metadata.items() if key not in hidden]
         separator = node.get("metadata_separator") or node.get("metadata_seperator") or "\n"
         template = node.get("text_template") or "{metadata_str}\n\n{content}"
-        whole = _filled(template, content=text, metadata_str=separator.join(shown)).strip() if shown else text
+        lines = separator.join(shown).strip()
+        whole = _filled(template, content=text, metadata_str=lines).strip() if lines else text
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         return []
     return [embedded_text(str(metadata.get("title") or ""), text), whole]
