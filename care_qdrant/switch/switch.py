@@ -62,7 +62,7 @@ class SwitchState:
 
 @dataclass(frozen=True, slots=True)
 class SwitchPlan:
-    """What a switch would do."""
+    """The plan of a switch, by `plan_switch`: its stage, the new vector and any objection."""
 
     state: SwitchState
     attach: AttachPlan | None
@@ -73,7 +73,7 @@ class SwitchPlan:
 
 @dataclass(frozen=True, slots=True)
 class SwitchReport:
-    """What a switch did."""
+    """The result of `switch_collection`: the state at its end, and the comparison that it followed."""
 
     collection: str
     state: SwitchState

@@ -143,7 +143,7 @@ def test_another_model_is_refused(client: QdrantClient, model: CareModel, other:
 
 @pytest.mark.parametrize("other", [WordModel(seed=9), WordModel(dim=32)], ids=["same width", "another width"])
 def test_a_collection_that_is_made_again_is_checked_again(folder: Path, tmp_path: Path, other: WordModel) -> None:
-    """What was drawn and checked was of the vectors before, under the same name."""
+    """The fallback is drawn and checked again: its state belonged to the former vectors of that name."""
     fallback, client = Fallback(OLD.encode, OLD.encode, share=0.5), QdrantClient(":memory:")
     with open_client(path=folder / "qdrant") as before:
         before.migrate(client, ["articles"])

@@ -120,7 +120,7 @@ async def test_a_key_may_do_what_its_line_says(http_of, client: QdrantClient, wo
 async def test_a_key_learns_of_no_collection_that_it_may_not_search(
     http_of, client: QdrantClient, words: str, served: tuple[str, ...]
 ) -> None:
-    """Of none that is served, and of none that Qdrant has: the one that it may search is not there yet."""
+    """A key for a collection that does not exist yet reads no name of another, served or in Qdrant."""
     for name in ("secret-one", "secret-three"):
         client.create_collection(name, {})
     client.update_collection_aliases(
