@@ -142,7 +142,7 @@ def test_everything_that_a_run_lacks_is_named_at_once(tmp_path: Path, config: Pa
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_damaged_files_of_a_base_are_problems_as_well(tmp_path: Path, pooling: str, name: str, seed: int) -> None:
     run, _ = _world(
-        tmp_path / str(uuid4()), next(path for path in shipped_configs() if path.stem == "trained-document")
+        tmp_path / str(uuid4()), next(path for path in shipped_configs() if path.stem == "care-0.3b-4b")
     )
     file = Path(str(run.document.base)) / name
     file.write_text(json.dumps(broken(json.loads(file.read_text(encoding="utf-8")), random.Random(seed))))
@@ -168,11 +168,11 @@ print("torch" in sys.modules)
 @pytest.mark.parametrize("command", ["run", "rehearse"])
 def test_a_run_that_lacks_files_says_so_before_torch_is_imported(tmp_path: Path, command: str) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    arguments = [command, "trained-document", "--set", f"output={tmp_path / 'out'}", "--set", f"data_root={tmp_path}"]
+    arguments = [command, "care-0.3b-4b", "--set", f"output={tmp_path / 'out'}", "--set", f"data_root={tmp_path}"]
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *arguments], env=environment(), capture_output=True, text=True, check=True
     )
     first, *problems, torch_is_loaded = done.stdout.splitlines()
-    assert first == "trained-document: 7 problems" and len(problems) == 7
+    assert first == "care-0.3b-4b: 7 problems" and len(problems) == 7
     assert torch_is_loaded == "False"
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 3, "seconds of CPU time"
