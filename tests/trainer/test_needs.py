@@ -141,9 +141,7 @@ def test_everything_that_a_run_lacks_is_named_at_once(tmp_path: Path, config: Pa
 )
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_damaged_files_of_a_base_are_problems_as_well(tmp_path: Path, pooling: str, name: str, seed: int) -> None:
-    run, _ = _world(
-        tmp_path / str(uuid4()), next(path for path in shipped_configs() if path.stem == "care-0.3b-4b")
-    )
+    run, _ = _world(tmp_path / str(uuid4()), next(path for path in shipped_configs() if path.stem == "care-0.3b-4b"))
     file = Path(str(run.document.base)) / name
     file.write_text(json.dumps(broken(json.loads(file.read_text(encoding="utf-8")), random.Random(seed))))
     if seed % 5 == 0:
