@@ -57,15 +57,17 @@ class CareRerank(BaseNodePostprocessor):
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
         # Not query_bundle.embedding: the retriever before us may have put another model's vector there.
-        query = self.embedding.get_query_embedding(_text(query_bundle))
-        return self._ranked(nodes, self.vector_store.score(query, [node.node_id for node in nodes]))
+        text = _text(query_bundle)
+        query = self.embedding.get_query_embedding(text)
+        return self._ranked(nodes, self.vector_store.score(query, [node.node_id for node in nodes], text))
 
     @override
     async def _apostprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        query = await self.embedding.aget_query_embedding(_text(query_bundle))
-        return self._ranked(nodes, await self.vector_store.ascore(query, [node.node_id for node in nodes]))
+        text = _text(query_bundle)
+        query = await self.embedding.aget_query_embedding(text)
+        return self._ranked(nodes, await self.vector_store.ascore(query, [node.node_id for node in nodes], text))
 
     def _ranked(self, nodes: list[NodeWithScore], scores: Mapping[str, float]) -> list[NodeWithScore]:
         scored = [NodeWithScore(node=hit.node, score=scores.get(hit.node_id)) for hit in nodes]

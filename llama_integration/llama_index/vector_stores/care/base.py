@@ -14,7 +14,7 @@ from llama_index.vector_stores.care.filters import has_filters
 from llama_index.vector_stores.care.index_nodes import IndexNodes
 from llama_index.vector_stores.care.modes import is_lexical
 from llama_index.vector_stores.care.once import OnceLogger
-from llama_index.vector_stores.care.origin import check_nodes, check_query
+from llama_index.vector_stores.care.origin import Origin
 from llama_index.vector_stores.care.points import as_result, check_points
 from llama_index.vector_stores.care.reading import Reader, score_nodes
 from llama_index.vector_stores.care.settings import (
@@ -34,7 +34,6 @@ from typing_extensions import override
 
 from care_qdrant import Collection, Fallback, Fusion
 from care_qdrant.contracts.contract import VectorContract
-from care_qdrant.encoders.terms import bm25
 from care_qdrant.encoders.terms.sparse import SparseQueryEncoder, Terms
 from care_qdrant.errors import InputError
 from care_qdrant.forking import ForkPool
@@ -97,7 +96,7 @@ class CareVectorStore(StoreSettings):
     _client: QdrantClient = PrivateAttr()
     _named: Collection = PrivateAttr()
     _resolver: CollectionResolver = PrivateAttr()
-    _embedding: HasContract | None = PrivateAttr()
+    _origin: Origin = PrivateAttr()
     _finds_bm25: bool = PrivateAttr()
     _terms: StoreTerms = PrivateAttr()
     _reader: Reader = PrivateAttr()
@@ -114,6 +113,7 @@ class CareVectorStore(StoreSettings):
         aclient: AsyncQdrantClient | None = None,
         *,
         embedding: HasContract | None = None,
+        other_models: Sequence[HasContract] = (),
         fingerprint: str | None = None,
         vector_name: str | None = None,
         sparse_vector_name: str | None = None,
@@ -133,7 +133,10 @@ class CareVectorStore(StoreSettings):
             client: An open client, for sync and async calls.
             aclient: Instead of ``client``: a sync client with the same options is opened, also for async calls.
             embedding: Model of the query vectors, whose fingerprint the collection must carry.
-            fingerprint: The same, if only the fingerprint is known.
+            other_models: Embeddings to which ``care switch`` may switch the collection, or from which it did. At its
+                next check the store uses the vector that the collection names as active, whichever of its embeddings
+                the index has: queries and nodes with the vector of another one are encoded again by the active one.
+            fingerprint: The same as ``embedding``, if only the fingerprint is known.
             vector_name: Name of the dense vector, ``""`` for the unnamed one. None takes the vector of the embedding,
                 or the only one, and refuses several.
             sparse_vector_name: Name of the sparse vector for hybrid queries; None takes the only one.
@@ -180,30 +183,30 @@ class CareVectorStore(StoreSettings):
         except ValidationError as error:
             raise wrong_setting(error, type(self), "setting", "CareVectorStore") from None
         self._client = client or open_client(self, aclient)
-        self._embedding = embedding if check_vectors else None
+        known = [model for model in (embedding, *other_models) if model is not None]
+        self._origin = Origin.of(collection_name, known, is_checked=check_vectors)
         self._finds_bm25 = finds_bm25
-        self._terms = StoreTerms(encoder, getattr(embedding, "query_terms", bm25.query_vector))
+        self._terms = StoreTerms(encoder)
         config = StoreConfig(
             sparse=None if finds_bm25 else hybrid,
             bm25=hybrid and encoder is None,
             vector_name=vector_name,
             sparse_vector_name=sparse_vector_name,
-            contract=contract,
             fingerprint=fingerprint,
             only_vector=True,
             text_field=text_field,
-            encode=getattr(embedding, "encode_query", None),
-            alpha=getattr(embedding, "alpha", DEFAULT_ALPHA),
-            terms=getattr(embedding, "query_terms", None),
             sample_points=SAMPLE_POINTS,
         )
+        if known:
+            first, *others = (_searching_with(model, config) for model in known)
+            config = replace(first, others=tuple(others))
         policy = replace(SEARCH_POLICY, attempts=max(1, self.max_retries))
         self._named = Collection(self._client, collection_name, policy)
         self._resolver = CollectionResolver(self._named, config, check_seconds=check_seconds)
         self._reader = Reader(
             self._resolver, self._terms, fusion, fallback, finds_bm25, self._index_nodes, self._warnings
         )
-        self._writer = Writer(self._terms, config.expected, self._warnings)
+        self._writer = Writer(self._terms, self._warnings)
         if self._named.exists():
             resolved = self._adopt(self._resolver.resolve())
             resolved.collection.create_indexes(payload_indexes(self))
@@ -249,7 +252,9 @@ class CareVectorStore(StoreSettings):
         encoder = two_sided(sparse_doc_fn, sparse_query_fn)
         if encoder is not None:
             self._terms.encoder = encoder
-            self._resolver.config = replace(self._resolver.config, bm25=False)
+            config = self._resolver.config
+            others = tuple(replace(other, bm25=False) for other in config.others)
+            self._resolver.config = replace(config, bm25=False, others=others)
             self._resolver.forget()
         self.hybrid_fusion_fn = hybrid_fusion_fn or self.hybrid_fusion_fn
 
@@ -258,27 +263,45 @@ class CareVectorStore(StoreSettings):
     @override
     def query(self, query: VectorStoreQuery, **options: Any) -> VectorStoreQueryResult:
         given = QueryOptions.of(options)
-        self._check_query(query)
-        return self._use(lambda resolved: self._reader.search(resolved, query, given, self), as_result([]))
+
+        def search(resolved: ResolvedCollection) -> VectorStoreQueryResult:
+            vector = query.query_embedding
+            if vector is None or is_lexical(query):
+                return self._reader.search(resolved, query, given, self)
+            own = self._origin.query_vector(resolved.config, query.query_str or "", vector)
+            return self._reader.search(resolved, replace(query, query_embedding=own), given, self)
+
+        return self._use(search, as_result([]))
 
     @override
     async def aquery(self, query: VectorStoreQuery, **options: Any) -> VectorStoreQueryResult:
         return await _in_thread(self.query, query, **options)
 
-    def score(self, query_embedding: list[float], node_ids: Sequence[str]) -> dict[str, float]:
+    def score(self, query_embedding: list[float], node_ids: Sequence[str], query_str: str = "") -> dict[str, float]:
         """Return the cosine of a query with the stored vector of each node, or the negative distance of the two.
 
         Args:
             query_embedding: Vector of the query, ``(dim,)``.
             node_ids: Nodes to score; one without a vector gets no score.
+            query_str: Text of the query, which a store with ``other_models`` needs.
         """
         if not node_ids:
             return {}
-        return self._use(lambda resolved: score_nodes(resolved, query_embedding, node_ids), {})
 
-    async def ascore(self, query_embedding: list[float], node_ids: Sequence[str]) -> dict[str, float]:
+        def score(resolved: ResolvedCollection) -> dict[str, float]:
+            if len(self._origin.models) == 1:
+                return score_nodes(resolved, query_embedding, node_ids)
+            return score_nodes(
+                resolved, self._origin.query_vector(resolved.config, query_str, query_embedding), node_ids
+            )
+
+        return self._use(score, {})
+
+    async def ascore(
+        self, query_embedding: list[float], node_ids: Sequence[str], query_str: str = ""
+    ) -> dict[str, float]:
         """Return the same as `score`."""
-        return await _in_thread(self.score, query_embedding, node_ids)
+        return await _in_thread(self.score, query_embedding, node_ids, query_str)
 
     @override
     def get_nodes(
@@ -295,16 +318,18 @@ class CareVectorStore(StoreSettings):
 
     @override
     def add(self, nodes: Sequence[BaseNode], shard_identifier: Any = None, **options: Any) -> list[str]:
-        self._check_nodes(nodes)
         if not nodes:
             return []
         check_points(nodes)
         self._index_nodes.note(nodes)
         if not self._named.exists():
-            create_collection(self._named, self, self._resolver.config, self._terms.encoder, nodes)
+            config = self._resolver.config
+            create_collection(self._named, self, config, self._terms.encoder, self._origin.nodes(config, nodes))
             self._resolver.forget()
         shard = shard_keys(self, shard_identifier)
-        return self._use(lambda resolved: self._writer.write(resolved, nodes, shard, self), [])
+        return self._use(
+            lambda resolved: self._writer.write(resolved, self._origin.nodes(resolved.config, nodes), shard, self), []
+        )
 
     @override
     async def async_add(self, nodes: Sequence[BaseNode], shard_identifier: Any = None, **options: Any) -> list[str]:
@@ -391,17 +416,16 @@ class CareVectorStore(StoreSettings):
             )
         return resolved
 
-    def _check_query(self, query: VectorStoreQuery) -> None:
-        """Refuse a dense query whose vector the embedding of this store did not make."""
-        vector = query.query_embedding
-        if self._embedding is not None and self.contract is not None and vector is not None and not is_lexical(query):
-            check_query(self.collection_name, self.contract, self._embedding, query.query_str or "", vector)
-
-    def _check_nodes(self, nodes: Sequence[BaseNode]) -> None:
-        """Refuse nodes whose vectors the embedding of this store did not make."""
-        if self._embedding is not None and self.contract is not None and nodes:
-            check_nodes(self.collection_name, self.contract, self._embedding, nodes)
-
     def _delete(self, where: Callable[[ResolvedCollection], models.Filter], shard: Any) -> None:
         key = shard_keys(self, shard)
         self._use(lambda resolved: resolved.collection.of_shard(key).delete_where(where(resolved)), None)
+
+
+def _searching_with(model: HasContract, config: StoreConfig) -> StoreConfig:
+    return replace(
+        config,
+        contract=contract_of(model),
+        encode=getattr(model, "encode_query", None),
+        alpha=getattr(model, "alpha", DEFAULT_ALPHA),
+        terms=getattr(model, "query_terms", None),
+    )

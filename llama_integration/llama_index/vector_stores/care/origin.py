@@ -5,16 +5,20 @@ passes. LlamaIndex takes these from ``Settings.embed_model`` or ``embed_model=``
 """
 
 import random
-from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 from llama_index.core.schema import BaseNode, MetadataMode
 from llama_index.embeddings.care.base import TITLE_KEY
+from llama_index.vector_stores.care.settings import HasContract
 
 from care_qdrant.contracts.contract import VectorContract
 from care_qdrant.encoders.agreement import LEAST_MADE_AGAIN, cosines
-from care_qdrant.errors import FingerprintMismatch, IncompleteModel, MissingExtra, SchemaMismatch
+from care_qdrant.errors import FingerprintMismatch, IncompleteModel, InputError, MissingExtra, SchemaMismatch
+from care_qdrant.search.resolved import StoreConfig
 from care_qdrant.types import Vectors, embedded_text
 
 
@@ -29,7 +33,78 @@ class TextEncoder(Protocol):
         """Encode documents into unit vectors: ``(len(texts), dim)`` float32."""
 
 
-def check_query(collection: str, contract: VectorContract, embedding: object, text: str, vector: list[float]) -> None:
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Checks the vectors of queries and nodes for a store; those of its other models are made again by the active one.
+
+    LlamaIndex embeds a query before the store is asked, perhaps by a model that the collection was switched from since.
+    """
+
+    collection: str
+    models: Mapping[str, tuple[VectorContract, Any]]
+    """The models of the store by their fingerprints; empty where vectors are not checked."""
+
+    @classmethod
+    def of(cls, collection: str, models: Sequence[HasContract], *, is_checked: bool) -> Self:
+        """Return the checks of a store of these models.
+
+        Raises:
+            InputError: There are several models, and vectors are not to be checked, or a model encodes no texts.
+        """
+        if len(models) > 1 and not (is_checked and all(isinstance(model, TextEncoder) for model in models)):
+            raise InputError(
+                "other_models= encodes queries again by the active model: it needs models that encode texts, and "
+                "excludes check_vectors=False"
+            )
+        known = [(model.contract(), model) for model in models] if is_checked else []
+        return cls(collection, {contract.fingerprint: (contract, model) for contract, model in known})
+
+    def query_vector(self, config: StoreConfig, text: str, vector: list[float]) -> list[float]:
+        """Return the vector of a query by the model of a search, if one of the store's models made the given one.
+
+        Raises:
+            FingerprintMismatch: No model of the store made the vector of this text.
+            SchemaMismatch: The vector has another dimension.
+            InputError: There is no text, and any of several models may have made the vector.
+        """
+        if not self.models:
+            return vector
+        (contract, model), *others = self._searched_first(config)
+        if others and not text:
+            raise InputError(
+                f"a query of collection {self.collection!r} has a vector without its text, and several models may have "
+                "made that: give query_str="
+            )
+        if others and not _is_by(contract, model, text, vector) and any(_is_by(*it, text, vector) for it in others):
+            own: list[float] = model.encode_query([text])[0].tolist()
+            return own
+        _check_query(self.collection, contract, model, text, vector)
+        return vector
+
+    def nodes(self, config: StoreConfig, nodes: Sequence[BaseNode]) -> Sequence[BaseNode]:
+        """Return nodes with vectors by the model of a search, if one of the store's models made the given ones.
+
+        Raises:
+            FingerprintMismatch: No model of the store made the vectors.
+            SchemaMismatch: A vector has another dimension.
+            InputError: There are several models, and one of them encodes no documents here.
+        """
+        if not self.models:
+            return nodes
+        (contract, model), *others = self._searched_first(config)
+        for other in others:
+            with suppress(FingerprintMismatch, SchemaMismatch):
+                _check_nodes(self.collection, *other, nodes, is_certain=True)
+                rows = model.encode_document([node.get_content(MetadataMode.EMBED) for node in nodes]).tolist()
+                return [node.model_copy(update={"embedding": row}) for node, row in zip(nodes, rows, strict=True)]
+        _check_nodes(self.collection, contract, model, nodes, is_certain=bool(others))
+        return nodes
+
+    def _searched_first(self, config: StoreConfig) -> list[tuple[VectorContract, Any]]:
+        return sorted(self.models.values(), key=lambda known: known[0].fingerprint != config.expected)
+
+
+def _check_query(collection: str, contract: VectorContract, embedding: object, text: str, vector: list[float]) -> None:
     """Refuse a query vector that the model of the store did not make of the query's text."""
     _check_dim(f"the query vector for collection {collection!r}", contract, vector)
     if not text or not isinstance(embedding, TextEncoder):
@@ -45,21 +120,25 @@ def check_query(collection: str, contract: VectorContract, embedding: object, te
         )
 
 
-def check_nodes(collection: str, contract: VectorContract, embedding: object, nodes: Sequence[BaseNode]) -> None:
+def _check_nodes(
+    collection: str, contract: VectorContract, embedding: object, nodes: Sequence[BaseNode], *, is_certain: bool
+) -> None:
     """Refuse nodes whose vectors the model of the store did not make.
 
     All vectors are checked for their dimension. The first node and a random one are encoded again, where the embedding
-    encodes documents in this process.
+    encodes documents in this process; where it does not, it is an error if the check has to be certain.
     """
     for node in nodes:
         _check_dim(f"the vector of node {node.node_id} for collection {collection!r}", contract, node.get_embedding())
-    if not isinstance(embedding, TextEncoder) or not getattr(embedding, "documents", True):
+    if not isinstance(embedding, TextEncoder) or not (is_certain or getattr(embedding, "documents", True)):
         return
     for node in {nodes[0].node_id: nodes[0], (other := random.choice(nodes)).node_id: other}.values():
         texts = _embedded_texts(node)
         try:
             made = embedding.encode_document(texts)
         except (MissingExtra, IncompleteModel):
+            if is_certain:
+                raise
             return
         cosine = max((_cosine(node.get_embedding(), row) for row in made), default=1.0)
         if not cosine >= LEAST_MADE_AGAIN:
@@ -95,6 +174,11 @@ def _check_dim(what: str, contract: VectorContract, vector: Sequence[float]) -> 
             f"{what} has {len(vector)} dimensions, but model {contract.model!r} ({contract.fingerprint[:12]}) makes "
             f"{contract.dim}: another model made it. Embed with the embedding of the store (embed_model=embedding)"
         )
+
+
+def _is_by(contract: VectorContract, model: TextEncoder, text: str, vector: Sequence[float]) -> bool:
+    """Return whether a model makes this vector of a query."""
+    return len(vector) == contract.dim and _cosine(vector, model.encode_query([text])[0]) >= LEAST_MADE_AGAIN
 
 
 def _cosine(vector: Sequence[float], expected: Any) -> float:

@@ -16,30 +16,24 @@ from care_qdrant.encoders.terms.sparse import (
     document_terms,
 )
 from care_qdrant.errors import InputError
-from care_qdrant.search.resolved import ResolvedCollection, TermsOfQuery
+from care_qdrant.search.resolved import ResolvedCollection
 from care_qdrant.types import TermVector
 
 
 class StoreTerms:
     """Makes the terms of the queries and nodes of one store."""
 
-    def __init__(self, encoder: SparseQueryEncoder | None, weighted: TermsOfQuery) -> None:
-        """Set up.
-
-        Args:
-            encoder: Sparse encoder in place of BM25 by this package; None for BM25.
-            weighted: BM25 terms of a query with the weights that the model has learned.
-        """
+    def __init__(self, encoder: SparseQueryEncoder | None) -> None:
+        """Set up with the sparse encoder in place of BM25 by this package; None for BM25."""
         self.encoder = encoder
-        self._weighted = weighted
 
     def of_query(self, resolved: ResolvedCollection, text: str, *, has_weights: bool) -> TermVector | SparseQuery:
         """Return the terms of a query; of BM25, with the learned weights of the model if `has_weights`."""
         if self.encoder is not None:
             return self.encoder(text)
         assert resolved.bm25 is not None, "without another encoder, the sparse vector is BM25 of this package"
-        terms: TermsOfQuery = self._weighted if has_weights else bm25.query_vector
-        return terms(text, resolved.bm25.analyser)
+        weighted = resolved.config.terms if has_weights else None
+        return (weighted or bm25.query_vector)(text, resolved.bm25.analyser)
 
     def of_nodes(self, resolved: ResolvedCollection, nodes: Sequence[BaseNode]) -> list[SparseQuery]:
         """Return the terms of nodes, as a collection stores them."""

@@ -41,8 +41,6 @@ class Writer:
     """Writes nodes to a collection that was checked; vectors of other models on the same points stay."""
 
     terms: StoreTerms
-    fingerprint: str | None
-    """Fingerprint of the model that makes the vectors; None where it is not known."""
     warnings: OnceLogger
 
     def write(
@@ -74,7 +72,7 @@ class Writer:
         terms = {}
         if settings.enable_hybrid and resolved.sparse_vector_name is not None:
             terms[resolved.sparse_vector_name] = self.terms.of_nodes(resolved, nodes)
-        points = build_points(nodes, resolved.vector_name or "", terms, resolved.layout, self.fingerprint)
+        points = build_points(nodes, resolved.vector_name or "", terms, resolved.layout, resolved.config.expected)
         there = collection.retrieve([point.id for point in points]) if resolved.has_other_vectors else {}
         for write in writes(points, there.values()):
             send_all(collection, write)
