@@ -37,12 +37,15 @@ T = TypeVar("T")
 CHECK_SECONDS = 30.0
 """Time that a check of the contract holds."""
 # An alias may be switched to vectors of another model at any time.
+_WATCH_SECONDS = 1.0
+"""Time after which a search by several models looks for the active vector while ``care switch`` can be rolled back."""
 
 
 class CollectionResolver:
     """Keeps the collection that a name stands for, and checks it again after ``check_seconds``.
 
-    A check costs two requests: the aliases, and the schema of the collection behind the name.
+    A check costs two requests: the aliases, and the schema of the collection behind the name. Between a switch and the
+    removal of the vector before, a search by several models also reads the schema every second: it follows a rollback.
     """
 
     def __init__(self, collection: Collection, config: StoreConfig, *, check_seconds: float = CHECK_SECONDS) -> None:
@@ -53,6 +56,7 @@ class CollectionResolver:
         self._named, self._check_seconds = collection, check_seconds
         self._keys: tuple[Collection, Keys] | None = None
         self._told: SearchedVector | None = None
+        self._looked_at = 0.0
         self._measured: dict[str, dict[str, Any]] = {}
         """Measurements of this process, by collections: not all programs may write it into the metadata."""
 
@@ -63,7 +67,7 @@ class CollectionResolver:
     def resolve(self) -> ResolvedCollection:
         """Return the collection, checked now or less than ``check_seconds`` ago."""
         now, resolved = time.monotonic(), self.resolved
-        if resolved is None or now - resolved.checked_at >= self._check_seconds:
+        if resolved is None or now - resolved.checked_at >= self._check_seconds or self._is_switched(resolved, now):
             collection, schema = self._read()
             before = resolved if resolved is not None and resolved.name == collection.name else None
             resolved = resolve_vectors(collection, schema, self.config, checked_at=now, before=before)
@@ -74,6 +78,19 @@ class CollectionResolver:
             resolved = self._sample(resolved)
         self.resolved = resolved
         return resolved
+
+    def _is_switched(self, resolved: ResolvedCollection, now: float) -> bool:
+        """Return whether a collection whose switch can be rolled back was switched since its check, as far as known."""
+        active = resolved.schema.active
+        if not self.config.others or active is None or active.before is None:
+            return False
+        if now - max(self._looked_at, resolved.checked_at) < _WATCH_SECONDS:
+            return False
+        self._looked_at = now
+        try:
+            return resolved.collection.sibling(resolved.name).schema.active != active
+        except Rejected:  # gone: the check finds what there is in its place
+            return True
 
     def _tell_of_switch(self, resolved: ResolvedCollection) -> None:
         """Log once that the collection was switched to a model that this reader does not have."""

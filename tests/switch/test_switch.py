@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,10 @@ from care_qdrant.contracts.active import parse_active
 from care_qdrant.contracts.learned import LearnedContract, signs
 from care_qdrant.errors import InputError, NotSwitched
 from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.connection import open_client
 from care_qdrant.qdrant.point_equality import vectors_of
 from care_qdrant.qdrant.schema import VersionRecord
+from care_qdrant.search import resolve
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.switch.switch import (
     find_state,
@@ -33,6 +36,7 @@ from care_qdrant.vectors import detach
 from care_qdrant.vectors.attach import AttachSettings, attach_vector
 from care_qdrant.vectors.detach import detach_vector
 from care_qdrant.vectors.verify import verify_collection
+from tests.standin import StandIn
 from tests.switch import models
 from tests.switch.models import NAME, TableModel, good
 from tests.tiny import Killed, write_jsonl
@@ -380,6 +384,37 @@ def test_readers_follow_without_a_failed_or_mixed_query(qdrant: QdrantClient) ->
     undo_switch(qdrant, NAME)
     time.sleep(0.03)
     assert [reader.resolved.vector_name for reader in readers] == ["new", "new", "old", "old"]
+
+
+def test_a_rollback_is_followed_within_a_second(server: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one request a second while the vector before is there, of a reader that knows both models and of no other."""
+    now = 100.0
+    monkeypatch.setattr(resolve, "time", SimpleNamespace(monotonic=lambda: now))
+    with open_client(url=server.url) as client:
+        rows = models.fill(client, OLD, COUNT)
+        switch_collection(client, NAME, NEW, OLD)
+        both = Retriever(client, NAME, OLD, other_models=[NEW])  # type: ignore[arg-type, list-item]
+        alone = Retriever(client, NAME, NEW)  # type: ignore[arg-type]
+
+        def asked(reader: Retriever) -> list[str]:
+            server.requests.clear()
+            assert reader.search([rows[7]], top_k=1)[0][0].point_id == "7"
+            return [request.method for request in server.requests]
+
+        asked(both), asked(alone)
+        for name in ("old", "new"):
+            undo_switch(client, NAME)
+            assert asked(both) == ["POST"]
+            now += 1
+            assert asked(both) == ["GET", "GET", "GET", "POST"] and both.resolved.vector_name == name
+            assert asked(both) == asked(alone) == ["POST"]
+            now += 1
+            assert asked(both) == ["GET", "POST"]
+        retire_vector(client, NAME, grace_seconds=0)
+        now += 30
+        assert asked(both) == ["GET", "GET", "POST"]
+        now += 1
+        assert asked(both) == ["POST"], "nothing can be rolled back"
 
 
 def test_queries_made_elsewhere_are_refused_by_a_reader_of_several_models(qdrant: QdrantClient) -> None:
