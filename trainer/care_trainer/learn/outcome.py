@@ -68,9 +68,7 @@ class LearnReport:
     contract: VectorContract = field(metadata={"printed": ("model", "fingerprint", "dim")})
     """Record of the query encoder."""
     sample: Sample = field(
-        metadata={
-            "printed": ("points", "texts", "without_text", "without_vector", "repeated", "text_field", "stand_ins")
-        }
+        metadata={"printed": ("points", "texts", "without_text", "without_vector", "repeated", "text_field")}
     )
     training: Training = field(metadata={"printed": ("vocabulary", "tokens", "layers", "steps", "best_step")})
     seconds: float
