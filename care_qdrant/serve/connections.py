@@ -1,6 +1,7 @@
 """The connections of a worker: bounded in number, and closed where no request arrives on them."""
 
 import asyncio
+import re
 import resource
 from typing import Any
 
@@ -13,6 +14,8 @@ HEAD_BYTES = 64 * 2**10
 """Largest head of a request: reading it keeps others waiting, before any key is looked at."""
 _OTHER_FILES = 64
 """File descriptors that a worker needs for other things than connections of clients."""
+_UPGRADE = re.compile(rb"(\A|\n)upgrade(?=[ \t]*:)", re.IGNORECASE)
+_IGNORED = rb"\1ignored"
 
 
 def most_connections(limit: int) -> int:
@@ -46,6 +49,10 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # ch
     @override
     def data_received(self, data: bytes) -> None:
         before = self.cycle
+        if before is None or before.response_complete:
+            # Java's clients offer HTTP/2 in this header. It need not be accepted, and the parser would drop the body.
+            head, blank, rest = data.partition(b"\r\n\r\n")
+            data = _UPGRADE.sub(_IGNORED, head) + blank + rest
         super().data_received(data)
         if self.cycle is not before:
             self._head_bytes = 0
@@ -70,10 +77,6 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # ch
         self.waiting.pop(self, None)
         self._forget_deadline()
         super().connection_lost(exc)
-
-    @override
-    def _unsupported_upgrade_warning(self) -> None:
-        """Log nothing: Java's clients offer HTTP/2 in this way, and uvicorn would advise to install packages."""
 
     def _expect_head(self) -> None:
         self._deadline = asyncio.get_running_loop().call_later(HEAD_SECONDS, self.transport.abort)

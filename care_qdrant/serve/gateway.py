@@ -107,8 +107,6 @@ class Gateway:
                 "without API keys this service answers only requests that are addressed to localhost; "
                 "start it with --keys",
             )
-        if headers.get("upgrade", "").lower() == "websocket":
-            raise Refusal(400, "no_websockets", "WebSockets are not supported; send an HTTP request")
         if exchange.internal and exchange.path not in (METRICS_PATH, *OPEN_PATHS):
             raise unknown_path()
         if exchange.path == METRICS_PATH and not exchange.internal and self._metrics_port is not None:

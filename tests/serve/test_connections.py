@@ -1,7 +1,9 @@
 """Connections of clients that send no request: closed after a while, and first where there are too many."""
 
+import json
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -98,3 +100,27 @@ def test_beyond_the_limit_the_connection_that_waits_longest_is_closed(
 def test_a_worker_keeps_files_for_other_things(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (150, 150))
     assert most_connections(4_096) < 150
+
+
+def test_an_offer_of_another_protocol_is_ignored_with_no_loss_of_the_body(
+    make_service: Callable[..., Service], listen: Any
+) -> None:
+    body = json.dumps({"input": "发烧", "model": "pair"}).encode()
+    lines = [
+        b"POST /v1/embeddings HTTP/1.1\r\n",
+        b"Host: localhost\r\n",
+        b"Connection: Upgrade, HTTP2-Settings\r\n",
+        b"Content-Type: application/json\r\n",
+        b"Content-Length: %d\r\n" % len(body),
+        b"HTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n",
+        b"uPGRADE: h2c\r\n",
+        b"\r\n",
+        body,
+    ]
+    with connected(listen(make_service())) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for cut in range(len(lines)):  # each time the rest of the request is in another packet
+            for part in (lines[:cut], lines[cut:]):
+                client.sendall(b"".join(part))
+                time.sleep(0.01)
+            assert answered(client).startswith(b"HTTP/1.1 200"), cut
