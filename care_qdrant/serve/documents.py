@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 from uuid import UUID
 
@@ -16,6 +17,8 @@ from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.schemas import WholeDocument
 from care_qdrant.types import Hit
 
+MOST_CHUNKS = 1_000
+"""Largest number of chunks of a document that is returned whole."""
 _LAYOUT_POINTS = 32
 """Points that show where a collection keeps the ids of its documents."""
 _WHOLE_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,39})")
@@ -24,19 +27,16 @@ _INTEGERS, _POINT_NUMBERS = 2**63, 2**64
 
 
 def read_document(collection: Collection, document_id: str) -> WholeDocument:
-    """Return all chunks of a document.
-
-    Look first under the paths that a sample of the points uses, since a condition on a key without a payload index
-    reads every payload; then under the paths that other tools use.
-    """
-    sample = collection.sample(_LAYOUT_POINTS)
-    likely = {path for record in sample for path in _document_paths(record.payload or {})}
-    chunks = _chunks(collection, document_id, likely)
-    if not chunks:
-        others = {path for known in DOCUMENT_PATHS for path in readings(known)} - likely
-        chunks = _chunks(collection, document_id, others) if sample else []
-    if not chunks:
-        raise Refusal(404, "unknown_document", f"collection {collection.name!r} has no document {document_id!r}")
+    """Return all chunks of a document."""
+    chunks = list(islice(find_chunks(collection, document_id), MOST_CHUNKS + 1))
+    if len(chunks) > MOST_CHUNKS:  # an id such as a kind of text is that of half a collection
+        raise Refusal(
+            413,
+            "document_too_large",
+            f"document {document_id!r} of collection {collection.name!r} has more than {MOST_CHUNKS:,} chunks; search "
+            "for the part that you need",
+        )
+    chunks.sort(key=lambda hit: hit.chunk)
     return WholeDocument(
         collection=collection.name,
         document_id=document_id,
@@ -46,8 +46,26 @@ def read_document(collection: Collection, document_id: str) -> WholeDocument:
     )
 
 
-def _chunks(collection: Collection, document_id: str, paths: Iterable[str]) -> list[Hit]:
-    """Return the chunks of a document, in order, by its id under one of these paths or as the id of a point."""
+def find_chunks(collection: Collection, document_id: str) -> Iterator[Hit]:
+    """Yield the chunks of a document, at least one.
+
+    Look first under the paths that a sample of the points uses, since a condition on a key without a payload index
+    reads every payload; then under the paths that other tools use.
+    """
+    sample = collection.sample(_LAYOUT_POINTS)
+    likely = {path for record in sample for path in _document_paths(record.payload or {})}
+    others = {path for known in DOCUMENT_PATHS for path in readings(known)} - likely if sample else set()
+    for paths in (likely, others):
+        chunks = _chunks(collection, document_id, paths)
+        if (first := next(chunks, None)) is not None:
+            yield first
+            yield from chunks
+            return
+    raise Refusal(404, "unknown_document", f"collection {collection.name!r} has no document {document_id!r}")
+
+
+def _chunks(collection: Collection, document_id: str, paths: Iterable[str]) -> Iterator[Hit]:
+    """Yield the chunks of a document by its id under one of these paths or as the id of a point."""
     strict = collection.schema.strict_mode
     if strict is not None and strict.unindexed_filtering_retrieve is False:
         paths = collection.schema.payload_schema.keys() & set(paths)
@@ -58,10 +76,10 @@ def _chunks(collection: Collection, document_id: str, paths: Iterable[str]) -> l
     # A point whose payload holds no document id is a document under its own id.
     may_be += [models.HasIdCondition(has_id=[point_id]) for point_id in _point_ids(document_id, number)]
     if not may_be:  # every point passes a filter without conditions
-        return []
+        return
     pages = collection.scroll("reading a document", where=models.Filter(should=may_be), as_seen=True)
     hits = (read_hit(record) for page in pages for record in page)
-    return sorted((hit for hit in hits if hit.document_id == document_id), key=lambda hit: hit.chunk)
+    yield from (hit for hit in hits if hit.document_id == document_id)
 
 
 def _document_paths(payload: Mapping[str, Any]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from care_qdrant.search.retriever import Mode
 from care_qdrant.search.script import script_note
 from care_qdrant.serve import marks
 from care_qdrant.serve.backend import Backend
-from care_qdrant.serve.documents import read_document
+from care_qdrant.serve.documents import find_chunks, read_document
 from care_qdrant.serve.good_matches import GoodMatches
 from care_qdrant.serve.labels import keep_label, kept_labels
 from care_qdrant.serve.metrics import Metrics
@@ -125,7 +125,12 @@ class Searching:
         if folder is None:
             raise Refusal(404, "no_labels", "this service keeps no judgements; start it with --labels FOLDER")
         check_texts([request.query], "query", self._limits)
-        await self.document(request.document_id, collection)
+
+        def find() -> None:
+            next(find_chunks(self._backend.collection(collection).resolve(), request.document_id))
+
+        with self._backend.admitted():
+            await self._backend.run(find)
         keep = partial(
             keep_label, folder / collection, request.query, request.document_id, is_relevant=request.relevant
         )

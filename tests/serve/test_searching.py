@@ -18,7 +18,7 @@ from qdrant_client.http.exceptions import ResponseHandlingException
 from care_qdrant.errors import Unreachable
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.search.retriever import Retriever
-from care_qdrant.serve import catalogue, marks
+from care_qdrant.serve import catalogue, documents, marks
 from care_qdrant.serve.marks import mark
 from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.schemas import SearchRequest
@@ -328,6 +328,23 @@ async def test_a_document_whose_id_is_a_number_is_found(make_service, client: Qd
     client.upsert("c", [models.PointStruct(id=n, vector=[1.0, n], payload=each) for n, each in enumerate(payloads, 1)])
     found = await make_service(aligned(), over=client)._searching.document("17", "c")
     assert found.chunks == ["头皮痒"]
+
+
+async def test_an_id_of_half_a_collection_is_not_read_whole(
+    make_service, connect, client: QdrantClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ingest([Document("d1", "发烧")], aligned(), client, "c")
+    payload = {"page_content": "头皮痒", "metadata": {"source": "news"}}
+    client.upsert("c", [models.PointStruct(id=n, vector={}, payload=payload) for n in range(40)])
+    service = make_service(aligned(), over=client, labels=tmp_path)
+    monkeypatch.setattr(documents, "MOST_CHUNKS", 40)
+    assert len((await service._searching.document("news", "c")).chunks) == 40
+    monkeypatch.setattr(documents, "MOST_CHUNKS", 39)
+    with pytest.raises(Refusal, match="more than 39 chunks") as refused:
+        await service._searching.document("news", "c")
+    assert refused.value.status == 413
+    judged = {"query": "发烧", "document_id": "news", "relevant": True}
+    assert (await connect(service).post("/labels", json=judged)).status_code == 200
 
 
 LONG = "长" * 3_000
