@@ -19,6 +19,7 @@ from care_qdrant.errors import (
     Rejected,
     Unreachable,
 )
+from care_qdrant.serve.schemas import writable
 
 OPENAI_PREFIX = "/v1/"
 
@@ -28,7 +29,7 @@ class Refusal(CareError):
 
     def __init__(self, status: int, code: str, reason: str, *, param: str | None = None) -> None:
         super().__init__(reason)
-        self.status, self.code, self.reason, self.param = status, code, reason, param
+        self.status, self.code, self.reason, self.param = status, code, writable(reason), param
 
     def headers(self) -> dict[str, str]:
         """Return the headers that belong to the status."""

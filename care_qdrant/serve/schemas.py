@@ -1,5 +1,7 @@
 """The bodies of requests and answers; the OpenAPI description is made of these classes."""
 
+import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -44,6 +46,32 @@ OpenAIInput = Annotated[
 ]
 Name = Annotated[StrictStr, Field(max_length=1_000)]
 """A name, an id or a condition, whose length bounds the time that reading it takes."""
+
+
+_MOST_NESTED = 100
+"""Depth from which on stored values are left out; serialisers refuse some 250."""
+
+
+def writable(stored: Any, depth: int = 0) -> Any:
+    """Return a value with texts in place of the parts that JSON cannot hold, which an embedded database may store.
+
+    These are halves of characters, NaN, infinite numbers, and values that are nested deeply.
+    """
+    if isinstance(stored, str):
+        return stored if stored.isascii() else stored.encode("utf-8", "replace").decode()
+    if isinstance(stored, float):
+        return stored if math.isfinite(stored) else str(stored)
+    if isinstance(stored, Mapping | list) and depth == _MOST_NESTED:
+        return "…"
+    if isinstance(stored, Mapping):
+        return {writable(key): writable(value, depth + 1) for key, value in stored.items()}
+    return [writable(value, depth + 1) for value in stored] if isinstance(stored, list) else stored
+
+
+_WRITABLE = BeforeValidator(writable)
+Text = Annotated[str, _WRITABLE]
+Scalar = Annotated[str | int | float | bool, _WRITABLE]
+Metadata = Annotated[dict[str, Any], _WRITABLE]
 
 
 class WithoutNulls(BaseModel):
@@ -262,14 +290,14 @@ class SearchRequest(_Request):
 class SearchHit(BaseModel):
     """One document, by its best chunk."""
 
-    document_id: str
+    document_id: Text
     point_id: str
     score: float
-    text: str
-    title: str
+    text: Text
+    title: Text
     chunk: int
-    metadata: dict[str, Any]
-    group: str | int | float | bool | None = Field(
+    metadata: Metadata
+    group: Scalar | None = Field(
         default=None, description="Value of the key that the hits are grouped by; null where they are by document."
     )
     marks: list[tuple[int, int]] = Field(description="Terms of the query in the text: first character, end.")
@@ -318,9 +346,9 @@ class WholeDocument(BaseModel):
 
     collection: str
     document_id: str
-    title: str
-    chunks: list[str] = Field(description="Its texts in order; neighbours may overlap by a sentence.")
-    metadata: dict[str, Any]
+    title: Text
+    chunks: list[Text] = Field(description="Its texts in order; neighbours may overlap by a sentence.")
+    metadata: Metadata
 
 
 class Timing(BaseModel):
@@ -355,7 +383,7 @@ class SearchAnswer(BaseModel):
     unfinished: str | None = Field(
         default=None, description="What writes to the searched vectors, or was interrupted: documents may be missing."
     )
-    note: str | None = Field(
+    note: Text | None = Field(
         default=None,
         description="Why a condition lets nothing pass or rules nothing out, and whether the query is in traditional "
         "Chinese characters and the texts in simplified ones, or the other way round; null where neither is so.",
@@ -369,16 +397,16 @@ class CollectionState(BaseModel):
     name: str
     models: list[str] = Field(description="Models that are served and made a vector of it.")
     sparse: bool = Field(description="Whether it has BM25 vectors that this version reads.")
-    problem: str | None = Field(default=None, description="Why it cannot be searched.")
+    problem: Text | None = Field(default=None, description="Why it cannot be searched.")
     unfinished: str | None = Field(
         default=None, description="What writes to it, or was interrupted: documents may be missing."
     )
     points: int = Field(default=0, description="Points that it has.")
-    questions: list[str] = Field(
+    questions: list[Text] = Field(
         default=[], description="Example questions: as configured, else from a sample of the points."
     )
     glosses: dict[str, str] = Field(default={}, description="English glosses of these questions, where there are any.")
-    keys: dict[str, list[str | int | float | bool]] = Field(
+    keys: dict[Text, list[Scalar]] = Field(
         default={},
         description="Metadata keys, as conditions write them, with the values in that sample; none for a key with too "
         "many.",

@@ -1,6 +1,8 @@
 """POST /search and GET /collections: the same hits as `Retriever`, with its checks."""
 
 import asyncio
+import json
+import math
 import re
 import threading
 import unicodedata
@@ -12,13 +14,14 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic_core import to_json
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import ResponseHandlingException
 
 from care_qdrant.errors import Unreachable
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.search.retriever import Retriever
-from care_qdrant.serve import catalogue, documents, marks
+from care_qdrant.serve import catalogue, documents, marks, schemas
 from care_qdrant.serve.marks import mark
 from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.schemas import SearchRequest
@@ -471,3 +474,69 @@ async def test_a_qdrant_that_went_away_is_said_while_somebody_waits(
     answer = await asyncio.wait_for(http.request(method, path, json=body), 20)
     assert "Connection refused" in answer.text
     assert answer.status_code == (200 if path == "/collections" else 503)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=())),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(exclude_categories=())), inner),
+)
+
+
+def strict(text: str | bytes) -> Any:
+    """Read JSON as browsers do, which know neither NaN nor infinity."""
+    return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+
+
+@given(VALUES, st.integers(0, 900))
+def test_any_stored_value_can_be_written(value: Any, depth: int) -> None:
+    nested = value
+    for _ in range(depth):
+        nested = [nested]
+    strict(to_json(schemas.writable({"value": nested})))
+    try:
+        whole = json.dumps(value, allow_nan=False, ensure_ascii=False).encode("utf-8")
+    except ValueError:  # NaN, or half a character
+        return
+    assert schemas.writable(value) == json.loads(whole), "what JSON holds is left as it is"
+
+
+async def test_one_point_with_values_that_json_has_not_hides_no_other(make_service, listen, tmp_path: Path) -> None:
+    client, model = QdrantClient(":memory:"), aligned()
+    ingest([Document(f"d{n}", text) for n, text in enumerate(TEXTS)], model, client, "c")
+    deep: Any = 1
+    for _ in range(400):
+        deep = [deep]
+    for number, odd in enumerate(
+        [
+            {"nan": math.nan, "inf": -math.inf},
+            {"text": "发\ud800烧"},
+            {"doc_id": "\udfff"},
+            {"k\ud800": ["\ud800", True]},
+            {"deep": deep},
+            {"title": "\ud800"},
+        ]
+    ):
+        client.set_payload("c", odd, points=[client.scroll("c", limit=9)[0][number].id])
+    address = listen(make_service(model, over=client, mcp=True, labels=tmp_path))
+    async with httpx.AsyncClient(base_url=address, timeout=30) as http:
+        for fields in ({}, {"mode": "sparse"}, {"group_by": "nan"}, {"group_by": "k\ud83d"}, {"conditions": ["zz=1"]}):
+            body = json.dumps({"query": "发烧高血压", "top_k": 50} | fields).encode()
+            answer = await http.post("/search", content=body, headers={"content-type": "application/json"})
+            assert answer.status_code in (200, 400), answer.text
+            assert answer.status_code == 400 or len(strict(answer.content)["hits"]) > 0 or "conditions" in fields
+        assert strict((await http.get("/collections")).content)["collections"][0]["points"] == len(TEXTS)
+        for tool, arguments in (
+            ("search", {"query": "发烧", "top_k": 50, "mode": "dense"}),
+            ("list_collections", {}),
+            *(("fetch_document", {"document_id": f"d{n}"}) for n in range(len(TEXTS))),
+        ):
+            called = {
+                "jsonrpc": "2.0",
+                "id": 1,
+                "method": "tools/call",
+                "params": {"name": tool, "arguments": arguments},
+            }
+            accepts = {"accept": "application/json, text/event-stream"}
+            result = strict((await http.post("/mcp", json=called, headers=accepts)).content)["result"]
+            assert not result["isError"] or "no document" in result["content"][0]["text"]
+    client.close()
