@@ -241,7 +241,7 @@ def payload_page() -> Iterator[str]:
         "| `doc_id`, `document_id`, `ref_doc_id` | the id of the document; the point's id is a UUID made of it |\n"
         "| `_node_type`, `_node_content` | what LlamaIndex's stock store reads |\n"
         "| `_care` | `chunk`: number of the chunk, from 0; `chunks`: how many the document has, where it has several; "
-        "hashes of the texts behind each vector |\n"
+        "hashes of the texts behind each vector; `stand_ins`: learned encoders that made a vector of the point |\n"
     )
     rows = "".join(
         f"| `{key.name}{f':{key.about.upper()}' if key.about else ''}` | {key.holds} | {key.written_by} | "

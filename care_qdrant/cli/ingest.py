@@ -138,6 +138,12 @@ _run_options = add_options(
     click.option(
         "--dry-run", is_flag=True, help="Write nothing; report what would be written and how long it would take."
     ),
+    click.option(
+        "--stand-in",
+        is_flag=True,
+        help="Encode documents by the query encoder that care learn made, where the model of the other vectors no "
+        "longer exists. These documents are marked, and searches find them less reliably.",
+    ),
     any_language_option,
     bm25_language_option,
     click.option("--limit", type=click.IntRange(min=1), help="Number of rows to read.  [default: all]"),
@@ -220,7 +226,7 @@ STORAGE_GROUP = {
             "overflow",
             "shard",
         ],
-        "Model": ["vector_name", "any_language"],
+        "Model": ["vector_name", "stand_in", "any_language"],
         "Server": ["shard_key"],
         "Deletion": ["replace_others", "max_delete_fraction", "sync_despite_rejects", "sync_other_files"],
         **STORAGE_GROUP,
@@ -309,6 +315,13 @@ def command(
             on_stopped=tell,
         )
     tell(report)
+    if report.stand_ins:
+        echo(
+            f"{counted(report.stand_ins, 'point', 'have', of=report.points)} a vector of a learned query encoder, "
+            "which stands in for the model of the others. With that model back, ingest the same documents without "
+            "--stand-in: these are encoded again",
+            err=True,
+        )
     if report.other_vectors:
         names = " and ".join(repr(name) if name else "(unnamed)" for name in report.other_vectors)
         attach = next_command(f"care attach {report.collection} --vector-name NAME", model=False)
@@ -319,9 +332,10 @@ def command(
             err=True,
         )
     if report.other_points and not options["replace_others"]:
+        advice = "leave them out of the corpus" if options["stand_in"] else "--replace-others deletes those"
         echo(
             f"another writer made {counted(report.other_points, 'point')} of these documents, so they are found twice: "
-            "--replace-others deletes those",
+            f"{advice}",
             err=True,
         )
     if report.rejected:

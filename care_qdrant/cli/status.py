@@ -122,6 +122,9 @@ def _maker(vector: "VectorSummary") -> str:
     known = [_named(vector.made_by, vector.fingerprint) if vector.made_by else "by another tool"]
     if vector.learned is not None:
         known.append(f"queries {_named(vector.learned, vector.learned_fingerprint)}, learned from it")
+    if vector.stand_in_models:
+        count = "some" if vector.stand_ins is None else f"{vector.stand_ins:,}"
+        known.append(f"{count} of them by the learned {', '.join(vector.stand_in_models)}, which stands in")
     return "; ".join(known)
 
 

@@ -80,6 +80,7 @@ def _line(report: "VerifyReport") -> str:
         "without it": report.without_vector,
         "of an earlier text": report.outdated,
         "of a text that is gone": report.text_gone,
+        "by a learned encoder that stands in": report.stand_ins,
         "by another program": report.written_by_others,
         "whose text is in another field": report.in_other_field,
     }

@@ -56,6 +56,7 @@ class Key:
 KEYS = (
     CONTRACT := Key("care", "vector", "vector", "model record: what made it", "ingest, attach, LlamaIndex", "all"),
     LEARNED := Key("care_learned", "vector", "vector", "query encoder learned from it", "learn", "search, ingest"),
+    STAND_IN := Key("care_stand_in", "vector", "vector", "encoders that stood in for its model", "ingest", "all"),
     GOOD_MATCH := Key("care_good_match", "measured", "mode:model", "lowest score of a good match", "search", "search"),
     SHARE := Key("care_share", "measured", "model", "share of the dense score in a hybrid search", "search", "search"),
     QUANTIZATION := Key(

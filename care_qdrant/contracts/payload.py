@@ -5,7 +5,7 @@ Layout::
     <the user's metadata>        top level, filterable
     text, title                  the chunk and the title of its document
     doc_id, document_id, ref_doc_id, _node_type, _node_content     what LlamaIndex reads
-    _care: {chunk, chunks, payload, vectors: {vector name: content hash}}
+    _care: {chunk, chunks, payload, vectors: {vector name: content hash}, stand_ins}
 
 The server parses, logs and stores each part of each point. So values that readers fill in themselves are not written:
 the defaults of LlamaIndex's nodes, and ``chunks`` of a document that is one chunk. Points of older versions have them.
@@ -14,12 +14,13 @@ the defaults of LlamaIndex's nodes, and ``chunks`` of a document that is one chu
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from json.encoder import c_make_encoder, encode_basestring  # type: ignore[attr-defined]  # missing in typeshed
 from typing import Any
 
 from pydantic_core import to_json
 
+from care_qdrant.contracts.stand_in import STAND_INS
 from care_qdrant.types import CARE_KEY, Chunk, embedded_text
 
 
@@ -50,8 +51,8 @@ def payload_hash(chunk: Chunk) -> str:
     return _digest([document.id, document.title, chunk.text, dict(document.metadata), chunk.number, chunk.total])
 
 
-def chunk_payload(chunk: Chunk, vector_hashes: Mapping[str, str]) -> dict[str, Any]:
-    """Build the payload of a chunk."""
+def chunk_payload(chunk: Chunk, vector_hashes: Mapping[str, str], stand_ins: Sequence[str] = ()) -> dict[str, Any]:
+    """Build the payload of a chunk; ``stand_ins`` are the learned encoders that made vectors of it."""
     document = chunk.document
     title = {"title": document.title} if document.title else {}
     return {
@@ -68,6 +69,7 @@ def chunk_payload(chunk: Chunk, vector_hashes: Mapping[str, str]) -> dict[str, A
             **({"chunks": chunk.total} if chunk.total > 1 else {}),
             "payload": payload_hash(chunk),
             "vectors": dict(vector_hashes),
+            **({STAND_INS: list(stand_ins)} if stand_ins else {}),
         },
     }
 

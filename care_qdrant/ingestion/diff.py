@@ -8,6 +8,7 @@ from qdrant_client import models
 
 from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.contracts.payload import chunk_payload, content_hash, payload_hash, stored_hash
+from care_qdrant.contracts.stand_in import stand_ins
 from care_qdrant.ingestion.pipeline import Task, Window
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME, PointVectors
@@ -28,6 +29,8 @@ class Stored:
     chunks: int
     payload: str
     vectors: dict[str, str]
+    stand_ins: tuple[str, ...] = ()
+    """Fingerprints of the learned encoders that made vectors of the point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +56,19 @@ class ChunkTask(Task):
             if terms.indices or self.stored is not None:
                 written[SPARSE_VECTOR_NAME] = terms
         others = {} if self.stored is None else self.stored.vectors
-        payload = chunk_payload(self.chunk, {**others, **self.hashes})
+        payload = chunk_payload(
+            self.chunk, {**others, **self.hashes}, self._stand_ins(vectors, is_encoded=vector is not None)
+        )
         # Validation would walk every number of a vector that `check_vectors` has already inspected.
         return models.PointStruct.model_construct(id=self.chunk.point_id, vector=written, payload=payload)
+
+    def _stand_ins(self, vectors: PointVectors, *, is_encoded: bool) -> list[str]:
+        """Return the learned encoders whose vectors the point has after the write."""
+        before = () if self.stored is None else self.stored.stand_ins
+        if not is_encoded:
+            return list(before)
+        kept = [fingerprint for fingerprint in before if fingerprint not in vectors.former_stand_ins]
+        return kept if vectors.stand_in is None else [*kept, vectors.stand_in.fingerprint]
 
 
 @dataclass(slots=True)
@@ -107,7 +120,7 @@ def chunk_task(chunk: Chunk, stored: Stored | None, vectors: PointVectors) -> Ch
     return ChunkTask(
         chunk,
         stored,
-        _hashes(chunk, vectors),
+        _hashes(chunk, vectors, stored),
         text=chunk.embedded_text,
         tokens=chunk.tokens,
         name=f"document {chunk.document.id!r}",
@@ -150,7 +163,9 @@ def read_stored(collection: Collection, ids: Sequence[str], orphans: Orphans = N
         care = (record.payload or {}).get(CARE_KEY) or {}
         made_of = care.get("vectors") or {}
         hashes = {name: digest for name, digest in made_of.items() if point not in orphans.get(name, ())}
-        existing[str(point)] = Stored(int(care.get("chunks", 0)), str(care.get("payload", "")), hashes)
+        existing[str(point)] = Stored(
+            int(care.get("chunks", 0)), str(care.get("payload", "")), hashes, stand_ins(record.payload or {})
+        )
     return existing
 
 
@@ -163,9 +178,13 @@ def _sort_in(diff: Diff, task: ChunkTask, vectors: PointVectors) -> None:
         diff.update.append(task)
 
 
-def _hashes(chunk: Chunk, vectors: PointVectors) -> dict[str, str]:
+def _hashes(chunk: Chunk, vectors: PointVectors, stored: Stored | None) -> dict[str, str]:
     title = chunk.document.title
     hashes = {vectors.vector_name: content_hash(vectors.dense.constants, title, chunk.text)}
+    if stored is not None and vectors.stand_in is not None and vectors.stand_in.instead_of is not None:
+        by_old_model = content_hash(vectors.stand_in.instead_of, title, chunk.text)
+        if stored.vectors.get(vectors.vector_name) == by_old_model:  # a better vector than this run could make
+            hashes[vectors.vector_name] = by_old_model
     if vectors.sparse is not None:
         hashes[SPARSE_VECTOR_NAME] = content_hash(vectors.sparse.constants, title, chunk.text)
     return hashes

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 
+from care_qdrant.contracts.stand_in import stand_in_metadata
 from care_qdrant.corpus.chunking import cut_documents
 from care_qdrant.corpus.files import CorpusPath
 from care_qdrant.corpus.rejects import RejectsFile
@@ -49,6 +50,7 @@ from care_qdrant.ingestion.rows import (
 from care_qdrant.ingestion.run_entry import RunEntry
 from care_qdrant.ingestion.seen import Seen, Stale, count_stale, delete_stale
 from care_qdrant.ingestion.settings import DocumentModel, IngestReport, IngestSettings, name_of_vector
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import (
@@ -111,6 +113,8 @@ def ingest(
             open_source(corpus, reading or Reading(), collection.name, shard, dry_run=settings.dry_run) as source,
             Seen() as seen,
         ):
+            if settings.stand_in:
+                model = _standing_in(model, target)
             vectors, is_new, rows = _joined(source, model, target, vector_name, settings, storage or Storage())
             entry = RunEntry(target, vectors, settings, source.inputs, source.files, source.first)
             run = _Run(target, model, vectors, settings, is_new, seen, entry, on_progress)
@@ -121,6 +125,18 @@ def ingest(
             nothing = IngestReport(collection=target.name, vector_name=name, fingerprint=made_by, seconds=seconds)
             on_stopped(replace(nothing, stopped="interrupted"))
         raise
+
+
+def _standing_in(model: DocumentModel, collection: Collection) -> DocumentModel:
+    """Return a learned model whose query encoder also encodes documents, for an existing collection."""
+    if not isinstance(model, CareModel):
+        raise InputError(f"--stand-in: model {model.name!r} was not learned from a collection; leave the option out")
+    if not collection.exists():
+        raise InputError(
+            f"--stand-in: there is no collection {collection.name!r}, and so no vectors to which documents could be "
+            "added; give the collection that the encoder was learned from, with --collection"
+        )
+    return model.standing_in()
 
 
 def _joined(
@@ -141,6 +157,7 @@ def _joined(
         sparse=settings.sparse is True,
         bm25_language=settings.bm25_language,
         is_named=given is not None,
+        stands_in=settings.stand_in,
     )
     is_new = vectors is None
     if vectors is None:
@@ -510,11 +527,22 @@ class _Run:
         if self.settings.finish:
             finish_load(self.collection)
             record_rescoring(self.collection, self.vectors.vector_name)
+        self.report.stand_ins = self._count_stand_ins()
         if self.report.encoded:
             schema = self.collection.schema
             self.report.other_vectors = sorted({*schema.dense, *schema.sparse} - {*self.worker.names})
         self.entry.end()
         return points
+
+    def _count_stand_ins(self) -> int:
+        """Return the number of points of learned encoders; remove the record of these encoders if none are left."""
+        name, entry = self.vectors.vector_name, self.entry
+        points = self.collection.count_stand_ins(name)
+        # A concurrent run may have written its record, and not its points yet.
+        is_alone = not (entry.may_have_surplus or entry.cannot_note)
+        if points == 0 and name in self.collection.schema.stand_ins and is_alone:
+            self.collection.update("removing the record of stand-ins", metadata=stand_in_metadata(name, None))
+        return points or 0
 
     def _close(self, rejects: RejectsFile | None, seconds: float) -> None:
         """Fill in the figures of the report that are known only at the end."""

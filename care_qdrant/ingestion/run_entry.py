@@ -94,9 +94,10 @@ class RunEntry:
             return
         entry = {"started": now_noted(), **self._place, INPUTS.name: [*self.inputs], "first": self.first}
         try:
-            self.collection.update("noting the run", metadata=RUN.change(entry, self.id) | self._recorded())
+            metadata = RUN.change(entry, self.id) | self._recorded() | self.vectors.stand_in_metadata()
+            self.collection.update("noting the run", metadata=metadata)
         except Rejected as error:
-            if not is_forbidden(error):
+            if not is_forbidden(error) or self.vectors.stand_in is not None:  # nothing would mark its vectors
                 raise
             self.collection.delete([str(uuid.uuid4())])  # tests the permission to write without writing
             self.cannot_note = self.may_have_surplus = True

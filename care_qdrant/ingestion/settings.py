@@ -107,6 +107,9 @@ class IngestSettings:
     """Delete points of the corpus's documents that another writer made under other ids."""
     dry_run: bool = False
     """Write nothing; report what would be written."""
+    stand_in: bool = False
+    """Encode documents with the query encoder, if the model that it was learned from no longer exists. A document that
+    this model encoded keeps its vector; the others are marked."""
     any_language: bool = False
     """Accept texts of a language that the model does not read also for a new collection."""
     batch_tokens: int = 16_384
@@ -120,6 +123,10 @@ class IngestSettings:
         require_bm25_language(self.bm25_language)
         if self.sync and self.limit is not None:
             raise InputError("--sync needs the whole corpus, and --limit reads a part of it; leave one out")
+        if self.stand_in and self.replace_others:
+            raise InputError(
+                "--replace-others would delete vectors of the model for which --stand-in stands in; leave one out"
+            )
         require_fraction("--max-delete-fraction", self.max_delete_fraction)
         require_counts(batch_tokens=self.batch_tokens, limit=self.limit)
 
@@ -181,6 +188,8 @@ class IngestReport:
     """Result of a dry run, which wrote nothing."""
     first_rejects: list[str] = field(default_factory=list)
     """Line and reason of the first rejected rows."""
+    stand_ins: int = 0
+    """Points whose vector a learned query encoder made in place of the vector's model."""
     other_vectors: list[str] = field(default_factory=list)
     """Vectors of the collection that this run does not write, so that its encoded points lack them for their text;
     empty where nothing was encoded."""

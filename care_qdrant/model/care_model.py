@@ -23,6 +23,7 @@ from care_qdrant.model.sides import (
     PlainModel,
     PlainSide,
     QueryFolder,
+    StandInSide,
 )
 from care_qdrant.model.sides import Precision as Precision
 from care_qdrant.types import TermVector, Vectors
@@ -211,6 +212,31 @@ class CareModel:
             ModelError: The model encodes queries only.
         """
         self.document.require()
+
+    def standing_in(self) -> "CareModel":
+        """Return this model with its query encoder as document encoder, for a document encoder that no longer exists.
+
+        Raises:
+            InputError: The model has a document encoder.
+            ModelError: It was learned by a version that did not measure where its documents lie.
+        """
+        if self.encodes_documents or self.card is None or self.folder is None:
+            raise InputError(
+                f"--stand-in: model {self.name!r} has a document encoder, and documents are better encoded by it; "
+                "leave the option out"
+            )
+        side = StandInSide(self.query, self.folder, self.card)
+        side.require()
+        return CareModel(
+            name=self.name,
+            dim=self.dim,
+            fingerprint=self.fingerprint,
+            temperature=self.temperature,
+            query=self.query,
+            document=side,
+            card=self.card,
+            term_weights=self.term_weights,
+        )
 
     def contract(self) -> "VectorContract":
         """Return the contract that a collection stores for this model's vectors."""

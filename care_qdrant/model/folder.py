@@ -3,7 +3,7 @@
 ::
 
     modules.json  router_config.json  care.json  README.md  term_weights.npz
-    query/        a complete sentence-transformers model, with onnx/
+    query/        a complete sentence-transformers model, with onnx/; a learned one also has stand_in.npy
     document/     a complete sentence-transformers model, LoRA merged; model.onnx reads the weights next to it
 
 A side may have ``int8.safetensors`` in the place of its weights (`care_qdrant.encoders.local.weights.INT8`): it is then

@@ -13,9 +13,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
+import numpy as np
+
 from care_qdrant.encoders import Encoder, TokenCounter
 from care_qdrant.encoders.engine import Engine, Kind
 from care_qdrant.encoders.references import Reference, make_references
+from care_qdrant.encoders.shifted import ShiftedEncoder
 from care_qdrant.encoders.usable import require_torch
 from care_qdrant.errors import AlteredModel, ModelError
 from care_qdrant.forking import ForkLock
@@ -44,6 +47,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Precision = Literal["auto", "int8", "fp32"]
+
+STAND_IN_FILE = "stand_in.npy"
+"""File of a learned query encoder: the vector that is added to document vectors (`care_trainer.learn.stand_in`)."""
 
 
 class ModelSide(Protocol):
@@ -153,6 +159,36 @@ class QueryFolder:
 
 
 @dataclass(frozen=True, slots=True)
+class StandInSide:
+    """The query side of a learned model in the place of its document side."""
+
+    query: ModelSide
+    folder: Path
+    card: Card
+
+    def open(self) -> Encoder:
+        """Load the query encoder, and the vector that moves its documents among the stored ones."""
+        self.require()
+        path = f"query/{STAND_IN_FILE}"
+        verify_files(self.folder, self.card, [path])
+        return ShiftedEncoder(self.query.open(), np.load(self.folder / path))
+
+    def tokenizer(self) -> TokenCounter:
+        """Load the token counter of queries."""
+        return self.query.tokenizer()
+
+    def require(self) -> None:
+        """Refuse a model that does not know where its documents lie among the stored ones."""
+        if f"query/{STAND_IN_FILE}" not in self.card.files:
+            raise ModelError(
+                f"--stand-in: model {self.card.name!r} was learned by an earlier version, which did not measure where "
+                "its documents lie among the stored ones, so that they would be found too often or never; learn "
+                "again: care learn COLLECTION"
+            )
+        self.query.require()
+
+
+@dataclass(frozen=True, slots=True)
 class DocumentFolder:
     """The document side of a CARE folder, which may still be on the hub."""
 
@@ -219,8 +255,8 @@ class DocumentFolder:
             raise ModelError(
                 f"model {self.card.name!r} encodes queries only: it was learned from {next(bases, 'a collection')}, "
                 "whose documents another model encodes. Write documents with the tool and the model that made those "
-                "vectors, or learn again with --document MODEL. Where that model no longer exists, care switch gives "
-                "all documents vectors of another model"
+                "vectors, or learn again with --document MODEL. Where that model no longer exists, the query encoder "
+                "stands in for it with care ingest --stand-in"
             )
 
 

@@ -3,7 +3,7 @@
 import re
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast, get_args
 
 from pydantic import BaseModel, TypeAdapter
@@ -12,6 +12,7 @@ from qdrant_client import models
 from care_qdrant.contracts.contract import SparseContract, VectorContract, contract_metadata
 from care_qdrant.contracts.metadata import IDENTITY, LOAD
 from care_qdrant.contracts.paths import readings
+from care_qdrant.contracts.stand_in import StandIn, stand_in_metadata
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import InputError, Rejected, next_command, require_counts
 from care_qdrant.qdrant.checks import check_contract, check_sparse_contract
@@ -61,6 +62,17 @@ class PointVectors:
     vector_name: str
     dense: VectorContract
     sparse: SparseContract | None = None
+    stand_in: StandIn | None = None
+    """Learned encoder that makes the dense vectors of this run in place of their model; None for any other run."""
+    former_stand_ins: Mapping[str, str] = field(default_factory=dict)
+    """Names of the learned encoders that made some of the existing dense vectors, by fingerprint."""
+
+    def stand_in_metadata(self) -> dict[str, Any]:
+        """Return the record of the stand-in encoders as the collection stores it; empty where there are none."""
+        if self.stand_in is None:
+            return {}
+        known = {**self.former_stand_ins, self.stand_in.fingerprint: self.stand_in.model}
+        return stand_in_metadata(self.vector_name, known)
 
     def metadata(self) -> dict[str, Any]:
         """Return the contracts as a collection stores them."""
@@ -110,6 +122,7 @@ def join_collection(
     sparse: bool,
     bm25_language: str | None = None,
     is_named: bool = True,
+    stands_in: bool = False,
 ) -> PointVectors | None:
     """Check an existing collection and return the vectors that its points carry; None if it does not exist.
 
@@ -123,6 +136,7 @@ def join_collection(
         sparse: Whether to refuse a collection without our BM25 vector.
         bm25_language: Language for which its terms must have been made; None for any.
         is_named: Whether the user chose the vector. Otherwise it is the one that the model was learned from, if any.
+        stands_in: Whether the model's query encoder makes the vectors, in place of the model that it was learned from.
     """
     if not collection.exists():
         return None
@@ -136,7 +150,26 @@ def join_collection(
         vector_name,
         contract,
         check_sparse_contract(schema, SPARSE_VECTOR_NAME, bm25_language) if has_bm25 else None,
+        _stand_in(schema, vector_name, contract) if stands_in else None,
+        schema.stand_ins.get(vector_name, {}),
     )
+
+
+def _stand_in(schema: CollectionSchema, vector_name: str, contract: VectorContract) -> StandIn:
+    """Return the record of a learned encoder that stands in; refuse one learned from another vector."""
+    if vector_name not in schema.learned_by(contract.fingerprint):
+        raise InputError(
+            f"--stand-in: query encoder {contract.model!r} was not learned from vector {vector_name!r} of collection "
+            f"{schema.name!r}, so its vectors of documents would lie in another space. Learn one from it, "
+            + next_command(f"care learn {schema.name}", model=False)
+        )
+    if vector_name in schema.attached:
+        raise InputError(
+            f"--stand-in: vector {vector_name!r} of collection {schema.name!r} was attached, and care attach does not "
+            "mark what an encoder that stands in has made; detach it, and attach another model"
+        )
+    made = schema.contracts.get(vector_name)
+    return StandIn(contract.fingerprint, contract.model, None if made is None else made.fingerprint)
 
 
 def create_collection(

@@ -6,6 +6,7 @@ from itertools import chain
 
 from qdrant_client import models
 
+from care_qdrant.contracts.stand_in import made_by
 from care_qdrant.errors import InputError, Rejected, counted
 from care_qdrant.qdrant.calls import in_requests
 from care_qdrant.qdrant.described import DescribedCollection
@@ -132,6 +133,15 @@ class ReadableCollection(DescribedCollection):
     def count_with_vector(self, vector_name: str) -> int:
         """Return the exact number of points that have a vector of this name."""
         return self.count(models.Filter(must=[models.HasVectorCondition(has_vector=vector_name)]))
+
+    def count_stand_ins(self, vector_name: str) -> int | None:
+        """Return the exact number of points whose vector a learned encoder made; None where strict mode forbids it."""
+        encoders, strict = self.schema.stand_ins.get(vector_name), self.schema.strict_mode
+        if not encoders:
+            return 0
+        if strict is not None and strict.unindexed_filtering_retrieve is False:
+            return None
+        return self.count(made_by(encoders))
 
     def search(self, what: str, requests: Sequence[models.QueryRequest]) -> list[list[models.ScoredPoint]]:
         """Return the points that each request finds, best first.

@@ -14,6 +14,7 @@ from care_qdrant.contracts.active import Active, parse_active
 from care_qdrant.contracts.contract import Contract, SparseContract, VectorContract, parse_contracts
 from care_qdrant.contracts.learned import LearnedContract, parse_learned
 from care_qdrant.contracts.metadata import ATTACH, COPY, LOAD, RUN, TENANTS, VERSION
+from care_qdrant.contracts.stand_in import parse_stand_ins
 from care_qdrant.errors import ContractError, FingerprintMismatch, InputError, SchemaMismatch, next_command
 from care_qdrant.qdrant.quantization import DATATYPES, Datatype
 
@@ -120,6 +121,11 @@ class CollectionSchema:
         """Record of the vector that readers search; None before the first switch, and where that vector is gone."""
         active = parse_active(self.metadata)
         return active if active is not None and active.now.vector in self.dense else None
+
+    @cached_property
+    def stand_ins(self) -> dict[str, dict[str, str]]:
+        """Learned encoders that made some of a vector's documents: their names by fingerprint, for each such vector."""
+        return parse_stand_ins(self.metadata)
 
     @cached_property
     def tenant_keys(self) -> frozenset[str]:

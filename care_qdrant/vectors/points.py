@@ -9,6 +9,7 @@ from qdrant_client import models
 from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.contracts.layouts import NODE_TEXTS, Layout, guess_layout, lookup
 from care_qdrant.contracts.payload import content_hash, node_embedded_texts, stored_hash
+from care_qdrant.contracts.stand_in import STAND_INS
 from care_qdrant.encoders import TokenCounter
 from care_qdrant.errors import InputError, counted
 from care_qdrant.ingestion.pipeline import WINDOW_TEXTS, Task, Window
@@ -21,7 +22,7 @@ MOST_UNREADABLE = 100
 NOTICEABLE_FRACTION = 0.05
 """Least fraction of points with their text in another field that is reported."""
 
-_OUR_ENTRIES = {"chunk": int, "chunks": int, "payload": str, "vectors": Mapping}
+_OUR_ENTRIES = {"chunk": int, "chunks": int, "payload": str, "vectors": Mapping, STAND_INS: list}
 """Entries that ingestion and attach write under `CARE_KEY`, with their types."""
 
 

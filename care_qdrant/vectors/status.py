@@ -41,6 +41,10 @@ class VectorSummary:
     learned: str | None = None
     """Query encoder that was learned from it; None where there is none."""
     learned_fingerprint: str | None = None
+    stand_ins: int | None = 0
+    """Points whose vector a learned query encoder made, in place of the model; None where they cannot be counted."""
+    stand_in_models: tuple[str, ...] = ()
+    """Learned query encoders that made the vectors of `stand_ins`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +173,8 @@ def _summary(collection: Collection, name: str, params: models.VectorParams | No
         fingerprint=None if contract is None else contract.fingerprint,
         learned=None if learned is None else learned.model,
         learned_fingerprint=None if learned is None else learned.fingerprint,
+        stand_ins=collection.count_stand_ins(name),
+        stand_in_models=tuple(sorted(set(schema.stand_ins.get(name, {}).values()))),
     )
 
 

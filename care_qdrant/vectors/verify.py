@@ -14,7 +14,7 @@ from care_qdrant.vectors.points import other_field_warning, unreadable_warning
 from care_qdrant.vectors.preflight import examine
 from care_qdrant.vectors.verify_counts import count_points
 from care_qdrant.vectors.verify_report import VerifyReport, VerifySettings
-from care_qdrant.vectors.verify_sample import TwoSidedModel, check_sample
+from care_qdrant.vectors.verify_sample import TwoSidedModel, check_sample, is_learned
 
 
 @accepts_client
@@ -113,6 +113,11 @@ def _verify(
     check_sample(target, report, model, contract, preflight.layout, sample)
     least_cosine = _rounding(model) if settings.least_cosine is None else settings.least_cosine
     report.problems += _problems(report, least_cosine, settings.least_known, _finishing(report, contract, model))
+    if report.stand_ins and model is not None and not is_learned(model):
+        report.problems.append(
+            f"{counted(report.stand_ins, 'point', 'have')} a vector of a learned query encoder that stood in for this "
+            "model: ingest their documents again, without --stand-in"
+        )
     return report
 
 

@@ -13,6 +13,7 @@ from qdrant_client import models
 from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.contracts.layouts import Layout
 from care_qdrant.contracts.payload import stored_hash
+from care_qdrant.contracts.stand_in import stand_ins
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.readable import PointId
 from care_qdrant.qdrant.slices import Note, Slice, place_in_order, read_slices, slices_for_readers, stateless
@@ -59,6 +60,8 @@ class _Counting:
     vector_name: str
     makers: Sequence[str]
     """Makers in the vector's hashes, which the texts complete."""
+    learned: frozenset[str]
+    """Fingerprints of the learned encoders that stood in for the vector's model."""
     is_attached: bool
     sparse: SparseContract | None
     """Contract of a BM25 vector, which a text without terms does not need; None for a dense vector."""
@@ -83,7 +86,9 @@ class _Counting:
         for record in page:
             payload = record.payload or {}
             stored = stored_hash(payload, self.vector_name)
-            expected = [expected_hash(layout, payload, self.vector_name, maker) for maker in self.makers]
+            standing_in = self.learned.intersection(stand_ins(payload))
+            made_by = (*self.makers, *standing_in)
+            expected = [expected_hash(layout, payload, self.vector_name, maker) for maker in made_by]
             counts["points"] += 1
             if expected[0] is None:
                 if is_unreadable(layout, payload):
@@ -101,7 +106,8 @@ class _Counting:
                 continue
             counts["without_hash"] += stored is None
             counts["outdated"] += stored is not None and stored not in expected
-            if stored is None or stored in expected:
+            counts["stand_ins"] += bool(standing_in) and stored in expected
+            if stored is None or stored in expected[: len(self.makers)]:
                 drawn = tally.silent if stored is None else tally.claims
                 drawn.append((place_in_order(record.id, _SEED), record.id, payload))
         return tally
@@ -121,7 +127,8 @@ def count_points(
     """
     made = collection.schema.contracts.get(report.vector_name)
     sparse = made if isinstance(made, SparseContract) else None
-    counting = _Counting(layout, report.vector_name, makers, report.is_attached, sparse, size)
+    learned = frozenset(collection.schema.stand_ins.get(report.vector_name, ()))
+    counting = _Counting(layout, report.vector_name, makers, learned, report.is_attached, sparse, size)
     slices = slices_for_readers(collection)
     total = _Counts()
     for tally in read_slices(collection, partial(stateless, counting.read_slice), slices):

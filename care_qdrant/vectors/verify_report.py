@@ -50,6 +50,8 @@ class VerifyReport:
     """Points that have the vector, and whose text has changed since it was made."""
     text_gone: int = 0
     """Points that have the vector and no longer a text."""
+    stand_ins: int = 0
+    """Points whose vector a learned query encoder made in place of the vector's model."""
     written_by_others: int = 0
     """Points that have the vector without a text, and without the hash of one: another program wrote it."""
     unreadable: list[PointId] = field(default_factory=list)

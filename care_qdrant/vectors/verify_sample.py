@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, islice
-from typing import Any, Protocol
+from itertools import chain, compress, islice
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 from qdrant_client import models
@@ -11,6 +11,7 @@ from qdrant_client import models
 from care_qdrant.contracts.contract import SparseContract, VectorContract, sparse_vector
 from care_qdrant.contracts.layouts import Layout
 from care_qdrant.contracts.learned import stored_vector
+from care_qdrant.contracts.stand_in import stand_ins
 from care_qdrant.encoders import Encoder
 from care_qdrant.encoders.agreement import cosines
 from care_qdrant.encoders.terms import bm25
@@ -44,6 +45,11 @@ class TwoSidedModel(DocumentModel, Protocol):
         """The encoder of the queries that must find known documents."""
 
 
+def is_learned(model: TwoSidedModel) -> TypeGuard[CareModel]:
+    """Return whether a model was learned from stored vectors and encodes queries only."""
+    return isinstance(model, CareModel) and not model.encodes_documents
+
+
 def check_sample(
     collection: Collection,
     report: VerifyReport,
@@ -66,12 +72,18 @@ def check_sample(
             )
     if not pairs or (model is None and isinstance(contract, VectorContract)):
         return
-    if not (isinstance(model, CareModel) and not model.encodes_documents):  # a learned one encodes queries only
-        report.sampled = len(pairs)
-        encoder = None if model is None else model.document_encoder
-        vectors = [stored[point_id][name] for point_id, _ in pairs]
-        possible = [possible_texts(layout, payload) for _, payload in pairs]
-        highest = list(_cosines(encoder, contract, vectors, possible))
+    possible = [possible_texts(layout, payload) for _, payload in pairs]
+    encoder: Encoder | None = None
+    own = [True] * len(pairs)
+    if model is not None and is_learned(model):  # it can only re-encode its own vectors
+        own = [contract.fingerprint in stand_ins(payload) for _, payload in pairs]
+        encoder = model.standing_in().document_encoder if any(own) else None
+    elif model is not None:
+        encoder = model.document_encoder
+    report.sampled = sum(own)
+    if any(own):
+        vectors = [stored[point_id][name] for point_id, _ in compress(pairs, own)]
+        highest = list(_cosines(encoder, contract, vectors, list(compress(possible, own))))
         report.lowest_cosine = round(float(np.min(np.nan_to_num(highest))), 6)  # NaN counts as a vector without length
     openings = [stored_text(layout, payload)[:OPENING_CHARACTERS] for _, payload in pairs]
     queries: list[Any] = (

@@ -10,6 +10,7 @@ from qdrant_client import models
 
 from care_qdrant.contracts.layouts import DOCUMENT_PATHS, TEXT_NAMES, guess_layout, names_its_document, read_hit
 from care_qdrant.contracts.payload import chunk_payload, stored_hash
+from care_qdrant.contracts.stand_in import stand_ins
 from care_qdrant.errors import InputError
 from care_qdrant.types import Chunk, Document
 from care_qdrant.vectors.points import is_key_of_others
@@ -218,11 +219,11 @@ def test_no_payload_stops_a_reader(payload: dict[str, Any], care: object) -> Non
         hit = read_hit(models.Record(id=1, payload=each))
         assert isinstance(hit.text, str) and isinstance(hit.document_id, str) and isinstance(hit.chunk, int)
         assert stored_hash(each, "v") is None or isinstance(stored_hash(each, "v"), str)
-        is_key_of_others(each), names_its_document(each)
+        stand_ins(each), is_key_of_others(each), names_its_document(each)
 
 
 def test_an_entry_of_another_program_under_our_key_is_not_ours() -> None:
     assert not is_key_of_others(OURS)
-    for care in ({"chunk": "first"}, {"chunk": [1]}, {"payload": 7}, {"vectors": []}, None, "x"):
+    for care in ({"chunk": "first"}, {"chunk": [1]}, {"payload": 7}, {"vectors": []}, {"stand_ins": "x"}, None, "x"):
         assert is_key_of_others({"text": TEXT, "_care": care})
         assert read_hit(models.Record(id=1, payload={"text": TEXT, "_care": care})).chunk == 0

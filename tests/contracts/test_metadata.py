@@ -14,6 +14,7 @@ from care_qdrant.contracts import metadata
 from care_qdrant.contracts.active import Active, SearchedVector, active_metadata
 from care_qdrant.contracts.learned import LearnedContract
 from care_qdrant.contracts.metadata import GOOD_MATCH, KEYS, QUANTIZATION, RUN, SHARE, VERSION
+from care_qdrant.contracts.stand_in import stand_in_metadata
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.qdrant.collection import Collection
@@ -60,6 +61,7 @@ def test_every_key_that_is_written_is_in_the_table(qdrant: QdrantClient, monkeyp
     retriever = Retriever(qdrant, "c", share)  # type: ignore[arg-type]
     measure_good_match(retriever, fixed_questions(retriever))
     Collection(qdrant, "c").write_learned("other", LearnedContract("f" * 64, "m", 32, "Cosine", {}))
+    Collection(qdrant, "c").update("as an encoder that stands in", metadata=stand_in_metadata("other", {"f": "m"}))
     active = Active(SearchedVector(model.name, model.name, model.fingerprint), since="2026-01-01T00:00:00Z")
     Collection(qdrant, "c").update("as a switch leaves it", metadata=active_metadata(active))
     publish_collection(qdrant, "c", "live")
@@ -116,7 +118,7 @@ def test_a_copy_gets_what_is_of_the_points_and_of_other_programs() -> None:
     copied = metadata.portable(all_keys)
     assert {"owner", "care_ideas"} <= copied.keys()
     assert {key.name for key in KEYS if key.of("x") in copied} == {
-        *("care", "care_learned", "care_good_match", "care_share", "care_quantization"),
+        *("care", "care_learned", "care_stand_in", "care_good_match", "care_share", "care_quantization"),
         *("care_inputs", "care_tenants", "care_bulk_load", "care_active"),
     }
 

@@ -163,6 +163,8 @@ def test_status_shows_models_and_counts(folder: Path, pair_folder: Path) -> None
         "distance": "Cosine",
         "made_by": "tiny-pair",
         "fingerprint": card.fingerprint,
+        "stand_ins": 0,
+        "stand_in_models": [],
         "learned": None,
         "learned_fingerprint": None,
     }

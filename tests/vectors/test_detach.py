@@ -7,6 +7,7 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.contracts.learned import LearnedContract, learned_metadata
 from care_qdrant.contracts.payload import chunk_payload
+from care_qdrant.contracts.stand_in import stand_in_metadata
 from care_qdrant.errors import InputError, Unreachable
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
@@ -41,12 +42,12 @@ def test_the_other_pair_stays_searchable(qdrant: QdrantClient) -> None:
 
 
 def test_no_record_of_the_vector_stays(qdrant: QdrantClient, model: HashModel) -> None:
-    """Not of a query encoder that was learned from it, either."""
+    """Neither of a query encoder that was learned from it, nor of one that stood in for its model."""
     fill(qdrant, "named", "plain")
     attach_vector(qdrant, NAME, model)
     learned = LearnedContract("f" * 64, "learned", model.dim, "Cosine", {"1": "00"})
-    records = learned_metadata(model.name, learned) | learned_metadata("old", learned)
-    qdrant.update_collection(NAME, metadata=records)
+    records = learned_metadata(model.name, learned) | stand_in_metadata(model.name, {"f" * 64: "learned"})
+    qdrant.update_collection(NAME, metadata=records | learned_metadata("old", learned))
     detach_vector(qdrant, NAME)
     metadata = Collection(qdrant, NAME).schema.metadata
     assert [key for key in metadata if key.endswith(model.name)] == []

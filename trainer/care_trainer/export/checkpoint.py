@@ -1,5 +1,6 @@
 """The export of a finished run as one CARE folder, checked to give the vectors of the trained encoders."""
 
+import functools
 import json
 import logging
 import shutil
@@ -31,6 +32,7 @@ from care_trainer.learn.outcome import Student, Training, conclude
 from care_trainer.learn.report import write_report
 from care_trainer.learn.settings import FOLDER
 from care_trainer.learn.snapshot import Snapshot, load_snapshot, opened
+from care_trainer.learn.stand_in import write_shift
 from care_trainer.models import towers
 from care_trainer.needs import holds_pairs, probe_data
 from care_trainer.stages.context import rows_folder
@@ -164,6 +166,8 @@ def export(run: Run, command: str) -> Card:
             queries = snapshot.split.questions[: run.export.probe_texts]
             documents = snapshot.split.candidates[:GATE_DOCUMENTS]
         _write_side(run, query, queries)
+        if snapshot is not None:
+            write_shift(query, snapshot.split, functools.partial(_encode, towers.load(query), "query"))
         onnx = None
         if _exports(query):
             onnx = export_query_encoder(

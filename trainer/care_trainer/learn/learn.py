@@ -23,6 +23,7 @@ from care_trainer.learn.outcome import LearnReport, conclude
 from care_trainer.learn.reading import dense_vector, read_pairs, restored
 from care_trainer.learn.settings import LearnSettings
 from care_trainer.learn.split import Split
+from care_trainer.learn.stand_in import write_shift
 from care_trainer.learn.token_table import TokenTable
 from care_trainer.learn.training import train
 
@@ -36,6 +37,7 @@ GATE_DOCUMENTS = 1_000
 def write_folder(
     folder: Path,
     table: TokenTable,
+    split: Split,
     *,
     document: Path | None,
     probe_texts: Sequence[str],
@@ -48,6 +50,8 @@ def write_folder(
     with tempfile.TemporaryDirectory(prefix="care-learn-") as scratch:
         query = Path(scratch) / "query"
         table.save(query)
+        if document is None:
+            write_shift(query, split, table.encode)
         onnx = export_query_encoder(query, probe_texts, document_vectors=document_vectors, keep_fp32=False, own=table)
         return write_checkpoint(
             folder,
@@ -145,6 +149,7 @@ def learn(
     card = write_folder(
         output,
         trained.table,
+        split,
         document=document,
         probe_texts=student.sentences,
         document_vectors=restored(split.candidates[:GATE_DOCUMENTS], pairs.basis),

@@ -68,7 +68,9 @@ class LearnReport:
     contract: VectorContract = field(metadata={"printed": ("model", "fingerprint", "dim")})
     """Record of the query encoder."""
     sample: Sample = field(
-        metadata={"printed": ("points", "texts", "without_text", "without_vector", "repeated", "text_field")}
+        metadata={
+            "printed": ("points", "texts", "without_text", "without_vector", "repeated", "text_field", "stand_ins")
+        }
     )
     training: Training = field(metadata={"printed": ("vocabulary", "tokens", "layers", "steps", "best_step")})
     seconds: float

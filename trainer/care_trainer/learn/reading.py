@@ -2,6 +2,7 @@
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Collection as Collected
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -14,6 +15,7 @@ from qdrant_client.models import ExtendedPointId as PointId
 from care_qdrant import Collection
 from care_qdrant.contracts.layouts import Layout, guess_layout
 from care_qdrant.contracts.learned import stored_vector
+from care_qdrant.contracts.stand_in import stand_ins
 from care_qdrant.errors import InputError, SchemaMismatch, TooFewDocuments, counted
 from care_qdrant.qdrant.calls import in_pages
 from care_qdrant.qdrant.schema import CollectionSchema
@@ -46,6 +48,8 @@ class Sample:
     repeated: int
     """Points with a text that was read before."""
     text_field: str
+    stand_ins: int = 0
+    """Points left out because a learned encoder made their vector: it would learn from itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +138,7 @@ def read_pairs(
     ids = sample_ids(collection, settings.sample, settings.seed)
     require_documents(collection, len(ids))
     layout = guess_layout([record.payload or {} for record in collection.sample(LAYOUT_POINTS)], text_field=text_field)
-    reader = Reader(layout, vector_name, settings.width, basis)
+    reader = Reader(layout, vector_name, settings.width, basis, collection.schema.stand_ins.get(vector_name, ()))
     done = 0
     for page in in_pages(ids, _PAGE):
         records = collection.retrieve(page, payload=True, vectors=[vector_name])
@@ -147,8 +151,8 @@ def read_pairs(
         raise TooFewDocuments(
             f"collection {collection.name!r} has {counted(len(pairs.ids), 'different text')} with a vector "
             f"{vector_name!r} in a sample of {counted(len(ids), 'point')} ({sample.without_text} without text, "
-            f"{sample.without_vector} without vector, {sample.repeated} repeated); learning needs at least "
-            f"{MIN_DOCUMENTS}"
+            f"{sample.without_vector} without vector, {sample.repeated} repeated, {sample.stand_ins} by a learned "
+            f"encoder); learning needs at least {MIN_DOCUMENTS}"
         )
     if params.distance is models.Distance.EUCLID and reader.norm_spread > _MAX_NORM_SPREAD:
         raise SchemaMismatch(
@@ -162,7 +166,9 @@ def read_pairs(
 class Reader:
     """Collects pairs page by page, in the dimensions of the learned space as soon as they are known."""
 
-    def __init__(self, layout: Layout, vector_name: str, width: int, basis: Vectors | None) -> None:
+    def __init__(
+        self, layout: Layout, vector_name: str, width: int, basis: Vectors | None, encoders: Collected[str] = ()
+    ) -> None:
         self._layout, self._vector_name, self._width = layout, vector_name, width
         self._ids: list[PointId] = []
         self._titles: list[str] = []
@@ -172,7 +178,8 @@ class Reader:
         self._directions: list[Vectors] = []
         self._norms: list[float] = []
         self._basis = basis
-        self._without_text = self._without_vector = self._repeated = 0
+        self._encoders = frozenset(encoders)
+        self._without_text = self._without_vector = self._repeated = self._stand_ins = 0
 
     @property
     def norm_spread(self) -> float:
@@ -185,7 +192,9 @@ class Reader:
             payload = record.payload or {}
             text = self._layout.find_text(payload)
             vector = stored_vector(record.vector, self._vector_name)
-            if text is None:
+            if not self._encoders.isdisjoint(stand_ins(payload)):
+                self._stand_ins += 1
+            elif text is None:
                 self._without_text += 1
             elif vector is None:
                 self._without_vector += 1
@@ -221,6 +230,7 @@ class Reader:
                 self._without_vector,
                 self._repeated,
                 self._layout.text_field,
+                self._stand_ins,
             ),
             read,
         )

@@ -10,6 +10,7 @@ from care_trainer.learn.graph import GraphSearch
 from care_trainer.learn.labelled import LabelledQuality, rankings
 from care_trainer.learn.outcome import LearnReport
 from care_trainer.learn.quality import loss_warning
+from care_trainer.learn.reading import Sample
 from care_trainer.learn.settings import FOLDER
 
 
@@ -24,6 +25,10 @@ def write_report(folder: Path, report: LearnReport) -> None:
     )
 
 
+def _left_out(sample: Sample) -> str:
+    return f", and {sample.stand_ins:,} a vector of a learned encoder" if sample.stand_ins else ""
+
+
 def paragraphs(report: LearnReport) -> list[str]:
     """Return the paragraphs of the report, which a user should read before using the query encoder."""
     held_out, sample, training = report.held_out, report.sample, report.training
@@ -33,7 +38,7 @@ def paragraphs(report: LearnReport) -> list[str]:
         f"{sample.texts:,} texts of {sample.points:,} points (field {sample.text_field!r}) and their vectors "
         f"{report.vector_name or '(unnamed)'!r} of {report.contract.dim} dimensions; "
         f"{counted(sample.without_text, 'point', 'have')} no text, {sample.without_vector:,} no vector, "
-        f"{sample.repeated:,} duplicate texts. "
+        f"{sample.repeated:,} duplicate texts{_left_out(sample)}. "
         f"{counted(training.steps, 'step')} in {report.seconds:,.0f} s ({report.cpu_seconds:,.0f} CPU s); the "
         f"{what} of step {training.best_step:,} is "
         f"kept, with {training.vocabulary:,} tokens ({training.tokens})"

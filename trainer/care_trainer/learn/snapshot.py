@@ -31,7 +31,7 @@ from care_trainer.learn.weak import rare_share
 from care_trainer.models.tokens import tokenize, train_collection_tokenizer
 
 _HELD_OUT = "held-out.jsonl"
-_COUNTS = ("points", "without_text", "without_vector", "repeated")
+_COUNTS = ("points", "without_text", "without_vector", "repeated", "stand_ins")
 
 
 @dataclass(frozen=True, slots=True)
