@@ -31,12 +31,13 @@ class GoodMatches:
         """Set up; the first request that needs a score has it measured."""
         self._backend = backend
         self._measurements: dict[tuple[str, str, Mode], tuple[float, asyncio.Task[GoodMatch | None]]] = {}
+        """Measurements by collection (an alias may move), fingerprint and mode."""
 
-    def known(self, retriever: Retriever, collection: str, served: ServedModel, mode: Mode) -> GoodMatch | None:
+    def known(self, retriever: Retriever, served: ServedModel, mode: Mode) -> GoodMatch | None:
         """Return the score that the collection keeps, or the one that this worker has measured; None for neither."""
         if (kept := known_good_match(retriever)) is not None:
             return kept
-        _, task = self._measurements.get((collection, served.fingerprint, mode), (0.0, None))
+        _, task = self._measurements.get((retriever.resolved.name, served.fingerprint, mode), (0.0, None))
         if task is None or not task.done() or task.cancelled() or task.exception() is not None:
             return None
         measured = task.result()
@@ -48,32 +49,36 @@ class GoodMatches:
         If the collection does not hold it, it is measured: once for all waiting requests, and to the end even if their
         clients disconnect.
         """
-        retriever = await self._backend.run(lambda: self._backend.retriever(collection, served, mode))
-        good_match = await self._backend.run(lambda: self.known(retriever, collection, served, mode))
+
+        def look() -> tuple[str, GoodMatch | None]:
+            retriever = self._backend.retriever(collection, served, mode)
+            return retriever.resolved.name, self.known(retriever, served, mode)
+
+        name, good_match = await self._backend.run(look)
         if good_match is None:
-            good_match = await asyncio.shield(self._measuring(collection, served, mode))
+            good_match = await asyncio.shield(self._measuring(name, served, mode))
         return None if good_match is None else good_match.score
 
-    async def wait(self, collection: str, served: ServedModel, mode: Mode, seconds: float) -> GoodMatch | None:
-        """Have a score measured, and return it if it is ready within `seconds`; None otherwise."""
-        task = self._measuring(collection, served, mode)
+    async def wait(self, name: str, served: ServedModel, mode: Mode, seconds: float) -> GoodMatch | None:
+        """Have the score of a collection, no alias, measured; return it if it is ready within `seconds`, else None."""
+        task = self._measuring(name, served, mode)
         await asyncio.wait((task,), timeout=seconds)
         return task.result() if task.done() and not task.cancelled() and task.exception() is None else None
 
-    def _measuring(self, collection: str, served: ServedModel, mode: Mode) -> "asyncio.Task[GoodMatch | None]":
+    def _measuring(self, name: str, served: ServedModel, mode: Mode) -> "asyncio.Task[GoodMatch | None]":
         """Return the task that measures a score: the running or recent one, or a new one."""
-        key = (collection, served.fingerprint, mode)
+        key = (name, served.fingerprint, mode)
         made, task = self._measurements.get(key, (0.0, None))
         if task is None or (task.done() and time.monotonic() - made > _PAUSE_SECONDS):
             # In its own context: the context of the first request holds the id of that request.
-            task = asyncio.create_task(self._measure(collection, served, mode), context=Context())
+            task = asyncio.create_task(self._measure(name, served, mode), context=Context())
             self._measurements[key] = (time.monotonic(), task)
             task.add_done_callback(_log_failure)
         return task
 
-    async def _measure(self, collection: str, served: ServedModel, mode: Mode) -> GoodMatch | None:
+    async def _measure(self, name: str, served: ServedModel, mode: Mode) -> GoodMatch | None:
         def draw() -> tuple[Retriever, list[Question]]:
-            retriever = self._backend.retriever(collection, served, mode)
+            retriever = self._backend.retriever(name, served, mode)
             return retriever, fixed_questions(retriever)
 
         retriever, questions = await self._backend.run(draw)

@@ -38,6 +38,8 @@ from care_qdrant.types import Hit, Vectors
 class _Outcome:
     """The result of one search in its thread."""
 
+    name: str
+    """The collection itself that was searched."""
     mode: Mode
     hits: list[SearchHit]
     best: list[Hit]
@@ -83,7 +85,7 @@ class Searching:
         if served is not None:
             good_match = outcome.good_match
             if good_match is None and _has_scale(request):
-                good_match = await self._good_matches.wait(collection, served, request.mode, good_match_seconds)
+                good_match = await self._good_matches.wait(outcome.name, served, request.mode, good_match_seconds)
             match = judge(outcome.best, good_match, outcome.unread)
         self._metrics.searched(collection, outcome.mode, is_good=match.is_good)
         waited, took = outcome.started - encoded, outcome.ended - outcome.started
@@ -164,7 +166,7 @@ class Searching:
             )
         good_match = None
         if served is not None and _has_scale(request):
-            good_match = self._good_matches.known(retriever, collection, served, request.mode)
+            good_match = self._good_matches.known(retriever, served, request.mode)
         notes = [script_note(request.query, hits)]
         if keys is not None:
             there = self._backend.collection(collection).resolve()
@@ -175,7 +177,8 @@ class Searching:
         folder = self._settings.labels
         labels = {} if folder is None else kept_labels(folder / collection, request.query)
         shown = _shown(request.query, hits, labels, retriever.analyser, marks.MAX_HITS if request.marks else 0)
-        return _Outcome(retriever.mode, shown, hits[:1], good_match, retriever.unfinished, note, unread, started, ended)
+        name, unfinished = retriever.resolved.name, retriever.unfinished
+        return _Outcome(name, retriever.mode, shown, hits[:1], good_match, unfinished, note, unread, started, ended)
 
     def _named(self, name: str | None) -> ServedModel | None:
         """Return the model that a request names; of a service with one model, that one."""

@@ -18,8 +18,10 @@ from pydantic_core import to_json
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import ResponseHandlingException
 
+from care_qdrant.contracts.metadata import GOOD_MATCH
 from care_qdrant.errors import Unreachable
 from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.serve import catalogue, documents, marks, schemas
 from care_qdrant.serve.marks import mark
@@ -28,7 +30,7 @@ from care_qdrant.serve.schemas import SearchRequest
 from care_qdrant.types import Document
 from tests.serve.conftest import aligned, pair
 from tests.serve.test_admission import leave
-from tests.tiny import TEXTS, medical_texts
+from tests.tiny import TEXTS, medical_texts, point_alias
 
 
 @pytest.mark.parametrize("mode", ["auto", "dense", "sparse", "hybrid"])
@@ -283,6 +285,28 @@ async def test_a_search_does_not_wait_for_the_good_match_score_and_has_it_later(
     assert (later["good_match_score"], later["good_match"]) == (score, later["hits"][0]["score"] >= score)
     weighted = (await http.post("/search", json={"query": TITLED[3].text, "fusion": "rrf"})).json()
     assert (weighted["good_match_score"], weighted["good_match"]) == (None, None), "scores of another scale"
+
+
+async def test_an_alias_that_moves_takes_no_score_of_the_former_collection_along(
+    make_service, connect, client: QdrantClient
+) -> None:
+    ingest(TITLED, aligned(), client, "one")
+    ingest([Document(f"u{n}", f"第 {n} 种药，每日两次。") for n in range(64)], aligned(), client, "two")
+    point_alias(client, "live", "one")
+    service = make_service(aligned(), over=client, collections=("live",))
+    http = connect(service)
+    scores = [(await http.post("/good-match", json={})).json()["good_match_score"]]
+    point_alias(client, "live", "two")
+    service._backend.retriever.cache_clear()  # as after half a minute
+    first = (await http.post("/search", json={"query": "每日两次"})).json()
+    assert first["good_match_score"] is None
+    scores.append((await http.post("/good-match", json={})).json()["good_match_score"])
+    assert scores[0] != scores[1] == known_score(client, "two")
+
+
+def known_score(client: QdrantClient, name: str) -> float:
+    entries = GOOD_MATCH.all(Collection(client, name).schema.metadata)
+    return float(next(iter(entries.values()))["score"])
 
 
 async def test_weights_of_callers_cost_no_check_of_the_contract(
