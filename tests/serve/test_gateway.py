@@ -15,7 +15,7 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant import serve
 from care_qdrant.console.logs import set_up_logs
-from care_qdrant.errors import InputError
+from care_qdrant.errors import ContractError, EncodingError, InputError, ModelError, NoCollection, QdrantError
 from care_qdrant.serve import keys, refusal, schemas
 from care_qdrant.serve.keys import Keys, KeyScope
 from tests.serve.conftest import KEY, OTHER_KEY, asked, pair
@@ -257,6 +257,15 @@ def test_the_guide_lists_every_code() -> None:
     table = (Path(__file__).parents[2] / "docs" / "how-to" / "serve.md").read_text("utf-8").partition("## Refusals")[2]
     listed = {code for line in table.splitlines() if line.startswith("|") for code in CODE.findall(line.split("|")[2])}
     assert listed == raised
+
+
+def test_what_a_search_may_raise_is_answered_with_its_reason() -> None:
+    kinds = [InputError, ModelError, ContractError, QdrantError, EncodingError]
+    for kind in kinds:  # grows by their subclasses
+        kinds += kind.__subclasses__()
+        error = kind("n", ["others"]) if kind is NoCollection else kind.__new__(kind)
+        assert (answer := refusal.refusal_of(error)) is not None, kind
+        assert answer.status != 500, kind
 
 
 async def test_a_body_of_unknown_length_is_cut_off_at_the_limit(make_service, connect) -> None:
