@@ -9,12 +9,12 @@ model's new vector still agrees with the text, another model's does not.
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import TypeAdapter, ValidationError
+from pydantic import StringConstraints, TypeAdapter, ValidationError
 from qdrant_client import models
 
 from care_qdrant.contracts.layouts import guess_layout
@@ -39,7 +39,7 @@ class LearnedContract:
     dim: int
     distance: str
     """Distance of the vector when the encoder was learned."""
-    probes: Mapping[str, str]
+    probes: Mapping[str, Annotated[str, StringConstraints(pattern=r"^([0-9a-fA-F]{2})+$")]]
     """Point id → signs of the stored vector's coordinates, eight to a byte, in hexadecimal digits."""
     documents: str | None = None
     """Fingerprint of the vector's own contract, where it has one."""

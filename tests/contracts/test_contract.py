@@ -96,7 +96,11 @@ def test_an_entry_that_cannot_be_read_is_refused_and_hides_no_other(
 def test_a_query_encoders_entry_that_cannot_be_read_is_left_out() -> None:
     right = LearnedContract("f", model="m", dim=2, distance="Cosine", probes={"1": "80"}, alpha=0.7, hnsw_ef=256)
     entry = learned_metadata("later", right)["care_learned:later"]
-    for broken in (entry | {"alpha": "automatic"}, entry | {"hnsw_ef": "wide"}):
+    signs = ("", "8", "8g", "80 ")
+    for broken in (
+        *(entry | odd for odd in ({"alpha": "automatic"}, {"hnsw_ef": "wide"})),
+        *(entry | {"probes": {"1": odd}} for odd in signs),
+    ):
         assert parse_learned(learned_metadata("v", right) | {"care_learned:later": broken}) == {"v": right}
 
 
