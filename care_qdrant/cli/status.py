@@ -94,7 +94,7 @@ def _active_lines(active: "Active") -> Iterator[str]:
     found = "; ".join(f"{key.replace('_', ' ')} {value}" for key, value in active.evidence.items())
     yield f"  readers search {active.now.vector or '(unnamed)'} by {active.now.model}, {how} at {active.since}"
     if found:
-        yield f"    {found}"
+        yield f"    {'the switch: ' if active.is_rolled_back else ''}{found}"
     if active.before is not None:
         yield f"    before: {active.before.vector or '(unnamed)'} by {active.before.model}; --roll-back or --retire"
 

@@ -36,6 +36,8 @@ MAX_LACKING = 0.005
 """Largest fraction of the points of the old vector that may lack the new one: those that are being written now."""
 GRACE_SECONDS = 2 * CHECK_SECONDS
 """Time after a switch in which the vector before stays: readers check every half minute."""
+_SETTLE_SECONDS = 1.0
+"""Time after which a run reads back the active vector that it wrote: two that write at once see which one stays."""
 _PASSES = 3
 """Most times that points are looked for which other programs have written meanwhile."""
 
@@ -181,10 +183,10 @@ def switch_collection(
             f"not {state.to.vector!r}, and would no longer be found: they have no text, or other programs write faster "
             "than this one. Readers stay where they are; --accept REASON switches them"
         )
-    if parse_active(target.refresh().metadata) != known or not target.schema.has_vector(state.to.vector):
-        raise NotSwitched(f"collection {target.name!r} was changed by another run meanwhile: see care status")
+    if not target.refresh().has_vector(state.to.vector):
+        raise NotSwitched(f"vector {state.to.vector!r} of collection {target.name!r} was removed meanwhile")
     active = Active(state.to, now_noted(), before, evidence=_evidence(comparison, accept))
-    target.update("switching its readers", metadata=active_metadata(active))
+    _write_active(target, "switching its readers", known, active)
     _tell_of_source(target.schema)
     return SwitchReport(target.name, replace(state, stage="watch"), attached, comparison, lacking)
 
@@ -197,6 +199,7 @@ def undo_switch(collection: Collection) -> Active:
 
     Raises:
         InputError: The collection was not switched, or the vector before is gone.
+        NotSwitched: Another run switched meanwhile.
     """
     target = collection.whole()
     active, before = _last_switch(target)
@@ -207,8 +210,8 @@ def undo_switch(collection: Collection) -> Active:
             "collection %r: %s been written without vector %r, and searches do not find them until care attach adds it",
             *(target.name, counted(lacking, "point", "have"), before.vector),
         )
-    back = Active(before, now_noted(), active.now, is_rolled_back=not active.is_rolled_back)
-    target.update("switching its readers back", metadata=active_metadata(back))
+    back = replace(active, now=before, since=now_noted(), before=active.now, is_rolled_back=not active.is_rolled_back)
+    _write_active(target, "switching its readers back", active, back)
     _tell_of_source(target.schema)
     return back
 
@@ -227,6 +230,7 @@ def retire_vector(collection: Collection, *, grace_seconds: float = GRACE_SECOND
     Raises:
         InputError: The collection was not switched, readers may not have followed yet, the vector that they search is
             gone, points lack that or have no other one, or another tool wrote the vector.
+        NotSwitched: Another run switched meanwhile.
     """
     target = collection.whole()
     active, before = _last_switch(target)
@@ -257,8 +261,22 @@ def retire_vector(collection: Collection, *, grace_seconds: float = GRACE_SECOND
                 f"for example by care switch {target.name} --to MODEL, or delete them"
             )
         report = remove_vector(target, name)
-    target.update("noting that a vector was retired", metadata=active_metadata(replace(active, before=None)))
+    _write_active(target, "noting that a vector was retired", active, replace(active, before=None))
     return report
+
+
+def _write_active(target: Collection, what: str, known: Active | None, active: Active) -> None:
+    """Write the record of the active vector, unless another run writes it, before or at the same moment.
+
+    Qdrant has no write under a condition on metadata: the record is read before, and read back once all runs that have
+    read it before this write have written theirs.
+    """
+    if parse_active(target.refresh().metadata) == known:
+        target.update(what, metadata=active_metadata(active))
+        time.sleep(_SETTLE_SECONDS)
+        if parse_active(target.refresh().metadata) == active:
+            return
+    raise NotSwitched(f"another run switched readers of collection {target.name!r} meanwhile: see care status")
 
 
 def _tell_of_source(schema: CollectionSchema) -> None:

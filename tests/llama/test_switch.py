@@ -20,6 +20,7 @@ from qdrant_client import QdrantClient
 from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch
 from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.point_equality import vectors_of
+from care_qdrant.switch import switch
 from care_qdrant.switch.switch import switch_collection, undo_switch
 from tests.switch import models
 from tests.switch.models import NAME, good
@@ -34,6 +35,7 @@ COUNT = 200
 def rows(qdrant: QdrantClient, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The texts of a collection whose readers may be switched from the old model to the new one, and back."""
     monkeypatch.setattr(CareModel, "load", lambda source, **_: MODELS[source])
+    monkeypatch.setattr(switch, "_SETTLE_SECONDS", 0.0)
     rows = models.fill(qdrant, OLD, COUNT)
     switch_collection(qdrant, NAME, NEW, OLD)
     undo_switch(qdrant, NAME)

@@ -47,7 +47,9 @@ def test_forth_and_back_and_the_end(folder: Path, run: Run, monkeypatch: pytest.
     assert "readers return to 'old'" in run("--roll-back").stdout
     assert "readers return to 'new'" in run("--roll-back").stdout
     assert isinstance(run("--retire").exception, InputError)
-    monkeypatch.setattr(switch_module, "time", SimpleNamespace(time=lambda: 4e9, strptime=time.strptime))
+    monkeypatch.setattr(
+        switch_module, "time", SimpleNamespace(time=lambda: 4e9, strptime=time.strptime, sleep=time.sleep)
+    )
     assert "'old' was removed" in run("--retire").stdout
 
 

@@ -1,9 +1,11 @@
 """Switching a collection in use: after any interruption it goes on, and readers never get a hit of another space."""
 
 import json
+import multiprocessing
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +27,7 @@ from care_qdrant.qdrant.point_equality import vectors_of
 from care_qdrant.qdrant.schema import VersionRecord
 from care_qdrant.search import resolve
 from care_qdrant.search.retriever import Retriever
+from care_qdrant.switch import switch
 from care_qdrant.switch.switch import (
     find_state,
     plan_switch,
@@ -80,7 +83,8 @@ def test_the_whole_flow(qdrant: QdrantClient) -> None:
     again = switch_collection(qdrant, NAME, NEW, OLD)
     assert again.state.stage == "watch" and again.attached is not None and again.attached.encoded == 0
 
-    assert undo_switch(qdrant, NAME).now.vector == "old" and searched(qdrant) == "old"
+    back = undo_switch(qdrant, NAME)
+    assert back.now.vector == "old" == searched(qdrant) and back.evidence == active.evidence
     assert find_state(Collection(qdrant, NAME).schema, NEW.contract(), None).stage == "compare"
     switch_collection(qdrant, NAME, NEW, OLD)
     assert searched(qdrant) == "new"
@@ -257,6 +261,76 @@ def test_a_multivector_is_not_what_readers_search(qdrant: QdrantClient) -> None:
     qdrant.upsert(NAME, points, wait=True)
     state = switch_collection(qdrant, NAME, NEW, accept="a test").state
     assert state.before is not None and state.before.vector == "dense"
+
+
+class Together:
+    """Lets two runs write the active vector only after both have read that nothing was switched."""
+
+    def __init__(self, barrier: Any) -> None:
+        self._barrier = barrier
+
+    def join(self, client: QdrantClient) -> None:
+        write = client.update_collection
+
+        def together(name: str, **config: Any) -> Any:
+            if "care_active" in (config.get("metadata") or {}):
+                time.sleep(0.3 * self._barrier.wait(60))
+            return write(name, **config)
+
+        client.update_collection = together  # type: ignore[method-assign]
+
+
+def at_once(url: str, end: str, barrier: Any) -> str | None:
+    """Return the vector to which a run of its own has switched readers, or None where it says that it did not."""
+    with closing(QdrantClient(url=url, timeout=60, check_compatibility=False)) as client:
+        Together(barrier).join(client)
+        try:
+            if end == "back":
+                return undo_switch(client, NAME).now.vector
+            model = {"new": NEW, "worse": WORSE}[end]
+            return switch_collection(client, NAME, model, OLD, accept="a race").state.to.vector
+        except NotSwitched:
+            return None
+
+
+@pytest.mark.parametrize("ends", [("new", "worse"), ("back", "worse"), ("new", "new")])
+def test_of_two_switches_at_once_the_one_that_stays_is_reported(
+    server: StandIn, ends: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(switch, "_SETTLE_SECONDS", 1.0)
+    with open_client(url=server.url) as client:
+        models.fill(client, OLD, COUNT)
+        for model in (NEW, WORSE):
+            attach_vector(client, NAME, model)
+        if "back" in ends:
+            switch_collection(client, NAME, NEW, OLD)
+        barrier = threading.Barrier(2)
+        with ThreadPoolExecutor(2) as threads:
+            reported = list(threads.map(lambda end: at_once(server.url, end, barrier), ends))
+        kept = [name for name in reported if name is not None]
+        assert kept and {*kept} == {searched(client)}
+        assert len(kept) == 1 or ends == ("new", "new")
+
+
+@pytest.mark.slow
+@pytest.mark.server
+def test_of_two_programs_that_switch_at_once_the_one_that_stays_is_reported(own_url: str) -> None:
+    with closing(QdrantClient(url=own_url, timeout=60, check_compatibility=False)) as client:
+        for _ in range(5):
+            client.delete_collection(NAME)
+            models.fill(client, OLD, COUNT)
+            for model in (NEW, WORSE):
+                attach_vector(client, NAME, model)
+            with (
+                multiprocessing.Manager() as manager,
+                ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool,
+            ):
+                barrier = manager.Barrier(2)
+                reported = [
+                    run.result() for run in [pool.submit(at_once, own_url, end, barrier) for end in ("new", "worse")]
+                ]
+            [kept] = [name for name in reported if name is not None]
+            assert kept == searched(client)
 
 
 class Dying:
