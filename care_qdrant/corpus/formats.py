@@ -21,10 +21,8 @@ from care_qdrant.types import Document
 # One way to read each line end, and so one way to read many of them. A possessive group would say so, too, but takes
 # blanks of the next line along in Python before 3.11.5.
 _BLANK_LINES = r"(?:[ \t]*(?:\r\n|\r(?!\n)|\n))*"
-_HEADING = re.compile(
-    rf"{_BLANK_LINES} {{0,3}}#[ \t]+(?P<title>[^\r\n]*?)(?:(?<![^ \t])#+)?[ \t]*(?:(?=[\r\n]){_BLANK_LINES}|\Z)"
-)
-"""A first-level heading at the start of a text, as CommonMark has it: ``# C#`` is headed C#, and ``# C #`` C."""
+_HEADING = re.compile(rf"{_BLANK_LINES} {{0,3}}#[ \t](?P<title>[^\r\n]*){_BLANK_LINES}")
+"""A first-level heading at the start of a text, as CommonMark has it, and the blank lines below it."""
 
 
 def read_rows(form: Format, file: io.BufferedReader, fields: Fields, *, name: str) -> Iterator[Document | Reject]:
@@ -124,6 +122,11 @@ def read_text(
 def _split_heading(text: str) -> tuple[str, str]:
     """Return the first heading of a text and what follows it; no heading where nothing would follow."""
     heading = _HEADING.match(text)
-    if heading is None or not heading["title"].strip() or not text[heading.end() :].strip():
+    if heading is None:
         return "", text
-    return heading["title"].strip(), text[heading.end() :]
+    title = heading["title"].strip(" \t")
+    opening = title.rstrip("#")
+    if opening[-1:] in ("", " ", "\t"):  # "# C #" is headed C, and "# C#" is headed C#
+        title = opening
+    title, rest = title.strip(), text[heading.end() :]
+    return (title, rest) if title and rest.strip() else ("", text)
