@@ -43,7 +43,7 @@ class RejectsFile:
         if self._file is None:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = self.path.open(self._mode, encoding="utf-8", errors="backslashreplace")
+                self._file = self.path.open(self._mode, encoding="utf-8")
             except OSError as error:
                 raise InputError(
                     f"{self.path}: cannot be written ({error.strerror}), and row {reject.line:,} is rejected "
@@ -51,7 +51,6 @@ class RejectsFile:
                 ) from error
         named = {"file": reject.file} if reject.file else {}
         named |= {"id": reject.id} if reject.id else {}
-        # A rejected id may hold what UTF-8 cannot; the file writes that as JSON escapes it.
         row = {"line": reject.line, **named, "reason": reject.reason}
         self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
         self._file.flush()

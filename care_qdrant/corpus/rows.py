@@ -59,7 +59,7 @@ class Fields:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """A row that is not ingested, and why."""
+    """A row that is not ingested, and why; half a character in its id or reason is written as an escape."""
 
     line: int
     reason: str
@@ -67,6 +67,11 @@ class Reject:
     """Id of the document, where the row has one."""
     file: str = ""
     """Set where a corpus has several files."""
+
+    def __post_init__(self) -> None:
+        for name in ("reason", "id"):
+            text = getattr(self, name).encode("utf-8", "backslashreplace").decode()
+            object.__setattr__(self, name, text)
 
     @classmethod
     def of(cls, document: Document, reason: str) -> Self:

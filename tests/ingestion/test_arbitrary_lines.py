@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from qdrant_client import QdrantClient
 
+from care_qdrant.bulk.job import Job, Manifest
+from care_qdrant.bulk.units import PlanReport, plan
 from care_qdrant.corpus.files import Corpus
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.types import Document
@@ -29,6 +31,10 @@ ROWS = st.fixed_dictionaries(
 LINES = st.lists(
     ROWS.map(lambda row: json.dumps(row).encode())
     | VALUES.map(lambda value: json.dumps(value).encode())
+    | st.sampled_from(["id", "text", "other"]).map(lambda key: f'{{"{key}\\ud800": "\\ud800"}}'.encode())
+    | st.sampled_from(["id", "text", "title"]).map(
+        lambda key: json.dumps({"id": "1", "text": "x", key: "\ud800"}).encode()
+    )
     | st.binary(max_size=30),
     max_size=12,
 )
@@ -53,6 +59,11 @@ def test_every_line_is_accounted_for(client: QdrantClient, lines: list[bytes]) -
         collection = f"c{next(NUMBERS)}"
         report = ingest(path, HashModel(max_tokens=1_000), client, collection)
         assert report.documents + report.duplicates + report.rejected == len(rows)
+        model = HashModel(max_tokens=1_000)
+        draft = Manifest("hash", model.name, model.fingerprint, model.dim, "Cosine", model.name)
+        job = Job(str(Path(folder) / "job"))
+        planned = PlanReport.of(plan([str(path)], job, draft, model.document_tokenizer, sparse=True), job)
+        assert (planned.documents, planned.rejected) == (report.documents, report.rejected)
         assert report.points == report.documents == len(first)
         for record in client.scroll(collection, limit=100)[0]:
             payload = record.payload or {}
