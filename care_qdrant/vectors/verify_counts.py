@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from operator import itemgetter
 from typing import Any
 
@@ -22,10 +23,10 @@ from care_qdrant.vectors.verify_report import VerifyReport
 
 _SEED = 20260413
 
-Sample = list[tuple[PointId, Mapping[str, Any]]]
-"""Points with their payloads."""
-_Drawn = tuple[bytes, PointId, Mapping[str, Any]]
-"""Candidate for the sample: its sort key in the random order of all points, its id and its payload."""
+Sample = list[tuple[models.ShardKey | None, PointId, Mapping[str, Any]]]
+"""Points with their payloads, and the key of their shards: those of two keys may each have a point of one id."""
+_Drawn = tuple[bytes, models.ShardKey | None, PointId, Mapping[str, Any]]
+"""Candidate for the sample: its sort key in the random order of all points, and the rest as in `Sample`."""
 
 
 @dataclass(slots=True)
@@ -74,13 +75,14 @@ class _Counting:
         of_slice: list[models.Condition] = [] if slice_.where is None else [slice_.where]
         has_vector = models.HasVectorCondition(has_vector=self.vector_name)
         with_vector = models.Filter(must=[has_vector, *of_slice])
-        for where, is_there in (with_vector, True), (models.Filter(must_not=[has_vector], must=of_slice), False):
-            for page in collection.scroll(where=where):
-                tally.add(self._count(page, is_there), self.size)
+        without = models.Filter(must_not=[has_vector], must=of_slice)
+        for part, (where, is_there) in product(collection.parts(), ((with_vector, True), (without, False))):
+            for page in part.scroll(where=where):
+                tally.add(self._count(page, is_there, part.shard_key), self.size)
                 note(len(page))
         return tally
 
-    def _count(self, page: Sequence[models.Record], is_there: bool) -> _Counts:
+    def _count(self, page: Sequence[models.Record], is_there: bool, shard_key: models.ShardKey | None) -> _Counts:
         layout, tally = self.layout, _Counts()
         counts = tally.counts
         for record in page:
@@ -109,7 +111,7 @@ class _Counting:
             counts["stand_ins"] += bool(standing_in) and stored in expected
             if stored is None or stored in expected[: len(self.makers)]:
                 drawn = tally.silent if stored is None else tally.claims
-                drawn.append((place_in_order(record.id, _SEED), record.id, payload))
+                drawn.append((place_in_order(record.id, _SEED), shard_key, record.id, payload))
         return tally
 
 
@@ -138,4 +140,4 @@ def count_points(
     report.unreadable = total.unreadable
     report.covered = collection.count_with_vector(report.vector_name)
     drawn = total.claims if report.is_attached else total.claims + total.silent
-    return [(point_id, payload) for _, point_id, payload in drawn]
+    return [(shard_key, point_id, payload) for _, shard_key, point_id, payload in drawn]

@@ -60,11 +60,19 @@ def check_sample(
 ) -> None:
     """Fill in the findings of a report on sampled points; without its model, a dense vector is only inspected."""
     name = report.vector_name
-    records = collection.retrieve([point_id for point_id, _ in sample], payload=False, vectors=True)
-    stored = {point_id: vectors_of(record) for point_id, record in records.items()}
-    pairs = [(point_id, payload) for point_id, payload in sample if name in stored.get(point_id, {})]
+    pairs: list[tuple[PointId, Mapping[str, Any]]] = []
+    stored: list[Any] = []
+    for part in collection.parts():
+        drawn = [(point_id, payload) for shard_key, point_id, payload in sample if shard_key == part.shard_key]
+        records = part.retrieve([point_id for point_id, _ in drawn], payload=False, vectors=True)
+        vectors = {point_id: vectors_of(record) for point_id, record in records.items()}
+        there = {point_id: own[name] for point_id, own in vectors.items() if name in own}
+        pairs += [(point_id, payload) for point_id, payload in drawn if point_id in there]
+        stored += [there[point_id] for point_id, _ in drawn if point_id in there]
     if isinstance(contract, VectorContract):
-        unusable = [point_id for point_id, _ in pairs if stored_vector(stored[point_id], name) is None]
+        unusable = [
+            point_id for (point_id, _), vector in zip(pairs, stored, strict=True) if stored_vector(vector, name) is None
+        ]
         if unusable:
             report.problems.append(
                 f"{counted(len(unusable), 'sampled point', 'have', of=len(pairs))} (such as {unusable[0]!r}) a vector "
@@ -74,16 +82,15 @@ def check_sample(
         return
     possible = [possible_texts(layout, payload) for _, payload in pairs]
     encoder: Encoder | None = None
-    own = [True] * len(pairs)
+    is_own = [True] * len(pairs)
     if model is not None and is_learned(model):  # it can only re-encode its own vectors
-        own = [contract.fingerprint in stand_ins(payload) for _, payload in pairs]
-        encoder = model.standing_in().document_encoder if any(own) else None
+        is_own = [contract.fingerprint in stand_ins(payload) for _, payload in pairs]
+        encoder = model.standing_in().document_encoder if any(is_own) else None
     elif model is not None:
         encoder = model.document_encoder
-    report.sampled = sum(own)
-    if any(own):
-        vectors = [stored[point_id][name] for point_id, _ in compress(pairs, own)]
-        highest = list(_cosines(encoder, contract, vectors, list(compress(possible, own))))
+    report.sampled = sum(is_own)
+    if any(is_own):
+        highest = list(_cosines(encoder, contract, list(compress(stored, is_own)), list(compress(possible, is_own))))
         report.lowest_cosine = round(float(np.min(np.nan_to_num(highest))), 6)  # NaN counts as a vector without length
     openings = [stored_text(layout, payload)[:OPENING_CHARACTERS] for _, payload in pairs]
     queries: list[Any] = (

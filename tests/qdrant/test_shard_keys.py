@@ -71,6 +71,18 @@ def test_each_key_holds_and_finds_its_own_documents(client: QdrantClient) -> Non
     assert (report.points, report.without_vector, report.outdated) == (40, 0, 0)
 
 
+def test_two_keys_may_hold_documents_of_the_same_ids(client: QdrantClient) -> None:
+    """As the corpora of two tenants do."""
+    twins = [Document(document.id, f"另一个{document.text}") for document in NORTH]
+    assert (put(client, NORTH, "north"), put(client, twins, "south")) == (20, 20)
+    report = verify_collection(client, "corpus", HashModel())  # type: ignore[arg-type]
+    assert (report.points, report.problems) == (40, [])
+    model = HashModel(name="second")
+    attach_vector(client, "corpus", model)  # type: ignore[arg-type]
+    report = verify_collection(client, "corpus", model)  # type: ignore[arg-type]
+    assert (report.points, report.without_vector, report.problems) == (40, 0, [])
+
+
 def test_a_bulk_job_goes_to_the_shards_of_a_key(client: QdrantClient, tmp_path: Path) -> None:
     model, job, corpus = HashModel(max_tokens=512), Job(f"{tmp_path}/job"), tmp_path / "corpus.jsonl"
     lines = [json.dumps({"id": document.id, "text": document.text}) for document in NORTH]
