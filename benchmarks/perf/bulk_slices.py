@@ -1,4 +1,4 @@
-"""Commands that read a whole collection, with one reader and with several: ``care bulk plan``, verify and learn."""
+"""Commands that read a whole collection: ``care bulk plan``, by slices and at once, verify and learn."""
 
 import random
 import resource
@@ -14,10 +14,10 @@ import click
 from care_trainer.learn.reading import sample_ids
 from qdrant_client import models
 
+from care_qdrant.bulk import slices
 from care_qdrant.bulk.job import Job, Manifest
 from care_qdrant.bulk.points import plan_points
 from care_qdrant.contracts.payload import chunk_payload, content_hash
-from care_qdrant.qdrant import slices
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import Chunk, Document, point_id
@@ -42,10 +42,8 @@ class Reading:
     """One reading of all points."""
 
     command: str
-    readers: int
     seconds: float
     client_cpu_seconds: float
-    """CPU time of this process and of those that it started."""
     server_cpu_seconds: float
     found: int
     """Points, or ids of the sample."""
@@ -60,21 +58,10 @@ class Reading:
     help="Server, 1.19 or newer.",
 )
 @click.option("--points", type=click.IntRange(1), default=200_000, show_default=True, help="Points of the collection.")
-@click.option(
-    "--readers",
-    "counts",
-    type=click.IntRange(1),
-    multiple=True,
-    default=[1, 2, 4],
-    show_default=True,
-    help="Processes that read; give it once for each.",
-)
 @click.option("--repeats", type=click.IntRange(1), default=2, show_default=True, help="Turns.")
 @scratch_option
 @output_option
-def bulk_slices(
-    binary: str, points: int, counts: Sequence[int], repeats: int, scratch: Path | None, output: Path
-) -> None:
+def bulk_slices(binary: str, points: int, repeats: int, scratch: Path | None, output: Path) -> None:
     """Read a collection with the payloads of ingestion on a server of its own, each way in turn.
 
     What a plan copies is copied each time anew. Verification encodes no sample. Beside other work, the CPU times count.
@@ -92,17 +79,14 @@ def bulk_slices(
         _fill(Collection(client, COLLECTION), points)
         walk = _walk(server, Collection(client, COLLECTION))
         for turn in range(repeats):
-            ways: list[tuple[str, int, Callable[[Collection], int]]] = [("plan, at once", 1, _at_once(name, turn))]
-            for count in counts:
-                job = Job(f"{name}/job-{turn}-{count}")
-                ways += [("plan", count, partial(_plan, job)), ("verify", count, _verify), ("learn", count, _learn)]
-            for command, readers, read in ways:
-                place = Collection(client, COLLECTION, readers=readers).resolve()
+            ways: list[tuple[str, Callable[[Collection], int]]] = [("plan, at once", _at_once(name, turn))]
+            ways += [("plan", partial(_plan, Job(f"{name}/job-{turn}"))), ("verify", _verify), ("learn", _learn)]
+            for command, read in ways:
+                place = Collection(client, COLLECTION).resolve()
                 mine, theirs, start = _own_cpu(), cpu_seconds(server), time.perf_counter()
                 count = read(place)
                 reading = Reading(
                     command,
-                    readers,
                     round(time.perf_counter() - start, 2),
                     round(_own_cpu() - mine, 2),
                     round(cpu_seconds(server) - theirs, 2),
@@ -113,7 +97,7 @@ def bulk_slices(
 
 
 def _save(output: Path, points: int, walk: float, found: Sequence[Reading]) -> None:
-    summary = {"points": points, "most_slices": slices.MOST_SLICES, "points_of_slice": slices.POINTS_OF_SLICE}
+    summary = {"points": points, "most_slices": slices.MOST_SLICES}
     save_measured(output, {**summary, "walk_ns_per_id": walk, "readings": [asdict(each) for each in found]})
 
 
@@ -171,8 +155,8 @@ def _learn(place: Collection) -> int:
 
 
 def _own_cpu() -> float:
-    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(each.ru_utime + each.ru_stime for each in used)
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def plan_points(
     """Write the texts of the points that lack the model's vector into a job; planning again adds what is new.
 
     Args:
-        target: The collection, with the number of its readers.
+        target: The collection.
         job: The folder of the job, new or of an earlier plan.
         draft: The manifest without its units.
         counter: The tokenizer of the document encoder, for estimates.

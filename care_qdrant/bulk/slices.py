@@ -1,35 +1,38 @@
 """Lists the slices of a collection into units.
 
-A slice is recorded in the job as soon as its units are written, so that a killed plan continues with the remaining
-slices. The records are in a folder named after the manifest with which the plan began: as soon as the plan has written
-another manifest, they no longer count, whether or not they were removed.
+A slice is a part of the points that depends on their ids alone: slices are disjoint and never change. One is recorded
+in the job as soon as its units are written, so that a killed plan continues with the remaining ones. The records are in
+a folder named after the manifest with which the plan began: as soon as the plan has written another manifest, they no
+longer count, whether or not they were removed.
 """
 
 import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import groupby
+
+from qdrant_client import models
 
 from care_qdrant.bulk.job import MANIFEST, Job, Manifest, Unit
 from care_qdrant.bulk.units import read_unit, require_same, row_hash, write_unit
 from care_qdrant.contracts.layouts import Layout
 from care_qdrant.ingestion.seen import Seen
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.slices import Note, ReadSlice, Slice, read_slices, slices_of
 from care_qdrant.types import Document
 from care_qdrant.vectors.points import Characters, PointReader, PointTask, PointWindow
 
+MOST_SLICES = 16
+"""Largest number of slices: each is found by a walk over all ids, which costs the server a little."""
 UNITS_OF_SLICE = 4
 """Least number of units in a slice, since its last one is seldom full."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan over a collection, as it is passed to each process that reads a part of it."""
+    """A plan over a collection."""
 
     url: str
     """The job."""
@@ -59,19 +62,20 @@ class Plan:
         require_same(listed, self.draft, self.url, sparse=False)
         return listed.units
 
-    @contextmanager
-    def open_reader(self) -> Iterator[ReadSlice[None]]:
-        """Open the function that lists a slice."""
-        with self.planned() as planned:
-            yield partial(self._list_slice, planned)
-
-    def _list_slice(self, planned: Seen, place: Collection, slice_: Slice, note: Note) -> None:
-        """Write the units of a slice and then its note."""
+    def list_slice(
+        self,
+        planned: Seen,
+        place: Collection,
+        key: tuple[int, int],
+        where: models.Filter | None,
+        on_read: Callable[[int], None],
+    ) -> None:
+        """Write the units of a slice, which ``where`` passes, and then its note under its key of `listed`."""
         reader = PointReader(self.layout, self.draft.vector_name, self.draft.fingerprint, Characters())
-        windows = reader.windows(place, slice_.where)
-        units = [self._write(tasks, key) for key, tasks in _batches(windows, planned, self.draft.unit_rows, note)]
-        name = f"{self.folder}/{slice_.number}-of-{slice_.total}.json"
-        self.job.write_manifest(replace(self.draft, units=tuple(units)), name)
+        windows = reader.windows(place, where)
+        units = [self._write(tasks, part) for part, tasks in _batches(windows, planned, self.draft.unit_rows, on_read)]
+        number, total = key
+        self.job.write_manifest(replace(self.draft, units=tuple(units)), f"{self.folder}/{number}-of-{total}.json")
 
     def planned(self) -> Seen:
         """Return the record of the texts that the job has from earlier plans."""
@@ -109,15 +113,24 @@ class Plan:
 
 def list_slices(plan: Plan, target: Collection, points: int, on_progress: Callable[[int], None]) -> list[Unit]:
     """List the slices of a collection that no interrupted plan has listed; return the units of all slices."""
+    listed, read = plan.listed(), 0
+    total = max((of for _, of in listed), default=points // (UNITS_OF_SLICE * plan.draft.unit_rows))
+    filters = target.slices(max(1, min(MOST_SLICES, total)))
+    slices = {(number, len(filters)): where for number, where in enumerate(filters)}
+    for key in slices.keys() & listed.keys():
+        plan.units(listed[key])  # refuses another model or another field before the work
+
+    def note(points: int) -> None:
+        nonlocal read
+        read += points
+        on_progress(read)
+
+    with plan.planned() as planned:
+        for key, where in slices.items():
+            if key not in listed:
+                plan.list_slice(planned, target, key, where, note)
     listed = plan.listed()
-    full_slices = points // (UNITS_OF_SLICE * plan.draft.unit_rows)
-    slices = slices_of(target, max((of for _, of in listed), default=full_slices))
-    for note in (listed[part.number, part.total] for part in slices if (part.number, part.total) in listed):
-        plan.units(note)  # refuses another model or another field before the work
-    left = [part for part in slices if (part.number, part.total) not in listed]
-    read_slices(target, plan.open_reader, left, on_progress)
-    listed = plan.listed()
-    return [unit for part in slices for unit in plan.units(listed[part.number, part.total])]
+    return [unit for key in slices for unit in plan.units(listed[key])]
 
 
 def _planned(point: str, text: str) -> Document:

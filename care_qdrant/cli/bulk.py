@@ -19,7 +19,6 @@ from care_qdrant.console.options import (
     engine_options,
     json_option,
     model_options,
-    readers,
     retries,
     settings_of,
     target_options,
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
 FAILED_UNITS_EXIT_CODE = 8
 
-_READ_BY_ONE = "only a server from 1.19 on has slices for several processes, so one reads the collection"
 
 _job = click.argument("job")
 
@@ -73,7 +71,7 @@ def _open(url: str) -> "Job":
     groups={
         "Options": ["collection", "model", "path", "url", "sparse", "as_json"],
         "Corpus": ["id_field", "text_field", "title_field", "types", "form", "encoding", "overflow"],
-        "Job": ["vector_name", "any_language", "float16", "unit_rows", "workers"],
+        "Job": ["vector_name", "any_language", "float16", "unit_rows"],
     },
 )
 @click.argument("corpus", nargs=-1)
@@ -93,11 +91,6 @@ def _open(url: str) -> "Job":
     "--unit-rows", type=click.IntRange(1), default=8_192, show_default=True, help="Rows, or points, of a unit."
 )
 @click.option("--collection", help="Collection whose points get the vector, instead of a CORPUS.")
-@click.option(
-    "--workers",
-    type=click.IntRange(1),
-    help="Processes that read the points of --collection, on Qdrant 1.19 or newer.  [default: one a core, at most 4]",
-)
 @target_options
 @json_option
 def plan(
@@ -112,7 +105,6 @@ def plan(
     any_language: bool,
     float16: bool,
     collection: str | None,
-    workers: int | None,
     target: Target,
     as_json: bool,
     **options: Any,
@@ -140,8 +132,6 @@ def plan(
         ):
             raise click.UsageError("--bm25 is for a corpus: care attach COLLECTION --bm25 adds it to a collection")
         sparse = False
-    elif workers is not None:
-        raise click.UsageError("--workers is for --collection: a corpus is read by one process")
     opened = _open(job)
     from care_qdrant.bulk.job import Manifest
     from care_qdrant.bulk.points import plan_points
@@ -171,9 +161,7 @@ def plan(
         place = None
         if collection is not None:
             client = stack.enter_context(target.open())
-            place = Collection(client, collection, retries(), readers=workers or readers()).resolve()
-            if workers is not None and workers > 1 and len(place.slices(2)) < 2:
-                echo(f"note: --workers {workers}: {_READ_BY_ONE}", err=True)
+            place = Collection(client, collection, retries()).resolve()
         show = stack.enter_context(points_bar("rows", "read"))
         on_progress: Callable[[int], None] = lambda done: show(done, 0)  # noqa: E731  # two callers
         if place is None:

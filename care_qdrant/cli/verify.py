@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
-from care_qdrant.console.options import LoadModel, Target, json_option, model_options, readers, target_options
+from care_qdrant.console.options import LoadModel, Target, json_option, model_options, target_options
 from care_qdrant.console.reports import show_report
 from care_qdrant.console.text import echo
 from care_qdrant.errors import counted
@@ -53,7 +53,7 @@ def command(
     from care_qdrant.vectors.verify import verify_collection
 
     with target.open() as client:
-        place = Collection(client, collection, readers=readers())
+        place = Collection(client, collection)
         is_bm25 = vector_name is not None and vector_name in place.resolve().schema.sparse
         model = None if is_bm25 else load_model()
         report = verify_collection(place, model, vector_name=vector_name, text_field=text_field)

@@ -132,22 +132,11 @@ BATCHES = {"CARE_BATCH_TOKENS": "Padded tokens of one batch of the document enco
 """The variable that `batch_tokens` reads."""
 
 
-MOST_READERS = 4
-"""Largest number of processes that read a collection unless more are asked for: the server has other clients."""
-
-
 def retries() -> "RetryPolicy":
     """Return how long to wait for a server that does not answer."""
     from care_qdrant.qdrant.retry import RetryPolicy
 
     return RetryPolicy(setting("CARE_PATIENCE", PATIENCE_SECONDS, FiniteRange(0)))
-
-
-def readers() -> int:
-    """Return how many processes read a large collection at once: one a core, and at most `MOST_READERS`."""
-    from care_qdrant.encoders.onnx import usable_cores
-
-    return min(MOST_READERS, usable_cores())
 
 
 def batch_tokens() -> int:

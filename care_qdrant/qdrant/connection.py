@@ -7,9 +7,8 @@ import sqlite3
 import ssl
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import partial
 from ipaddress import ip_address
 from itertools import takewhile
 from pathlib import Path
@@ -39,10 +38,6 @@ instead of 0.8 (docs/evidence/experiments.md).
 REQUEST_TIMEOUT_SECONDS = 60
 _START_PAUSE_SECONDS = 0.2
 """Pause between two attempts to open a server."""
-
-OpenClient = Callable[[], AbstractContextManager[QdrantClient]]
-_OPENERS: WeakKeyDictionary[QdrantClient, OpenClient] = WeakKeyDictionary()
-"""Functions that open the server of a client once more, for the clients that `open_client` made."""
 
 
 @contextmanager
@@ -90,16 +85,6 @@ def open_client(
             patience_seconds=patience_seconds,
         )
     )
-    if path is None:
-        _OPENERS[client] = partial(
-            open_client,
-            url=url,
-            api_key=api_key,
-            grpc=grpc,
-            grpc_port=grpc_port,
-            timeout_seconds=timeout_seconds,
-            patience_seconds=patience_seconds,
-        )
     try:
         yield client
     except BaseException:
@@ -123,11 +108,6 @@ def _remove_if_unused(new: Sequence[Path]) -> None:
     for folder in (new[0] / "collection", *new):
         with suppress(OSError):  # it holds something else, or was never made
             folder.rmdir()
-
-
-def opener_of(client: QdrantClient) -> OpenClient | None:
-    """Return a function that opens the client's server in another process; None if only this client reaches it."""
-    return _OPENERS.get(client)
 
 
 def is_embedded(client: QdrantClient) -> bool:

@@ -29,7 +29,6 @@ class DescribedCollection(Calls):
         *,
         shard_key: models.ShardKey | None = None,
         known_as: str | None = None,
-        readers: int = 1,
     ) -> None:
         """Set up access; nothing is read.
 
@@ -40,11 +39,9 @@ class DescribedCollection(Calls):
             shard_key: Points of these shards alone are read and written; None reads all, and can write only where the
                 server chooses the shards (`parts`).
             known_as: Name of the collection in messages of checks: the alias that led here.
-            readers: Largest number of processes that read all points at once, on a server that knows slices. More than
-                one needs a main module that can be imported, as `multiprocessing` does.
         """
         super().__init__(client, name, policy)
-        self.shard_key, self._known_as, self.readers = shard_key, known_as or name, readers
+        self.shard_key, self._known_as = shard_key, known_as or name
         self._schema: CollectionSchema | None = None
         self._version: tuple[int, ...] | None = None
 
@@ -64,7 +61,7 @@ class DescribedCollection(Calls):
         return self._with(name, self.shard_key, known_as)
 
     def _with(self, name: str, shard_key: models.ShardKey | None, known_as: str | None) -> Self:
-        return type(self)(self.client, name, self.policy, shard_key=shard_key, known_as=known_as, readers=self.readers)
+        return type(self)(self.client, name, self.policy, shard_key=shard_key, known_as=known_as)
 
     def parts(self) -> list[Self]:
         """Return the parts that accept writes: this collection, or one part for each of its shard keys.

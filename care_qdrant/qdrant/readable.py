@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from hashlib import blake2b
 from itertools import chain
 
 from qdrant_client import models
@@ -17,6 +18,14 @@ PointId = models.ExtendedPointId
 SLICES_SINCE = (1, 19)
 Payloads = bool | list[str]
 """Payload keys that are read with a point: all, none, or the listed ones."""
+
+
+def place_in_order(point_id: PointId, seed: int) -> bytes:
+    """Return a point's sort key in a random order of all points, which depends on its id and a seed alone.
+
+    The first points in this order are a sample, which later changes only by the points that are added and deleted.
+    """
+    return blake2b(str(point_id).encode(), digest_size=8, key=str(seed).encode()).digest()
 
 
 class ReadableCollection(DescribedCollection):

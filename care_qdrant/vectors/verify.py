@@ -29,8 +29,7 @@ def verify_collection(
     """Verify the vectors of a collection by counts, hashes, and a sample that is re-encoded; nothing is written.
 
     Args:
-        collection: An open Qdrant and a name: the collection, or an alias of it. A `Collection` with several readers is
-            counted by slices, in as many processes.
+        collection: An open Qdrant and a name: the collection, or an alias of it.
         model: The model that should have made the vectors; None for BM25.
         vector_name: Name of one vector. None verifies the one that the model made, and then all others that this
             package made: BM25 in the same way, vectors of other models without encoding a sample. Without a model, it

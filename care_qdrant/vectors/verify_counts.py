@@ -4,7 +4,6 @@ import heapq
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import product
 from operator import itemgetter
 from typing import Any
@@ -16,8 +15,7 @@ from care_qdrant.contracts.layouts import Layout
 from care_qdrant.contracts.payload import stored_hash
 from care_qdrant.contracts.stand_in import stand_ins
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.readable import PointId
-from care_qdrant.qdrant.slices import Note, Slice, place_in_order, read_slices, slices_for_readers, stateless
+from care_qdrant.qdrant.readable import PointId, place_in_order
 from care_qdrant.vectors.points import MOST_UNREADABLE, expected_hash, is_unreadable, other_text_field, stored_text
 from care_qdrant.vectors.verify_report import VerifyReport
 
@@ -55,7 +53,7 @@ def _first(points: list[_Drawn], size: int) -> list[_Drawn]:
 
 @dataclass(frozen=True, slots=True)
 class _Counting:
-    """Settings of a count of the points that have a vector, and of which text; picklable for reader processes."""
+    """Settings of a count of the points that have a vector, and of which text."""
 
     layout: Layout
     vector_name: str
@@ -69,17 +67,14 @@ class _Counting:
     size: int
     """Number of points to draw."""
 
-    def read_slice(self, collection: Collection, slice_: Slice, note: Note) -> _Counts:
-        """Count and sample the points of one slice."""
+    def read(self, collection: Collection) -> _Counts:
+        """Count and sample the points of a collection."""
         tally = _Counts()
-        of_slice: list[models.Condition] = [] if slice_.where is None else [slice_.where]
         has_vector = models.HasVectorCondition(has_vector=self.vector_name)
-        with_vector = models.Filter(must=[has_vector, *of_slice])
-        without = models.Filter(must_not=[has_vector], must=of_slice)
+        with_vector, without = models.Filter(must=[has_vector]), models.Filter(must_not=[has_vector])
         for part, (where, is_there) in product(collection.parts(), ((with_vector, True), (without, False))):
             for page in part.scroll(where=where):
                 tally.add(self._count(page, is_there, part.shard_key), self.size)
-                note(len(page))
         return tally
 
     def _count(self, page: Sequence[models.Record], is_there: bool, shard_key: models.ShardKey | None) -> _Counts:
@@ -131,10 +126,7 @@ def count_points(
     sparse = made if isinstance(made, SparseContract) else None
     learned = frozenset(collection.schema.stand_ins.get(report.vector_name, ()))
     counting = _Counting(layout, report.vector_name, makers, learned, report.is_attached, sparse, size)
-    slices = slices_for_readers(collection)
-    total = _Counts()
-    for tally in read_slices(collection, partial(stateless, counting.read_slice), slices):
-        total.add(tally, size)
+    total = counting.read(collection)
     for name, number in total.counts.items():
         setattr(report, name, number)
     report.unreadable = total.unreadable

@@ -43,11 +43,9 @@ def fill(client: QdrantClient, name: str, count: int = 50) -> None:
     client.upsert(name, points)
 
 
-def plan(
-    client: QdrantClient, job: Path, name: str = "docs", model: HashModel = MODEL, readers: int = 1, **changes: Any
-) -> Manifest:
+def plan(client: QdrantClient, job: Path, name: str = "docs", model: HashModel = MODEL, **changes: Any) -> Manifest:
     draft = Manifest("hash", model.name, model.fingerprint, model.dim, "Cosine", model.name, unit_rows=20)
-    place = Collection(client, name, readers=readers).resolve()
+    place = Collection(client, name).resolve()
     return plan_points(place, Job(str(job)), draft, model.document_tokenizer, **changes)
 
 
@@ -198,10 +196,9 @@ def expected_texts() -> list[tuple[str, str]]:
     return sorted((str(n), text) for n, text in enumerate(medical_texts(POINTS)) if n != 3)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_slices_hold_every_point_once(sliced: StandIn, tmp_path: Path, workers: int) -> None:
+def test_slices_hold_every_point_once(sliced: StandIn, tmp_path: Path) -> None:
     read: list[int] = []
-    manifest = plan_at(sliced.url, tmp_path, readers=workers, on_progress=read.append)
+    manifest = plan_at(sliced.url, tmp_path, on_progress=read.append)
     assert planned_texts(tmp_path) == expected_texts()
     assert max(read) == POINTS
     assert read == sorted(read)
@@ -218,20 +215,19 @@ def killed_after(points: int) -> Callable[[int], None]:
     return note
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_an_interrupted_plan_reads_what_is_left(sliced: StandIn, tmp_path: Path, workers: int) -> None:
+def test_an_interrupted_plan_reads_what_is_left(sliced: StandIn, tmp_path: Path) -> None:
     with pytest.raises(Killed):
         plan_at(sliced.url, tmp_path, on_progress=killed_after(POINTS // 2))
     with open_client(url=sliced.url) as client:
         client.upsert("docs", [models.PointStruct(id=5, vector=[1.0, 0, 0, 0], payload={"body": "改过。"})])
     read: list[int] = []
-    plan_at(sliced.url, tmp_path, readers=workers, on_progress=read.append)
+    plan_at(sliced.url, tmp_path, on_progress=read.append)
     assert 0 < max(read) < POINTS * 3 // 4
     found = dict(planned_texts(tmp_path))
     assert found.keys() == dict(expected_texts()).keys()
     # The next plan takes what was written behind the first one's back, and looks at all points for it.
     read.clear()
-    plan_at(sliced.url, tmp_path, readers=workers, on_progress=read.append)
+    plan_at(sliced.url, tmp_path, on_progress=read.append)
     assert max(read) == POINTS
     assert ("5", "改过。") in planned_texts(tmp_path)
 
@@ -264,33 +260,23 @@ def test_a_server_without_slices_is_read_at_once(tmp_path: Path) -> None:
     with StandIn(version="1.18.3") as old:
         with open_client(url=old.url) as client:
             fill(client, "docs", POINTS)
-        manifest = plan_at(old.url, tmp_path, readers=2)
+        manifest = plan_at(old.url, tmp_path)
         assert [unit.documents for unit in manifest.units] == [20] * 19 + [19]
         assert planned_texts(tmp_path) == expected_texts()
-        arguments = ["bulk", "plan", str(tmp_path / "told"), "--collection", "docs", "--url", old.url]
-        result = CliRunner().invoke(care, [*arguments, "--workers", "2"])
-        assert result.exit_code == 0, result.output
-        assert "note: --workers 2: only a server from 1.19 on has slices" in result.stderr
-        assert "--workers" not in CliRunner().invoke(care, arguments).stderr
 
 
 @pytest.mark.timeout(120)
-def test_a_plan_that_was_killed_leaves_no_process_and_is_finished_by_the_next(sliced: StandIn, tmp_path: Path) -> None:
+def test_a_plan_that_was_killed_is_finished_by_the_next(sliced: StandIn, tmp_path: Path) -> None:
     # The server falls silent when two slices are listed, or a few more.
     sliced.faults.add("timeout", times=1_000, skip=6, path="/points/scroll$", seconds=60)
     arguments = ["bulk", "plan", str(tmp_path / "job"), "--collection", "docs", "--url", sliced.url]
     command = [sys.executable, "-c", "from care_qdrant.cli import main; main()", *arguments, "--unit-rows", "20"]
-    first = subprocess.Popen([*command, "--workers", "2"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     job, until = Job(str(tmp_path / "job")), time.monotonic() + 60
     while not list(tmp_path.glob("job/plan-*/*.json")) and time.monotonic() < until:
         time.sleep(0.02)
-    readers = _children(first.pid)
     first.send_signal(signal.SIGKILL)
     first.wait()
-    assert readers
-    while any(Path(f"/proc/{reader}").exists() for reader in readers) and time.monotonic() < until:
-        time.sleep(0.02)
-    assert not [reader for reader in readers if Path(f"/proc/{reader}").exists()]
     assert job.read("manifest.json") is None
     done = len(list(tmp_path.glob("job/plan-*/*.json")))
     sliced.faults.clear()
@@ -299,7 +285,3 @@ def test_a_plan_that_was_killed_leaves_no_process_and_is_finished_by_the_next(sl
     assert result.exit_code == 0, result.output
     assert planned_texts(tmp_path / "job") == expected_texts()
     assert sliced.count("POST", "/points/scroll") - before <= (5 - done) * 3
-
-
-def _children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

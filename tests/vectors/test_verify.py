@@ -18,14 +18,11 @@ from care_qdrant.console.reports import show_report
 from care_qdrant.errors import FingerprintMismatch, InputError, NotVerified
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.model.care_model import CareModel
-from care_qdrant.qdrant import slices
-from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import Document, point_id
 from care_qdrant.vectors.attach import AttachSettings, attach_vector
 from care_qdrant.vectors.verify import verify_collection
 from care_qdrant.vectors.verify_report import VerifyReport, VerifySettings
-from tests.standin import StandIn
 from tests.tiny import HashModel
 from tests.vectors.collections import NAME, contents, fill, point
 
@@ -81,27 +78,16 @@ def test_a_text_that_went_with_its_vector_leaves_nothing_to_remove(attached: Qdr
     assert _verify(attached).problems == []
 
 
-@pytest.mark.parametrize("readers", [1, 2])
-def test_a_large_collection_is_counted_by_slices(
-    server: StandIn, client: QdrantClient, model: HashModel, monkeypatch: pytest.MonkeyPatch, readers: int
-) -> None:
+def test_each_point_is_counted_by_what_its_payload_records(client: QdrantClient, model: HashModel) -> None:
     fill(client, "named", "plain")
     attach_vector(client, NAME, model)
     client.set_payload(NAME, {"text": "改过的"}, points=[1, 3], wait=True)
     client.set_payload(NAME, {"text": ""}, points=[5, 7], wait=True)
     client.delete_vectors(NAME, ["care"], [7, 9], wait=True)
     client.upsert(NAME, [point("named", "plain", 41, "新的")], wait=True)
-    monkeypatch.setattr(slices, "POINTS_OF_SLICE", 10)
-    before = server.count("POST", "/points/scroll")
-    place = Collection(client, NAME, readers=readers)
-    settings = VerifySettings(sample=9)
-    report = verify_collection(place, model, settings=settings)
-    is_sliced = server.count("POST", "/points/scroll") - before >= 8
-    assert is_sliced == (readers > 1)
+    report = verify_collection(client, NAME, model, settings=VerifySettings(sample=9))
     assert (report.points, report.with_text, report.outdated, report.text_gone) == (41, 39, 2, 1)
     assert (report.without_vector, report.covered) == (2, 38)
-    # The sample follows from the ids, so that slices draw what one reading draws.
-    assert report == verify_collection(client, NAME, model, settings=settings)
 
 
 def test_altered_vectors(attached: QdrantClient) -> None:

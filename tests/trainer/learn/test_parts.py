@@ -18,10 +18,7 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.contracts.layouts import CARE_LAYOUT
 from care_qdrant.errors import InputError
-from care_qdrant.qdrant import slices
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.connection import open_client
-from tests.standin import StandIn
 from tests.trainer.learn.collections import WordModel, word_texts
 
 TEXTS = word_texts(200)
@@ -196,17 +193,6 @@ def test_a_sample_is_random_seeded_and_without_repetition() -> None:
     later = sample_ids(collection, 100, 0)
     assert len(set(first) & set(later)) >= 80  # 50 of 550 are new
     assert {int(point) for point in later} - {int(point) for point in first} <= set(range(500, 550))
-
-
-def test_slices_give_the_sample_of_one_reading(server: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "POINTS_OF_SLICE", 100)
-    with open_client(url=server.url) as client:
-        client.create_collection("c", models.VectorParams(size=1, distance=models.Distance.DOT))
-        client.upsert("c", [models.PointStruct(id=number, vector=[1.0]) for number in range(500)])
-        expected = sample_ids(Collection(client, "c"), 100, 0)
-        before = server.count("POST", "/points/scroll")
-        assert sample_ids(Collection(client, "c", readers=2), 100, 0) == expected
-    assert server.count("POST", "/points/scroll") - before >= 5
 
 
 def test_alpha_grows_as_the_dense_scores_get_narrower() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
-from care_qdrant.console.options import FiniteRange, Target, json_option, readers, target_options
+from care_qdrant.console.options import FiniteRange, Target, json_option, target_options
 from care_qdrant.console.reports import search_command, show_report
 from care_qdrant.console.text import echo
 
@@ -155,7 +155,7 @@ def _follow(
 
     if update := folder.is_dir():
         with target.open() as client:
-            resolved = Collection(client, collection, readers=readers()).resolve()
+            resolved = Collection(client, collection).resolve()
             if unseen_fraction(folder, resolved, settings) < NEWS:
                 return
     with suppress(Ended):
@@ -188,7 +188,7 @@ def _learn(
             show(part, done, total)
             on_progress(part, done, total)
 
-        place = Collection(client, collection, readers=readers())
+        place = Collection(client, collection)
         report = learn_it(place, settings=settings, start=folder if update else None, on_progress=note)
     write_report(folder, report)
     try:

@@ -1,10 +1,9 @@
 """A random sample of a collection's texts with the vectors that are stored for them."""
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Collection as Collected
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -18,8 +17,8 @@ from care_qdrant.contracts.learned import stored_vector
 from care_qdrant.contracts.stand_in import stand_ins
 from care_qdrant.errors import InputError, SchemaMismatch, TooFewDocuments, counted
 from care_qdrant.qdrant.calls import in_pages
+from care_qdrant.qdrant.readable import place_in_order
 from care_qdrant.qdrant.schema import CollectionSchema
-from care_qdrant.qdrant.slices import Note, Slice, place_in_order, read_slices, slices_for_readers, stateless
 from care_qdrant.types import Vectors
 from care_trainer.config.run import MIN_DOCUMENTS
 from care_trainer.learn.settings import LearnSettings
@@ -97,21 +96,7 @@ def sample_ids(collection: Collection, points: int, seed: int) -> list[PointId]:
     The points with the smallest digests of their ids are taken, so a later sample differs only by added and deleted
     points.
     """
-    first = partial(_first_ids, points=points, seed=seed)
-    by_slice = read_slices(collection, partial(stateless, first), slices_for_readers(collection))
-    return _first(chain.from_iterable(by_slice), points, seed)
-
-
-def _first_ids(collection: Collection, slice_: Slice, note: Note, *, points: int, seed: int) -> list[PointId]:
-    def ids() -> Iterator[PointId]:
-        for page in collection.ids(slice_.where):
-            note(len(page))
-            yield from page
-
-    return _first(ids(), points, seed)
-
-
-def _first(ids: Iterable[PointId], points: int, seed: int) -> list[PointId]:
+    ids = chain.from_iterable(collection.ids())
     return heapq.nsmallest(points, ids, key=lambda point_id: place_in_order(point_id, seed))
 
 

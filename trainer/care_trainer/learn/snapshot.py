@@ -16,7 +16,7 @@ import numpy.typing as npt
 from sentence_transformers import SentenceTransformer
 
 from care_qdrant import Collection
-from care_qdrant.console.options import Target, readers, retries, server_key
+from care_qdrant.console.options import Target, retries, server_key
 from care_qdrant.contracts.layouts import Layout
 from care_qdrant.errors import InputError
 from care_qdrant.types import Vectors
@@ -64,7 +64,7 @@ def opened(stored: StoredDocuments) -> Iterator[Collection]:
     url = stored.url if stored.url or stored.path else environ.get("QDRANT_URL")
     target = Target(None, url, server_key(url)) if url else Target(Path(stored.path or "qdrant"), None)
     with target.open() as client:
-        yield Collection(client, stored.name, retries(), readers=readers()).resolve()
+        yield Collection(client, stored.name, retries()).resolve()
 
 
 def take_snapshot(
