@@ -149,7 +149,7 @@ class Comparison:
         paths = keys.paths(self.key)
         if self.operator == "empty":
             no_value = models.Filter(must=list(map(is_absent, paths)))
-            return models.Filter(should=[no_value, at_first(paths, lambda path: equals(path, ""))])
+            return models.Filter(should=[no_value, at_first(paths, _is_empty_text)])
         return at_first(paths, lambda path: self._at(path, keys.kind(path), keys.is_embedded))
 
     def _at(self, path: str, kind: str | None, is_embedded: bool) -> models.Condition:
@@ -274,6 +274,12 @@ def at_first(paths: Sequence[str], condition: Callable[[str], models.Condition])
 def is_absent(path: str) -> models.IsEmptyCondition:
     """Match points that have no value, null or an empty array under a path."""
     return models.IsEmptyCondition(is_empty=models.PayloadField(key=path))
+
+
+def _is_empty_text(path: str) -> models.Filter:
+    """Match points whose only value under a path is an empty text."""
+    is_only = models.FieldCondition(key=path, values_count=models.ValuesCount(lte=1))
+    return models.Filter(must=[equals(path, ""), is_only])
 
 
 def equals(path: str, value: Value, kind: str | None = None) -> models.FieldCondition:

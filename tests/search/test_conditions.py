@@ -18,7 +18,7 @@ from care_qdrant.contracts.paths import readings
 from care_qdrant.errors import InputError
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import index_schemas, parse_indexes
-from care_qdrant.search.conditions import MAX_CONDITIONS, Keys, notice, parse_filter, written_key
+from care_qdrant.search.conditions import MAX_CONDITIONS, Comparison, Keys, notice, parse_filter, written_key
 from care_qdrant.search.overview import overview
 from tests.databases import REAL, open_database
 
@@ -369,6 +369,15 @@ def test_payloads_of_two_tools_are_filtered_at_once(database: QdrantClient) -> N
     keys = Keys.of(collection)
     for condition, found in (("dept=内科", [1, 3, 5]), ("dept!=内科", [2, 4, 6]), ("metadata.dept=内科", [3])):
         assert [record.id for record in database.scroll("c", parse_filter([condition], keys))[0]] == found
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_empty_has_no_value_or_an_empty_text_alone(database: QdrantClient, layout: str) -> None:
+    empty: list[Any] = ["", None, []]
+    payloads = [{"k": value} for value in (*empty, ["", "a"], ["", ""], "a", ["a"], 0, False, {"b": ""})] + [{}]
+    collection = filled(database, [LAYOUTS[layout](payload) for payload in payloads])
+    where = models.Filter(must=[Comparison("k", "empty", [], "k is empty").within(Keys.of(collection))])
+    assert [record.id for record in database.scroll("c", where)[0]] == [1, 2, 3, len(payloads)]
 
 
 @pytest.mark.parametrize("database", ["server", *REAL], indirect=True)
