@@ -230,23 +230,25 @@ class CollectionSchema:
         return self.unfinished_of(*ATTACH.all(self.metadata))
 
     def unfinished_of(self, *vector_names: str | None) -> str | None:
-        """Return the warning for readers of these vectors; an attach of another vector does not concern them."""
+        """Return the warning for readers of these vectors; an attach of another vector does not concern them.
+
+        It names no other collection: clients of a service read it, whose key may be for this one alone.
+        """
         if (copy := COPY.find(self.metadata)) is not None:
             return (
-                f"the copy of {_noted(copy, 'source', 'another collection')!r} into collection {self.name!r} began at "
-                f"{_noted(copy, 'started')} and has not ended: points may be missing, and it is not verified. Let it "
-                "end, or run the same command again"
+                f"the copy into collection {self.name!r} began at {_started(copy)} and has not ended: points may be "
+                "missing, and it is not verified. Let it end, or run the same command again"
             )
         for begun in RUN.all(self.metadata).values():
             return (
-                f"an ingestion into collection {self.name!r} began at {_noted(begun, 'started')} and "
+                f"an ingestion into collection {self.name!r} began at {_started(begun)} and "
                 "has not ended: it writes now, or was interrupted, and chunks of former texts may be among the points. "
                 "Let it end, or run the same care ingest again without --limit"
             )
         for name in vector_names:
             if name is not None and (begun := ATTACH.find(self.metadata, name)) is not None:
                 return (
-                    f"an attach of vector {name!r} to collection {self.name!r} began at {_noted(begun, 'started')} and "
+                    f"an attach of vector {name!r} to collection {self.name!r} began at {_started(begun)} and "
                     "has not ended: it writes now, or was interrupted, and points without the vector are not found by "
                     f"it. Let it end, or run it again, {next_command(self._attach(name))}"
                 )
@@ -313,9 +315,9 @@ def now_noted() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def _noted(entry: Any, key: str, otherwise: str = "an unknown time") -> str:
-    """Return a value of a metadata entry, which another version may have written."""
-    return str(entry.get(key, otherwise)) if isinstance(entry, Mapping) else otherwise
+def _started(entry: Any) -> str:
+    """Return the time in an entry of the metadata, which another version may have written."""
+    return str(entry.get("started", "an unknown time")) if isinstance(entry, Mapping) else "an unknown time"
 
 
 def _comparable(contracts: Mapping[str, Contract]) -> dict[str, Any]:
