@@ -211,7 +211,8 @@ def _lines(comparison: "Comparison") -> Iterator[str]:
         ["after", _estimate(comparison.after)],
         ["difference", _estimate(comparison.difference, "+")],
     ]
-    yield f"{counted(comparison.questions, 'question')}, {comparison.kind}; exact search"
+    about = f"{counted(comparison.questions, 'question')} about {counted(comparison.documents, 'document')}"
+    yield f"{about}, {comparison.kind}; exact search"
     yield table(["", "nDCG@10 (95 % interval)"], rows)
     yield f"the first ten documents of both have {comparison.overlap_at_10:.0%} in common"
     if comparison.kind != "judged":

@@ -2,13 +2,15 @@
 
 A model that is worse must not pass, and an equal one must not be refused. So the difference of nDCG@10 is taken
 question by question, and its 95 % interval decides: the new model passes where the interval lies above ``-MARGIN``, and
-is refused where it lies below; else the questions cannot tell. The interval counts two more questions, of which each
-model wins one: without a difference, it then is as wide as the rule of three says, 3 / questions.
+is refused where it lies below; else the questions cannot tell. Questions about one document are not independent: their
+mean counts once. The interval counts two more documents, of which each model wins one: without a difference, it then is
+as wide as the rule of three says, 3 / documents.
 """
 
 import hashlib
 import heapq
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
+import numpy.typing as npt
 from qdrant_client import models
 
 from care_qdrant.contracts.contract import VectorContract
@@ -62,8 +65,10 @@ class Comparison:
 
     kind: Kind
     questions: int
+    documents: int
+    """Different documents that the questions are about."""
     before: Estimate
-    """nDCG@10 of the model that readers use now."""
+    """nDCG@10 of the model that readers use now, a mean over documents."""
     after: Estimate
     difference: Estimate
     """Mean of after minus before, and its interval."""
@@ -71,7 +76,7 @@ class Comparison:
     """Mean fraction of the first ten documents that both find."""
     verdict: Verdict
     needed: int | None
-    """About how many questions would tell; None where these do."""
+    """About how many questions, each about another document, would tell; None where these do."""
 
 
 def read_questions(collection: Collection, path: Path, dim: int, *, text_field: str | None = None) -> KnownLabels:
@@ -138,25 +143,47 @@ def compare_models(
         show = partial(_shifted, on_progress, number * count, len(sides) * count)
         rankings.append(_ranked(collection, labels, name, model, show))
     before, after = (ndcg_at_10(ranking, labels.questions.relevant) for ranking in rankings)
-    return judge(kind, before, after, _overlap(*rankings))
+    return judge(kind, before, after, _overlap(*rankings), _documents(labels.questions.relevant))
+
+
+def _documents(relevant: Sequence[Sequence[str]]) -> list[int]:
+    """Return a number for the document of each question, of several relevant ones the most frequent."""
+    asked = Counter(id_ for ids in relevant for id_ in ids)
+    numbers = {id_: number for number, id_ in enumerate(asked)}
+    return [numbers[max(ids, key=lambda id_: (asked[id_], id_))] for ids in relevant]
 
 
 def _shifted(on_progress: OnProgress, before: int, total: int, done: int) -> None:
     on_progress(before + done, total)
 
 
-def judge(kind: Kind, before: Sequence[float], after: Sequence[float], overlap: float) -> Comparison:
-    """Return the verdict on the values of two models for the same questions."""
+def judge(
+    kind: Kind, before: Sequence[float], after: Sequence[float], overlap: float, documents: Sequence[int] | None = None
+) -> Comparison:
+    """Return the verdict on the values of two models for the same questions.
+
+    Args:
+        kind: Source of the questions.
+        before: nDCG@10 of each question by the model that readers use now.
+        after: The same by the new model.
+        overlap: Mean fraction of the first ten documents that both find.
+        documents: Number of each question's document; None where each question is about another one.
+    """
     if not before:
         raise InputError("there are no questions to compare the models with; give judged ones with --questions")
-    differences = np.subtract(after, before)
+    _, rows, sizes = np.unique(
+        np.arange(len(before)) if documents is None else documents, return_inverse=True, return_counts=True
+    )
+    old, new = (np.bincount(rows, values) / sizes for values in (before, after))
+    differences = new - old
     difference = replace(estimate([*differences, -1.0, 1.0], _SEED), mean=round(float(differences.mean()), 4))
     verdict: Verdict = "pass" if difference.low >= -MARGIN else "refuse" if difference.high < -MARGIN else "cannot tell"
     return Comparison(
         kind=kind,
-        questions=len(differences),
-        before=estimate(before, _SEED),
-        after=estimate(after, _SEED),
+        questions=len(before),
+        documents=len(sizes),
+        before=estimate(old.tolist(), _SEED),
+        after=estimate(new.tolist(), _SEED),
         difference=difference,
         overlap_at_10=round(overlap, 4),
         verdict=verdict,
@@ -164,8 +191,8 @@ def judge(kind: Kind, before: Sequence[float], after: Sequence[float], overlap: 
     )
 
 
-def _needed(differences: Vectors) -> int:
-    """Return about how many questions an interval of these differences needs to leave out the margin."""
+def _needed(differences: npt.NDArray[np.float64]) -> int:
+    """Return about how many documents an interval of these differences needs to leave out the margin."""
     variance = float(differences.var()) + 2 / len(differences)
     distance = max(abs(float(differences.mean()) + MARGIN), 1e-3)
     return max(math.ceil(_Z**2 * variance / distance**2 / 50) * 50, len(differences) + 50)

@@ -436,8 +436,9 @@ def _require_pass(collection: str, comparison: Comparison) -> None:
         raise NotSwitched(f"collection {collection!r}: the new model is worse. {stay}")
     if comparison.needed is not None:
         raise NotSwitched(
-            f"collection {collection!r}: {counted(comparison.questions, 'question')} cannot tell whether the new model "
-            f"is as good; about {comparison.needed:,} would. {stay}"
+            f"collection {collection!r}: {counted(comparison.questions, 'question')} about "
+            f"{counted(comparison.documents, 'document')} cannot tell whether the new model is as good; about "
+            f"{comparison.needed:,} would, each about another one. {stay}"
         )
 
 
@@ -449,6 +450,6 @@ def _evidence(comparison: Comparison | None, accept: str | None) -> dict[str, st
     difference = comparison.difference
     return evidence | {
         "verdict": comparison.verdict,
-        "questions": f"{comparison.questions} {comparison.kind}",
+        "questions": f"{comparison.questions} {comparison.kind}, about {counted(comparison.documents, 'document')}",
         "ndcg_at_10_difference": f"{difference.mean:+.4f} ({difference.low:+.4f} to {difference.high:+.4f})",
     }

@@ -1,6 +1,6 @@
 """A worse model never passes the comparison, and an equal one is never refused."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +92,51 @@ def test_a_loss_beyond_the_margin_passes_in_one_of_forty_draws() -> None:
         after = np.where(generator.random(1_000) < share, generator.choice([0, 0.5], 1_000), before)
         passed += judge("judged", before.tolist(), after.tolist(), 1.0).verdict == "pass"
     assert passed <= 0.06 * draws
+
+
+def _by_document(
+    generator: np.random.Generator, sizes: Sequence[int], loss: float, drop: float
+) -> tuple[list[float], list[float], list[int]]:
+    """Return the values of two models for questions: all of a document lose ``drop``, of ``loss / drop`` documents."""
+    documents = np.repeat(np.arange(len(sizes)), generator.permutation(sizes))
+    has_lost = generator.random(len(sizes)) < loss / drop
+    before = generator.choice([0.5, 1.0], len(documents))
+    after = before - drop * has_lost[documents] + generator.normal(0, 0.05, len(documents))
+    return before.tolist(), after.tolist(), documents.tolist()
+
+
+FEW, EVEN, SKEWED = [30] * 13, [8] * 400, [max(1, 400 // rank) for rank in range(1, 601)]
+
+
+@pytest.mark.parametrize("sizes", [FEW, EVEN, SKEWED], ids=["few", "even", "skewed"])
+@pytest.mark.parametrize("drop", [0.1, 0.4])
+def test_questions_about_one_document_are_not_independent(sizes: list[int], drop: float) -> None:
+    """A loss beyond the margin passes in at most 5 % of draws; without documents, in a fifth of those of few."""
+    generator, draws, passed = np.random.default_rng(0), 60, 0
+    for _ in range(draws):
+        before, after, of = _by_document(generator, sizes, MARGIN + 0.0005, drop)
+        passed += judge("judged", before, after, 1.0, of).verdict == "pass"
+    assert passed <= 0.05 * draws
+
+
+@pytest.mark.parametrize("sizes", [EVEN, SKEWED], ids=["even", "skewed"])
+def test_many_documents_tell_however_many_questions_each_has(sizes: list[int]) -> None:
+    generator = np.random.default_rng(0)
+    for loss, verdict in ((0.0, "pass"), (0.08, "refuse")):
+        for _ in range(20):
+            before, after, of = _by_document(generator, sizes, loss, 0.4)
+            comparison = judge("judged", before, after, 1.0, of)
+            assert (comparison.verdict, comparison.documents) == (verdict, len(sizes))
+
+
+def test_a_question_counts_with_the_one_that_shares_most_of_its_documents(qdrant: QdrantClient, tmp_path: Path) -> None:
+    old = good("old")
+    rows = models.fill(qdrant, old, 60)
+    asked = [{"text": f"{rows[n]} {n}", "relevant": [f"d{n % 12}", f"d{12 + n}"]} for n in range(48)]
+    collection = Collection(qdrant, NAME)
+    labels = read_questions(collection, write_jsonl(tmp_path / "questions.jsonl", asked), old.dim)
+    comparison = compare_models(collection, labels, "judged", [("old", old), ("old", old)])
+    assert (comparison.questions, comparison.documents) == (48, 12)
 
 
 def test_the_questions_of_a_collection_are_the_same_each_time(qdrant: QdrantClient) -> None:

@@ -113,7 +113,7 @@ def test_a_worse_model_leaves_readers_where_they_are(qdrant: QdrantClient) -> No
 
 def test_few_questions_cannot_tell(qdrant: QdrantClient) -> None:
     models.fill(qdrant, OLD, 40)
-    with pytest.raises(NotSwitched, match=r"40 questions cannot tell .* about \d+ would"):
+    with pytest.raises(NotSwitched, match=r"40 questions about 40 documents cannot tell .* about \d+ would"):
         switch_collection(qdrant, NAME, NEW, OLD)
     assert searched(qdrant) is None
 
