@@ -163,7 +163,7 @@ def corpus_files(corpus: Sequence[str], form: Format | None) -> list[CorpusFile]
             raise InputError(f"{given}: holds nothing that can be read ({paths[0]}); expected {READABLE}")
         formats |= {system.unstrip_protocol(str(place / name)): known for name, known in chosen.items()}
         roots.append(system.unstrip_protocol(str(place)))
-    tell_unread([given for given in corpus if "://" not in given], form)
+    tell_unread([given for given in corpus if "://" not in given])
     return name_files(formats, roots)
 
 

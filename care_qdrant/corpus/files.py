@@ -1,7 +1,5 @@
 """A corpus: one file, several, or folders, row by row in constant memory, in the formats that their names say."""
 
-import fnmatch
-import glob
 import io
 import logging
 import os
@@ -14,7 +12,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Se
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
-from itertools import islice, takewhile
+from itertools import islice
 from pathlib import Path, PurePath, PurePosixPath
 from typing import NoReturn, Self
 
@@ -91,7 +89,7 @@ class Corpus:
         """Take files and folders, or standard input for ``-``; they are opened while they are iterated.
 
         Args:
-            path: One path or several. A name with ``*`` that is not a file stands for the files that it matches.
+            path: One path or several.
             fields: Names of the parts of a row.
             encoding: Encoding of text files that are not UTF-8.
             form: Format of standard input and of files whose names have no known ending; None takes JSON lines for
@@ -126,7 +124,7 @@ class Corpus:
 
     def __iter__(self) -> Iterator[Document | Reject]:
         """Return the rows in order."""
-        tell_unread(self._paths, self._form)
+        tell_unread(self._paths)
         for file, size in zip(self.files, self._sizes, strict=True):
             line = 0
             try:
@@ -255,8 +253,8 @@ class Corpus:
             listed = "\n".join(f"- {problem}" for problem in problems)
             raise InputError(
                 f"{len(problems):,} of {len(self.files):,} files cannot be read, so nothing was written:\n{listed}\n"
-                "Where fields have several names, give them in order: --text-field body,text; give other files alone, "
-                "or by a pattern, to leave these out"
+                "Where fields have several names, give them in order: --text-field body,text; give the other files "
+                "alone to leave these out"
             )
 
     @property
@@ -295,7 +293,7 @@ def all_rejected(first: Sequence[Document | Reject]) -> str | None:
 def corpus_name(path: CorpusPath) -> str:
     """Return the name of one file or folder without the endings of formats: ``data/corpus.jsonl.gz`` is ``corpus``."""
     paths = [path] if isinstance(path, str | Path) else list(path)
-    if len(paths) != 1 or str(paths[0]) == STDIN or Path(paths[0]).is_fifo() or glob.has_magic(str(paths[0])):
+    if len(paths) != 1 or str(paths[0]) == STDIN or Path(paths[0]).is_fifo():
         raise InputError(f"{', '.join(map(str, paths))}: has no name of its own: give --collection")
     name = _absolute(paths[0]).name
     for endings in (COMPRESSIONS, ENDINGS):
@@ -332,9 +330,9 @@ def _files_of(path: str, form: Format | None) -> dict[str, Format]:
                 f"{path}: its name says no format that is read; {_FOREIGN}. For text or rows, give --format"
             )
         return {path: known}
-    if not (place.is_dir() or _is_pattern(path)):
-        raise InputError(f"{path}: does not exist; {_EXPECTED}")
-    files, unread = _listed(path, form)
+    if not place.is_dir():
+        raise InputError(f"{path}: does not exist; {_EXPECTED}. A pattern is for the shell to expand, without quotes")
+    files, unread = _listed(path)
     if not (files or unread[OWN_FOLDERS]):
         raise InputError(f"{path}: holds no file that can be read; {_FOREIGN}")
     return files
@@ -376,10 +374,7 @@ def _place(path: str | Path) -> str:
 
 def root_of(path: str | Path) -> Path:
     """Return the folder below which the files of a path are named."""
-    place = Path(path)
-    if _is_pattern(str(path)):
-        return _absolute(_fixed_part(place))
-    return _absolute(path) if place.is_dir() else _absolute(path).parent
+    return _absolute(path) if Path(path).is_dir() else _absolute(path).parent
 
 
 def _absolute(path: str | Path) -> Path:
@@ -387,41 +382,28 @@ def _absolute(path: str | Path) -> Path:
     return Path(os.path.normpath(Path(path).absolute()))
 
 
-def _listed(path: str, form: Format | None) -> tuple[dict[str, Format], dict[str, list[str]]]:
-    """Return the files of a folder or pattern that are read, with their formats, and what is not read, by the reason.
+def _listed(folder: str) -> tuple[dict[str, Format], dict[str, list[str]]]:
+    """Return the files of a folder that are read, with their formats, and what is not read, by the reason.
 
-    The files are paths, and the others names below the folder or the fixed part of the pattern. ``form`` is for files
-    that the pattern itself names. A link to a folder is not followed: a link to the newest of several would make each
-    document twice.
+    The files are paths, and the others names below the folder. A link to a folder is not followed: a link to the newest
+    of several would make each document twice.
     """
-    root, is_pattern = root_of(path), _is_pattern(path)
-    matched: dict[str, str] = {}
-    inside: dict[str, str] = {}
-    others: set[str] = set()
-    own: set[str] = set()
-    for match in _matches(path) if is_pattern else [Path(path)]:
-        name = Path(os.path.relpath(_absolute(match), root))
-        if match.is_file():
-            matched[name.as_posix()] = str(match)
-        elif not match.is_dir() or (is_pattern and match.is_symlink()):
-            others.add(name.as_posix())
-        else:
-            for parent, folders, names in os.walk(match, onerror=_refuse):
-                place, below = Path(parent), name / Path(parent).relative_to(match)
-                if is_own({*folders, *names}):
-                    own.add(below.as_posix())
-                    folders.clear()
-                    continue
-                others |= {(below / link).as_posix() for link in folders if (place / link).is_symlink()}
-                files = {(below / file).as_posix(): place / file for file in names}
-                others |= {file for file, found in files.items() if not found.is_file()}
-                inside |= {file: str(found) for file, found in files.items() if file not in others}
-    chosen, unread = choose_files(matched, form)
-    more, left = choose_files(inside)
-    paths, chosen = inside | matched, more | chosen
-    unread = {reason: sorted({*names, *left[reason]}) for reason, names in unread.items()}
-    unread |= {_NO_FILES: sorted(others), OWN_FOLDERS: sorted(own)}
-    return {paths[name]: chosen[name] for name in sorted(chosen)}, unread
+    paths: dict[str, str] = {}
+    others: list[str] = []
+    own: list[str] = []
+    for parent, folders, names in os.walk(folder, onerror=_refuse):
+        place, below = Path(parent), Path(parent).relative_to(folder)
+        if is_own({*folders, *names}):
+            own.append(below.as_posix())
+            folders.clear()
+            continue
+        others += [(below / link).as_posix() for link in folders if (place / link).is_symlink()]
+        files = {(below / file).as_posix(): place / file for file in names}
+        others += [name for name, file in files.items() if not file.is_file()]
+        paths |= {name: str(file) for name, file in files.items() if file.is_file()}
+    chosen, unread = choose_files(paths)
+    unread |= {_NO_FILES: others, OWN_FOLDERS: own}
+    return {paths[name]: chosen[name] for name in sorted(chosen)}, {why: sorted(names) for why, names in unread.items()}
 
 
 _OWN = ({"meta.json", "collection"}, {"care.json", "modules.json"}, {"manifest.json", "rows"})
@@ -472,11 +454,11 @@ def _is_of_datasets(name: PurePath, saved: Container[PurePath]) -> bool:
     return is_description or name.name == "dataset_dict.json"
 
 
-def tell_unread(paths: Sequence[str | Path], form: Format | None = None) -> None:
-    """Log what of folders and patterns is not read, and why."""
+def tell_unread(paths: Sequence[str | Path]) -> None:
+    """Log what of folders is not read, and why."""
     for path in map(str, paths):
-        if Path(path).is_dir() or _is_pattern(path):
-            log_unread(path, _listed(path, form)[1])
+        if Path(path).is_dir():
+            log_unread(path, _listed(path)[1])
 
 
 def log_unread(place: str, unread: Mapping[str, Sequence[str]]) -> None:
@@ -489,45 +471,6 @@ def log_unread(place: str, unread: Mapping[str, Sequence[str]]) -> None:
 
 def _is_utf_8(encoding: str) -> bool:
     return encoding.lower() in (UTF_8, "utf8")
-
-
-def _is_pattern(path: str) -> bool:
-    return glob.has_magic(path) and not Path(path).exists()
-
-
-def _fixed_part(pattern: Path) -> Path:
-    return Path(*takewhile(lambda part: not glob.has_magic(part), pattern.parts))
-
-
-def _matches(pattern: str) -> list[Path]:
-    """Return what a pattern matches, as a shell does: no hidden files, and ``**`` goes through no link."""
-    fixed = _fixed_part(Path(pattern))
-    matches = set(_expanded(fixed, Path(pattern).relative_to(fixed).parts))
-    return sorted(match for match in matches if match.is_dir() or not pattern.endswith("/"))
-
-
-def _expanded(place: Path, parts: Sequence[str]) -> Iterator[Path]:
-    if not parts:
-        yield place
-        return
-    part, *rest = parts
-    if not glob.has_magic(part):
-        if os.path.lexists(place / part):
-            yield from _expanded(place / part, rest)
-        return
-    if part == "**":
-        yield from _expanded(place, rest)
-    try:
-        entries = list(os.scandir(place)) if place.is_dir() else []
-    except OSError as error:  # which `glob` and `Path.glob` pass over
-        _refuse(error)
-    for entry in entries:
-        if entry.name.startswith(".") and not part.startswith("."):
-            continue
-        if part == "**":
-            yield from _expanded(Path(entry.path), parts) if entry.is_dir(follow_symlinks=False) else ()
-        elif fnmatch.fnmatchcase(entry.name, part):
-            yield from _expanded(Path(entry.path), rest)
 
 
 def _refuse(error: OSError) -> NoReturn:

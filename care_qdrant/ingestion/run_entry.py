@@ -7,7 +7,6 @@ run that finds an entry knows that chunks may be left behind to which no documen
 run, by a whole run of the same corpus, or by a sync, after which no other corpus is stored.
 """
 
-import glob
 import logging
 import os
 import uuid
@@ -37,7 +36,7 @@ class RunEntry:
     vectors: PointVectors
     settings: IngestSettings
     inputs: Sequence[str] = ()
-    """Files, folders and patterns that were given to the run."""
+    """Files and folders that were given to the run."""
     files: Sequence[str] = ()
     """Files that the run reads."""
     first: str = ""
@@ -152,12 +151,12 @@ class RunEntry:
     def _reads(self, given: str) -> bool:
         """Return whether this run also reads a path that was given to another run.
 
-        It was given the same path; or a folder or pattern that holds it, and reads all its files: a folder is read
-        without hidden and linked files, and without files that only --format makes readable.
+        It was given the same path; or a folder that holds it, and reads all its files: a folder is read without hidden
+        and linked files, and without files that only --format makes readable.
         """
         if given in self.inputs:
             return True
-        is_held = any(Path(own) in Path(given).parents or _matches_pattern(own, given) for own in self.inputs)
+        is_held = any(Path(own) in Path(given).parents for own in self.inputs)
         return is_held and present_files(given) <= {os.path.abspath(file) for file in self.files}  # noqa: PTH100
 
     @property
@@ -173,10 +172,6 @@ class RunEntry:
             return False
         is_same = run.get("first", "") == self.first and all(map(self._reads, run.get(INPUTS.name) or ()))
         return self.settings.limit is None and (self.has_synced or is_same)
-
-
-def _matches_pattern(own: str, given: str) -> bool:
-    return glob.has_magic(own) and not Path(own).exists() and Path(given).match(own)
 
 
 def _other_runs(schema: CollectionSchema, own: str) -> dict[str, Any]:
