@@ -107,7 +107,7 @@ def test_rejects_go_to_a_file_that_the_run_makes(tmp_path: Path, monkeypatch: py
         assert not path.exists()
         rejects.write(Reject(3, "is empty", "\ud800"))
     assert path.name == "corpus.rejects.jsonl"
-    assert json.loads(path.read_text()) == {"line": 3, "id": "\ud800", "reason": "is empty"}
+    assert json.loads(path.read_text()) == {"line": 3, "id": "\\ud800", "reason": "is empty"}
     assert rejects_path("corpus").name == "corpus.rejects-2.jsonl"
     assert rejects_path("a/b", (2, 4)).name == "a-b.rejects-2-of-4.jsonl"
     assert is_rejects_name("corpus.rejects-2.jsonl") and is_rejects_name("a-b.rejects-2-of-4-3.jsonl")
