@@ -185,7 +185,6 @@ def _is_header_again(cells: Sequence[str], columns: Sequence[str], line: int, na
     text = _text_column(columns, fields)
     if text not in cells:  # the quick answer for almost every row
         return False
-    cells = [cells[0].removeprefix("\ufeff"), *cells[1:]]
     if cells == list(columns):
         logger.info("%s: line %s is the header again, and no row", name, f"{line:,}")
         return True
@@ -276,6 +275,8 @@ class _Lines(Iterator[str]):
 
     def __next__(self) -> str:
         line = self._again.popleft() if self._again else self._text.readline(MAX_LINE_BYTES + 1)
+        if not self.taken:  # a byte order mark stands where two files were put together
+            line = line.removeprefix("\ufeff")
         if not line:
             raise StopIteration
         self.taken.append(line)

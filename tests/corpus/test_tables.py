@@ -1,4 +1,5 @@
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,12 +46,17 @@ def test_a_wrong_byte_takes_one_row_and_a_long_line_another(tmp_path: Path) -> N
     ]
 
 
-@pytest.mark.parametrize("second", ["id,text,dept", "\ufeffid,text,dept"])
-def test_tables_with_one_header_can_be_put_together(tmp_path: Path, second: str) -> None:
-    rows = read(tmp_path / "a.csv", f"id,text,dept\na,一,x\n{second}\nb,二,y\n")
-    assert outcome(rows) == ["a", "b"]
-    rows = read(tmp_path / "a.csv", f"id,text,dept\na,一,x\n{second}\nb,二,y\n", Fields(id=HASH_ID))
-    assert len(rows) == 2
+@pytest.mark.parametrize("fields", [Fields(), Fields(id=HASH_ID)])
+@pytest.mark.parametrize("header", ["", "id,text,dept\n"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("row", ["b,二,y\n", '"b","二","y"\n', '"b","二","""y"\n'])
+def test_tables_with_one_header_can_be_put_together(
+    tmp_path: Path, fields: Fields, header: str, mark: str, row: str
+) -> None:
+    first, second = "id,text,dept\na,一,x\n", f"id,text,dept\n{row}"
+    alone = [*read(tmp_path / "a.csv", first, fields), *read(tmp_path / "b.csv", second, fields)]
+    together = read(tmp_path / "c.csv", f"{first}{mark}{header}{row}", fields)
+    assert [replace(document, line=0) for document in together] == [replace(document, line=0) for document in alone]
 
 
 @pytest.mark.parametrize("second", ["text,id,dept\n二,b,y\n", "id,text,year\nb,二,2020\n", "id,text\nb,二\n"])
