@@ -17,7 +17,7 @@ from itertools import groupby
 from qdrant_client import models
 
 from care_qdrant.bulk.job import MANIFEST, Job, Manifest, Unit
-from care_qdrant.bulk.units import read_unit, require_same, row_hash, write_unit
+from care_qdrant.bulk.units import hash_rows, read_unit, require_same, write_unit
 from care_qdrant.contracts.layouts import Layout
 from care_qdrant.ingestion.seen import Seen
 from care_qdrant.qdrant.collection import Collection
@@ -94,18 +94,16 @@ class Plan:
     def _write(self, tasks: Sequence[PointTask], key: object) -> Unit:
         metadata = {} if key is None else {"shard_key": key}
         documents = [Document(json.dumps(t.id), t.text, metadata=metadata, line=n) for n, t in enumerate(tasks, 1)]
-        digest = hashlib.sha256()
-        for document in documents:
-            digest.update(row_hash(document))
+        content = hash_rows(documents)
         unit = Unit(
-            name=f"points-{tasks[0].id}-{digest.hexdigest()[:12]}",
+            name=f"points-{tasks[0].id}-{content[:12]}",
             label=self.draft.collection or "",
             first=1,
             last=len(tasks),
             documents=len(tasks),
             rejected=0,
             tokens=round(self.tokens_per_character * sum(len(task.text) for task in tasks)),
-            hash=digest.hexdigest(),
+            hash=content,
         )
         write_unit(self.job, unit, documents)
         return unit

@@ -8,7 +8,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Callable, Generator, Iterator, Sequence, Set
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path, PurePath, PurePosixPath
@@ -78,10 +78,8 @@ def plan(
         require_same(former, draft, job.url, sparse=sparse)
     planner = _Planner(draft, counter, former, on_progress)
     with planner.seen:
-        # Known files first: documents of a new file that repeat theirs are left out.
-        files = sorted(corpus_files(corpus, form), key=lambda file: file.name not in planner.former)
-        planner.note_units_of_others(job, {file.name for file in files})
-        planned: Iterator[PlannedUnit] = chain.from_iterable(map(planner.units, files))
+        planner.note_planned(job)
+        planned: Iterator[PlannedUnit] = chain.from_iterable(map(planner.units, corpus_files(corpus, form)))
         if not any_language:
             planned = planner.require_language(planned)
         units = []
@@ -243,12 +241,16 @@ class _Planner:
         for unit in former.units if former is not None else ():
             self.former.setdefault(unit.label, []).append(unit)
 
-    def note_units_of_others(self, job: Job, files: Set[str]) -> None:
-        """Note the documents of the units that stay although this corpus does not name their files."""
-        for unit in chain.from_iterable(units for name, units in self.former.items() if name not in files):
-            for row in read_unit(job, unit):
-                if isinstance(row, Document):
-                    self.seen.add(row)
+    def note_planned(self, job: Job) -> None:
+        """Note the documents of all earlier units, which stay: rows that are new since then repeat or contradict them.
+
+        Otherwise a row that was added to the first file would be planned beside one of the second that has its id.
+        """
+        for row in chain.from_iterable(read_unit(job, unit) for unit in chain.from_iterable(self.former.values())):
+            if isinstance(row, Document):
+                self.seen.add(row)
+                if len(self.texts) < AVERAGED:
+                    self.texts.append(embedded_text(row.title, row.text))
 
     def require_language(self, planned: Iterator[PlannedUnit]) -> Iterator[PlannedUnit]:
         """Return the units again, after refusing a model that does not read the language of the first texts."""
@@ -262,12 +264,13 @@ class _Planner:
         """Yield the units of a file: first units of an earlier plan, then new ones with the rows to write."""
         rows, first = rows_of(file, self._manifest), 1
         for was in self.former.get(file.name, []):
-            unit, _ = self._unit(file, was.first, list(_until(rows, was.last)), was.last)
-            if unit.hash != was.hash:
+            taken = list(_until(rows, was.last))
+            if hash_rows(taken) != was.hash:
                 raise InputError(
                     f"{file.path}: rows {was.first:,} to {was.last:,} were changed since they were planned: plan into "
                     "another folder"
                 )
+            self._note_read(taken)
             yield was, None
             first = was.last + 1
         while taken := list(islice(rows, self._manifest.unit_rows)):
@@ -277,11 +280,9 @@ class _Planner:
 
     def _unit(self, file: CorpusFile, first: int, rows: Sequence[Row], last: int) -> tuple[Unit, list[Row]]:
         """Return the unit of some rows, and its rows without repetitions of earlier ones."""
-        digest = hashlib.sha256()
         own: list[Row] = []
         documents = characters = 0
         for row in rows:
-            digest.update(row_hash(row))
             if isinstance(row, Reject):
                 own.append(row)
                 continue
@@ -299,14 +300,17 @@ class _Planner:
                 self._characters += len(text)
             documents += 1
             characters += len(text)
-        self._rows += len(rows)
-        self._on_progress(self._rows)
+        self._note_read(rows)
         tokens = round(characters * self._tokens / self._characters) if self._characters else 0
-        content = digest.hexdigest()
+        content = hash_rows(rows)
         stem = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(file.name).name)[:40]
         # Equal files of two folders are two units.
         name = f"{stem}-{first:010d}-{hashlib.sha256(f'{file.name} {content}'.encode()).hexdigest()[:12]}"
         return Unit(name, file.name, first, last, documents, len(own) - documents, tokens, content), own
+
+    def _note_read(self, rows: Sequence[Row]) -> None:
+        self._rows += len(rows)
+        self._on_progress(self._rows)
 
 
 def _until(rows: Iterator[Row], last: int) -> Iterator[Row]:
@@ -330,8 +334,12 @@ def rows_of(file: CorpusFile, manifest: Manifest) -> Generator[Row, None, None]:
             yield from rows
 
 
-def row_hash(row: Row) -> bytes:
-    """Return the bytes of a row from which the hash of a unit is computed."""
-    if isinstance(row, Reject):
-        return f"rejected {row.line} {row.reason}\n".encode()
-    return f"{row.line} {payload_hash(Chunk(row, row.text))}\n".encode()
+def hash_rows(rows: Sequence[Row]) -> str:
+    """Return the SHA-256 of the rows of a unit."""
+    digest = hashlib.sha256()
+    for row in rows:
+        if isinstance(row, Reject):
+            digest.update(f"rejected {row.line} {row.reason}\n".encode())
+        else:
+            digest.update(f"{row.line} {payload_hash(Chunk(row, row.text))}\n".encode())
+    return digest.hexdigest()

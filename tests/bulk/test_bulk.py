@@ -41,7 +41,7 @@ from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.types import Vectors
+from care_qdrant.types import Document, Vectors
 from tests.reliability.bulk import care_bulk, part_hashes, report_of
 from tests.reliability.object_storage import BUCKET, faulty_storage
 from tests.standin import StandIn
@@ -709,6 +709,30 @@ def test_files_that_are_planned_one_by_one_are_those_of_one_plan(
     for job in (Job(str(folder / "whole")), Job(str(folder / "one by one"))):
         planned.append([(unit.name, list(read_unit(job, unit))) for unit in job.manifest().units])
     assert planned[0] == planned[1]
+
+
+@given(
+    files=st.lists(st.lists(st.tuples(st.integers(0, 5), st.sampled_from("甲乙"))), min_size=3, max_size=3),
+    planned=st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)),
+)
+def test_a_job_over_files_that_grow_has_each_document_once(
+    tmp_path_factory: pytest.TempPathFactory, files: list[list[tuple[int, str]]], planned: tuple[int, int, int]
+) -> None:
+    """A row that is added to the first file may have the id of a planned row of the second one."""
+    folder = tmp_path_factory.mktemp("files")
+    paths = [folder / f"{number}.jsonl" for number in range(3)]
+    values = [[{"id": f"d{n}", "text": text} for n, text in rows] for rows in files]
+    before: list[Any] = []
+    for counts in (planned, tuple(map(len, values))):
+        for path, rows_of_file, count in zip(paths, values, counts, strict=True):
+            write_lines(path, [{"id": path.stem, "text": "甲"}, *rows_of_file[:count]])
+        units = make_plan(paths, folder / "job").units
+        planned_rows = [(unit.name, list(read_unit(Job(str(folder / "job")), unit))) for unit in units]
+        documents = [row.id for _, rows in planned_rows for row in rows if isinstance(row, Document)]
+        every = [row["id"] for path in paths for row in map(json.loads, path.read_text("utf-8").splitlines())]
+        assert sorted(documents) == sorted({*every})
+        assert all(unit in planned_rows for unit in before)
+        before = planned_rows
 
 
 def test_a_damaged_receipt_declares_nothing_done(encoded: Job, tmp_path: Path) -> None:
