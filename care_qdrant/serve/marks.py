@@ -5,6 +5,7 @@ import unicodedata
 from collections.abc import Sequence
 
 from care_qdrant.encoders.terms.analyser import DEFAULT, Analyser
+from care_qdrant.encoders.terms.languages import HAN
 
 MAX_TERMS = 64
 """Terms of a query that are marked."""
@@ -14,6 +15,7 @@ MAX_HITS = 100
 """Hits of a search in which terms are marked."""
 _SEPARATORS = r"[\s-]?"
 _WORD = re.compile(r"[^\W_]+")
+_LETTER = rf"[^\W_{HAN}]"
 
 
 def mark(query: str, texts: Sequence[str], analyser: Analyser = DEFAULT) -> list[list[tuple[int, int]]]:
@@ -39,7 +41,10 @@ def mark(query: str, texts: Sequence[str], analyser: Analyser = DEFAULT) -> list
 def _pattern(term: str) -> str:
     """Return the pattern of a term in any of its spellings: IL-6 and IL6, 5 mg and 5mg; never inside a word."""
     letters = _SEPARATORS.join(map(re.escape, term))
-    return rf"(?<![a-z0-9]){letters}(?![a-z0-9])" if term.isascii() else letters
+    if len(term) < 3 and not term.isascii():  # one or two characters of a script without spaces
+        return letters
+    inside = "[a-z0-9]" if term.isascii() else _LETTER
+    return rf"(?<!{inside}){letters}(?!{inside})"
 
 
 def _spans(term: re.Pattern[str], text: str) -> list[tuple[int, int]]:

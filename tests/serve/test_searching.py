@@ -226,6 +226,8 @@ async def test_searches_beyond_the_limit_are_refused(make_service, connect, fill
         ("5mg", "每次 5 mg，不是 15 mg", ["5 mg"]),
         ("ＨｂＡ１ｃ", "糖化 HbA1c 6.5%", ["HbA1c"]),
         ("头皮痒", "𠀀𠀀头皮𠀀", ["头皮"]),
+        ("кот", "котлета и Кот中文", ["Кот"]),
+        ("straße", "Straßenbahn, Straße", ["Straße"]),
         ("...", "没有词", []),
         ("(a", "a (a) [a", ["a", "a", "a"]),
     ],
