@@ -1,19 +1,14 @@
 """Copies a collection from the embedded database to a server: ids, payloads, vectors and contracts as they are."""
 
-import logging
 import time
 from dataclasses import dataclass, field
 
 from care_qdrant.contracts.metadata import CONTRACT, COPY, portable
-from care_qdrant.errors import InputError, Rejected
+from care_qdrant.errors import InputError
 from care_qdrant.progress import OnProgress
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.create import create_like, indexes_of
-from care_qdrant.qdrant.retry import is_forbidden
 from care_qdrant.qdrant.schema import CollectionSchema
-from care_qdrant.versions.copy import Copied, CopySettings, copy_note, copy_points, ids_beyond, verify_copy
-
-logger = logging.getLogger(__name__)
+from care_qdrant.versions.copy import Copied, CopySettings, copy_points, ids_beyond, prepare_target, verify_copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,27 +75,22 @@ def _prepare(source: Collection, target: Collection, schema: CollectionSchema, s
     if target.name == source.resolve().name and _is_same_place(source, target):
         raise InputError(f"collection {target.name!r} would be copied onto itself; choose another name (--to)")
     metadata = portable(schema.metadata)
-    if not target.exists():
-        if settings.dry_run:
-            return
-        create_like(target, schema, {**metadata, **copy_note(source)} if metadata else {})
-    existing, points = target.refresh(), target.count()
-    if COPY.find(existing.metadata) is None:  # else a promotion that was interrupted, which this one finishes
-        existing.require_whole()
-    existing.require_same(schema, points)
-    others = next(ids_beyond(source, target), None) if points else None
-    if others:
-        raise InputError(
-            f"collection {target.name!r} holds points that the source does not have (such as {others[0]!r}), so it "
-            "is not an unfinished copy. Nothing was written; choose another name (--to)"
-        )
+    if target.exists():
+        existing, points = target.refresh(), target.count()
+        if COPY.find(existing.metadata) is None:  # else a promotion that was interrupted, which this one finishes
+            existing.require_whole()
+        existing.require_same(schema, points)
+        others = next(ids_beyond(source, target), None) if points else None
+        if others:
+            raise InputError(
+                f"collection {target.name!r} holds points that the source does not have (such as {others[0]!r}), so it "
+                "is not an unfinished copy. Nothing was written; choose another name (--to)"
+            )
     if not settings.dry_run:
-        target.create_indexes(indexes_of(schema))
+        prepare_target(source, target, schema, metadata)
         contracts = {CONTRACT.of(name) for name in CONTRACT.all(metadata)}
-        if lacking := {key: metadata[key] for key in contracts - existing.metadata.keys()}:
+        if lacking := {key: metadata[key] for key in contracts - target.schema.metadata.keys()}:
             target.update("writing the model records", metadata=lacking)
-        if COPY.find(existing.metadata) is None:
-            _note(source, target)
 
 
 def _is_same_place(source: Collection, target: Collection) -> bool:
@@ -111,17 +101,3 @@ def _is_same_place(source: Collection, target: Collection) -> bool:
         from_options.get(key) == to_options.get(key) for key in keys
     )
     return source.client is target.client or is_alike
-
-
-def _note(source: Collection, target: Collection) -> None:
-    """Record in the target that a copy is in progress; a key that may only write points cannot."""
-    try:
-        target.update("noting the copy", metadata=copy_note(source))
-    except Rejected as error:
-        if not is_forbidden(error):
-            raise
-        logger.warning(
-            "collection %r: this key may write points and not metadata, so the copy is not noted: if it is "
-            "interrupted, nothing will show it",
-            target.name,
-        )
