@@ -9,6 +9,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path, PurePath, PurePosixPath
@@ -39,7 +40,7 @@ from care_qdrant.corpus.files import (
 from care_qdrant.corpus.rows import Fields, Reject
 from care_qdrant.encoders import TokenCounter
 from care_qdrant.encoders.languages import SAMPLED_TEXTS, require_language
-from care_qdrant.errors import FingerprintMismatch, InputError
+from care_qdrant.errors import FingerprintMismatch, InputError, UnusableText
 from care_qdrant.ingestion.rows import inputs_of
 from care_qdrant.ingestion.seen import OTHER_CONTENT, Seen
 from care_qdrant.types import Chunk, Document, embedded_text
@@ -296,8 +297,9 @@ class _Planner:
                 continue
             own.append(row)
             if documents % SAMPLE == 0:
-                self._tokens += self._counter.count_tokens([text])[0]
-                self._characters += len(text)
+                with suppress(UnusableText):  # which its worker rejects
+                    self._tokens += self._counter.count_tokens([text])[0]
+                    self._characters += len(text)
             documents += 1
             characters += len(text)
         self._note_read(rows)

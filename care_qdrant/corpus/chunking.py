@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 from care_qdrant.corpus.rows import Reject
 from care_qdrant.encoders import TokenCounter
+from care_qdrant.errors import UnusableText
 from care_qdrant.types import Chunk, Document, embedded_text
 
 Overflow = Literal["split", "truncate", "reject"]
@@ -31,9 +32,10 @@ def cut_documents(
 ) -> Iterator[list[Chunk] | Reject]:
     """Return the chunks of each document, in order; or why it cannot be cut or encoded."""
     nothing = counter.count_tokens([""])[0]
-    lengths = counter.count_tokens([embedded_text(document.title, document.text) for document in documents])
-    for document, tokens in zip(documents, lengths, strict=True):
-        if tokens <= nothing and not _is_read(document, nothing, counter):
+    for document, tokens in zip(documents, _lengths(documents, counter), strict=True):
+        if isinstance(tokens, str):
+            yield Reject.of(document, f"text {tokens}")
+        elif tokens <= nothing and not _is_read(document, nothing, counter):
             yield Reject.of(document, "document has no token that the encoder reads")
         elif tokens <= counter.max_tokens or overflow == "truncate":
             yield [Chunk(document, document.text, tokens=min(tokens, counter.max_tokens))]
@@ -41,7 +43,21 @@ def cut_documents(
             reason = f"document has {tokens} tokens; the encoder reads {counter.max_tokens}"
             yield Reject.of(document, reason)
         else:
-            yield _cut(document, counter)
+            try:
+                yield _cut(document, counter)
+            except UnusableText as error:  # of a part alone
+                yield Reject.of(document, str(error))
+
+
+def _lengths(documents: Sequence[Document], counter: TokenCounter) -> list[int | str]:
+    """Return the tokens of each document, or why the tokenizer fails on it."""
+    texts = dict(enumerate(embedded_text(document.title, document.text) for document in documents))
+    try:
+        return [*counter.count_tokens([*texts.values()])]
+    except UnusableText as error:
+        sound = [place for place in texts if place not in error.problems]
+        lengths = dict(zip(sound, counter.count_tokens([texts[place] for place in sound]), strict=True))
+        return [lengths[place] if place in lengths else error.problems[place] for place in texts]
 
 
 def _is_read(document: Document, nothing: int, counter: TokenCounter) -> bool:

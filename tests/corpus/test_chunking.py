@@ -148,3 +148,21 @@ def test_a_document_of_one_token_is_read_behind_any_prompt(text: str) -> None:
     assert isinstance(chunks, list)
     [nothing] = cut_documents([Document("1", "")], counter, "split")
     assert isinstance(nothing, Reject)
+
+
+@given(
+    st.lists(st.text("甲 。", min_size=1, max_size=60).map(lambda text: text + "甲") | st.text("甲乙 。", max_size=60))
+)
+def test_a_text_on_which_the_tokenizer_fails_takes_no_other_along(texts: list[str]) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"甲": 0, "。": 1}))  # knows no other character, and has no token for them
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split("", "isolated")]
+    )
+    with TemporaryDirectory() as folder:
+        tokenizer.save(f"{folder}/tokenizer.json")
+        counter = TokenizerFile(Path(folder), Side("static", 8))
+    documents = [Document(str(number), text) for number, text in enumerate(texts)]
+    together = list(cut_documents(documents, counter, "split"))
+    assert together == [next(cut_documents([document], counter, "split")) for document in documents]
+    failed = [number for number, cut in enumerate(together) if isinstance(cut, Reject) and "tokenizer" in cut.reason]
+    assert failed == [number for number, text in enumerate(texts) if "乙" in text]
