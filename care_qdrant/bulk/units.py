@@ -73,6 +73,7 @@ def plan(
     Raises:
         InputError: The corpus cannot be read, or the model does not read its language and ``any_language`` is not set.
     """
+    corpus = [_without_file_scheme(given) for given in corpus]
     former = job.manifest() if job.read(MANIFEST) is not None else None
     draft = replace(draft, fields=_typed(corpus, draft, former, form))
     if former is not None:
@@ -101,6 +102,12 @@ def plan(
     manifest = replace(draft, units=(*others, *units), inputs=tuple(sorted(inputs)))
     job.write_manifest(manifest)
     return manifest
+
+
+def _without_file_scheme(given: str) -> str:
+    """Return a URL of a local file or folder as a path: fsspec lists a folder without what it may not read in it."""
+    scheme, separator, path = given.partition("://")
+    return path if separator and scheme in ("file", "local") else given
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """A corpus as units of work ends in the collection that direct ingestion writes, whatever happens on the way."""
 
 import csv
+import errno
 import gzip
 import itertools
 import json
@@ -19,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fsspec  # type: ignore[import-untyped]
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -610,6 +612,12 @@ NAMES = st.sampled_from(["a.jsonl", "x/a.jsonl", "y/a.jsonl", "x/y/b.jsonl"])
 ROWS = st.lists(st.tuples(st.sampled_from("123"), st.sampled_from(TEXTS[:2])), max_size=3)
 
 
+def in_memory(path: Path) -> str:
+    """Return the URL of a copy in a storage whose files are listed by fsspec."""
+    fsspec.filesystem("memory").put(str(path), str(path), recursive=True)
+    return f"memory://{path}"
+
+
 @given(st.dictionaries(NAMES, ROWS, min_size=1), st.booleans())
 @settings(max_examples=25)
 def test_a_folder_of_any_files_ends_as_direct_ingestion_ends_it(
@@ -620,7 +628,7 @@ def test_a_folder_of_any_files_ends_as_direct_ingestion_ends_it(
     for name, lines in {**files, "z.jsonl": [("9", TEXTS[2])]}.items():
         (folder / "c" / name).parent.mkdir(parents=True, exist_ok=True)
         write_lines(folder / "c" / name, [{"id": id_, "text": text} for id_, text in lines])
-    make_plan([f"file://{folder}/c" if is_url else folder / "c"], folder / "job")  # type: ignore[list-item]
+    make_plan(in_memory(folder / "c") if is_url else folder / "c", folder / "job")
     encode_all(folder / "job")
     job = Job(str(folder / "job"))
     with closing(QdrantClient(":memory:")) as client:
@@ -645,7 +653,7 @@ def test_texts_of_two_folders_keep_their_places_whatever_door_they_come_through(
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.md").write_text(f"{name} {TEXTS[0]}", encoding="utf-8")
     x, y = tmp_path / "x", tmp_path / "y"
-    doors = itertools.product((str(x), f"file://{x}"), (str(y), f"file://{y}"))
+    doors = itertools.product((str(x), f"file://{x}"), (str(y), f"local://{y}"))
     for number, (first, second) in enumerate(doors):
         job = tmp_path / f"job-{number}"
         for _ in range(2):
@@ -682,8 +690,24 @@ def test_a_job_inside_a_corpus_is_no_part_of_it_from_its_plan_on(tmp_path: Path,
 
 @pytest.mark.parametrize("name", [".hidden.jsonl", "a.rejects.jsonl"])
 def test_a_url_that_names_a_file_is_read(tmp_path: Path, name: str) -> None:
-    write_lines(tmp_path / name, rows(3))
-    assert make_plan(f"file://{tmp_path / name}", tmp_path / "job").units[0].documents == 3
+    url = in_memory(write_lines(tmp_path / name, rows(3)))
+    assert make_plan(url, tmp_path / "job").units[0].documents == 3
+
+
+@pytest.mark.parametrize("scheme", ["", "file://", "local://"])
+def test_a_folder_that_may_not_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    (tmp_path / "c/shut").mkdir(parents=True)
+    write_lines(tmp_path / "c/a.jsonl", rows(3))
+    listed = os.scandir
+
+    def scandir(path: Any) -> Any:  # a mode would not stop root
+        if Path(path).name == "shut":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(InputError, match=r"shut: cannot be read .*; its documents would be missing"):
+        make_plan(f"{scheme}{tmp_path}/c", tmp_path / "job")
 
 
 @pytest.mark.parametrize("url", ["foo://bucket/x", "gs://bucket/x.jsonl"])
