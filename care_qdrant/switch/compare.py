@@ -39,6 +39,8 @@ MARGIN = 0.02
 """Largest loss of nDCG@10 with which a model counts as equal."""
 QUESTIONS = 2_000
 """Most questions that are made of a collection."""
+LOSSES = 5
+"""Most questions that are shown of those with a loss."""
 _READ_POINTS = 10 * QUESTIONS
 """Most points of which they are made."""
 _BATCH = 64
@@ -60,6 +62,20 @@ class QueryModel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Loss:
+    """A question that the new model answers worse."""
+
+    question: str
+    relevant: list[str]
+    """Ids of the documents that answer it."""
+    before: float
+    """nDCG@10 of the model that readers use now."""
+    after: float
+    first: str | None
+    """Id of the first hit of the new model; None where there is no hit."""
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """Two models on the same questions."""
 
@@ -77,6 +93,8 @@ class Comparison:
     verdict: Verdict
     needed: int | None
     """About how many questions, each about another document, would tell; None where these do."""
+    losses: Sequence[Loss] = ()
+    """The questions with the largest losses, at most `LOSSES`, the largest first."""
 
 
 def read_questions(collection: Collection, path: Path, dim: int, *, text_field: str | None = None) -> KnownLabels:
@@ -143,7 +161,20 @@ def compare_models(
         show = partial(_shifted, on_progress, number * count, len(sides) * count)
         rankings.append(_ranked(collection, labels, name, model, show))
     before, after = (ndcg_at_10(ranking, labels.questions.relevant) for ranking in rankings)
-    return judge(kind, before, after, _overlap(*rankings), _documents(labels.questions.relevant))
+    comparison = judge(kind, before, after, _overlap(*rankings), _documents(labels.questions.relevant))
+    rows = heapq.nsmallest(LOSSES, range(count), key=lambda row: after[row] - before[row])
+    losses = [
+        Loss(
+            labels.questions.texts[row],
+            labels.questions.relevant[row],
+            before=round(before[row], 4),
+            after=round(after[row], 4),
+            first=next(iter(rankings[1][row]), None),
+        )
+        for row in rows
+        if after[row] < before[row]
+    ]
+    return replace(comparison, losses=losses)
 
 
 def _documents(relevant: Sequence[Sequence[str]]) -> list[int]:

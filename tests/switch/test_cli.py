@@ -57,6 +57,8 @@ def test_a_refusal_prints_the_comparison_and_ends_with_1(run: Run) -> None:
     refused = run("--to", "worse", "--json")
     assert isinstance(refused.exception, NotSwitched) and refused.exception.exit_code == 1
     assert json.loads(refused.stdout)["comparison"]["verdict"] == "refuse"
+    losses = json.loads(refused.stdout)["comparison"]["losses"]
+    assert f" first, not {losses[0]['relevant'][0]}" in run("--to", "worse").stdout
     accepted = json.loads(run("--to", "worse", "--accept", "it is cheaper", "--json").stdout)
     assert accepted["state"]["to"]["vector"] == "worse" and accepted["comparison"]["verdict"] == "refuse"
 

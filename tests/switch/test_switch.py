@@ -28,6 +28,7 @@ from care_qdrant.qdrant.schema import VersionRecord
 from care_qdrant.search import resolve
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.switch import switch
+from care_qdrant.switch.compare import LOSSES
 from care_qdrant.switch.switch import (
     find_state,
     plan_switch,
@@ -109,6 +110,25 @@ def test_a_worse_model_leaves_readers_where_they_are(qdrant: QdrantClient) -> No
     active = Collection(qdrant, NAME).refresh().active
     assert active is not None and active.now.vector == "worse"
     assert active.evidence["accepted"] == "it costs nothing" and active.evidence["verdict"] == "refuse"
+
+
+def test_the_questions_that_lose_most_are_shown(qdrant: QdrantClient, tmp_path: Path) -> None:
+    """As by brute force over the models' own vectors."""
+    rows = models.fill(qdrant, OLD, COUNT)
+    texts = [row.partition("。")[0] for row in rows]
+    asked = [{"text": text, "relevant": [f"d{number}"]} for number, text in enumerate(texts)]
+    path = write_jsonl(tmp_path / "questions.jsonl", asked)
+    report = switch_collection(qdrant, NAME, WORSE, OLD, questions=path, accept="it costs nothing")
+    assert report.comparison is not None and len(report.comparison.losses) == LOSSES
+    orders = [np.argsort(-(model.encode_query(texts) @ model.encode_document(rows).T)) for model in (OLD, WORSE)]
+    places = [(order == np.arange(COUNT)[:, None]).argmax(axis=1) for order in orders]
+    before, after = (np.where(place < 10, 1 / np.log2(place + 2), 0.0).round(4) for place in places)
+    changes = [loss.after - loss.before for loss in report.comparison.losses]
+    np.testing.assert_allclose(changes, np.sort(after - before)[:LOSSES])
+    for loss in report.comparison.losses:
+        number = texts.index(loss.question)
+        assert (loss.before, loss.after) == (before[number], after[number])
+        assert loss.relevant == [f"d{number}"] and loss.first == f"d{orders[1][number][0]}"
 
 
 def test_few_questions_cannot_tell(qdrant: QdrantClient) -> None:
