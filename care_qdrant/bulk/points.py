@@ -51,7 +51,7 @@ def plan_points(
         require_same(former, draft, job.url, sparse=False)
     sample = _sample(target, layout)
     share = sum(counter.count_tokens(sample)) / max(1, sum(map(len, sample)))
-    plan = Plan(job.url, draft, layout, share)
+    plan = Plan(job, draft, layout, share)
     new = list_slices(plan, target, preflight.points, on_progress)
     units = former.units if former is not None else ()
     if not units and not new:

@@ -34,17 +34,11 @@ UNITS_OF_SLICE = 4
 class Plan:
     """A plan over a collection."""
 
-    url: str
-    """The job."""
+    job: Job
     draft: Manifest
     layout: Layout
     tokens_per_character: float
     """Tokens per character in a sample of the texts, to estimate the tokens of a unit."""
-
-    @cached_property
-    def job(self) -> Job:
-        """The folder of the job."""
-        return Job(self.url)
 
     @cached_property
     def folder(self) -> str:
@@ -59,7 +53,7 @@ class Plan:
     def units(self, note: str) -> tuple[Unit, ...]:
         """Return the units of a listed slice; refuse one of another plan."""
         listed = self.job.manifest(note)
-        require_same(listed, self.draft, self.url, sparse=False)
+        require_same(listed, self.draft, self.job.url, sparse=False)
         return listed.units
 
     def list_slice(
