@@ -53,6 +53,7 @@ _FOREIGN = (
 )
 _REJECTS = "lists of rejected rows: give a file itself to read it"
 _HIDDEN = "hidden files: give a file itself to read it"
+_PARTITIONS = "values of a column that only the names of folders hold, as Hive writes them: write it into the files"
 _NO_FILES = "links to folders, broken links, pipes: give what is behind them as a path of its own"
 OWN_FOLDERS = "folders of an embedded database, a model or a bulk job"
 _ADVICE = (
@@ -462,6 +463,8 @@ def choose_files(names: Iterable[str], form: Format | None = None) -> tuple[dict
             unread[_FOREIGN].append(name)
         else:
             chosen[name] = known
+    folders = {part for name in chosen for part in PurePath(name).parts[:-1]}
+    unread[_PARTITIONS] = sorted(folder for folder in folders if "=" in folder)
     return chosen, unread
 
 

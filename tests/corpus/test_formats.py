@@ -12,11 +12,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import fsspec  # type: ignore[import-untyped]
 import pyarrow
 import pyarrow.parquet
 import pytest
 import zstandard
 
+from care_qdrant.bulk.units import corpus_files
 from care_qdrant.cli.ingest import command
 from care_qdrant.corpus.endings import COMPRESSIONS, ENDINGS, FORMATS, Format, format_of
 from care_qdrant.corpus.files import Corpus, corpus_name
@@ -239,6 +241,20 @@ def test_files_of_a_folder_that_are_not_read_are_named(tmp_path: Path, caplog: p
     foreign, rejects = caplog.messages
     assert "not read: guide.pdf, report.docx" in foreign and "SimpleDirectoryReader" in foreign
     assert "not read: corpus.rejects.jsonl: lists of rejected rows" in rejects
+
+
+@pytest.mark.parametrize("scheme", ["", "memory://"])
+def test_columns_that_only_folders_hold_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, scheme: str
+) -> None:
+    for folder in ("year=2023", "year=2024/month=1", "a = b/.x=1"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "a.jsonl").write_text('{"id": "1", "text": "x"}', encoding="utf-8")
+    fsspec.filesystem("memory").put(str(tmp_path), str(tmp_path), recursive=True)
+    corpus_files([f"{scheme}{tmp_path}"], None)
+    assert (
+        "not read: month=1, year=2023, year=2024: values of a column that only the names of folders hold" in caplog.text
+    )
 
 
 @pytest.mark.parametrize(
