@@ -13,7 +13,7 @@ from typing import Any
 
 from qdrant_client import models
 
-from care_qdrant.contracts.metadata import COPY
+from care_qdrant.contracts.metadata import COPY, portable
 from care_qdrant.errors import InputError, NotVerified, counted
 from care_qdrant.ingestion.reservoir import Reservoir
 from care_qdrant.progress import OnProgress
@@ -136,10 +136,20 @@ def prepare_target(
     if not target.exists():
         create_like(target, schema, {**metadata, **copy_note(source)})
     target.refresh().require_same(schema, target.count())
-    if COPY.find(target.schema.metadata) is None:
-        target.update("noting the copy", metadata=copy_note(source))
+    is_unfinished = COPY.find(target.schema.metadata) is not None
+    if note := carried(schema, target.schema) if is_unfinished else copy_note(source):
+        target.update("noting the copy", metadata=note)
     target.create_indexes(indexes_of(schema))
     tune_embedded(target.client, target.name)
+
+
+def carried(source: CollectionSchema, target: CollectionSchema) -> dict[str, Any]:
+    """Return the change after which an unfinished copy says what its source says now, such as the active vector."""
+    after, before = portable(source.metadata), portable(target.metadata)
+    return {
+        **dict.fromkeys(before.keys() - after),
+        **{key: entry for key, entry in after.items() if before.get(key) != entry},
+    }
 
 
 def copy_points(

@@ -18,6 +18,7 @@ from care_qdrant.versions.copy import (
     Copied,
     CopySettings,
     KnownItems,
+    carried,
     check_known_items,
     copy_points,
     prepare_target,
@@ -100,8 +101,9 @@ def publish_collection(
     copied, known_items = _copy(origin, target, settings, on_progress)
     deleted_versions: list[str] = []
     if not settings.dry_run:
-        record = VersionRecord(origin.name, replaces=versions.live)
-        target.update("recording what it replaces", metadata=record.metadata() | COPY.change(None))
+        record = VersionRecord(origin.name, replaces=versions.live).metadata()
+        changes = carried(origin.schema, target.refresh())  # as of its verification, not of the start
+        target.update("recording what it replaces", metadata=changes | record | COPY.change(None))
         target.switch_alias(versions.alias)
         deleted_versions = [] if settings.keep is None else delete_old(target, versions, settings.keep)
     return PublicationReport(

@@ -3,24 +3,31 @@
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.cli.publish import command
-from care_qdrant.contracts.metadata import LOAD, RUN
+from care_qdrant.contracts.metadata import COPY, LOAD, RUN, portable
 from care_qdrant.errors import InputError, NotVerified, QdrantError
 from care_qdrant.ingestion import rows as reading
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
+from care_qdrant.qdrant.create import create_like
 from care_qdrant.qdrant.retry import RetryPolicy
+from care_qdrant.qdrant.schema import VersionRecord
 from care_qdrant.types import Document
 from care_qdrant.vectors.attach import attach_vector
+from care_qdrant.versions.copy import copy_note
+from care_qdrant.versions.promote import promote_collection
 from care_qdrant.versions.publish import PublishSettings, publish_collection, roll_back
 from tests.databases import REAL, behind, open_database, require_server
 from tests.standin import StandIn
@@ -39,6 +46,12 @@ def qdrant(request: pytest.FixtureRequest) -> Iterator[QdrantClient]:
         return
     with open_database(request) as client:
         yield client
+
+
+ENTRIES = st.dictionaries(
+    st.sampled_from(["care_active", "care_inputs", "care_share:model", "of another"]),
+    st.just({"a": 1}) | st.just({"b": 2}),
+)
 
 
 def versions(client: QdrantClient) -> list[str]:
@@ -313,10 +326,34 @@ def test_a_run_that_failed_is_not_continued_once_the_source_has_other_vectors(qd
     with pytest.raises(QdrantError):
         publish_collection(qdrant, "docs", "live", on_progress=fail)
     attach_vector(qdrant, "docs", HashModel(name="other"))
-    for settings in (PublishSettings(dry_run=True), PublishSettings()):
-        assert publish_collection(qdrant, "docs", "live", settings).version == "live_v2"
+    for dry_run in (True, False):
+        assert publish_collection(qdrant, "docs", "live", PublishSettings(dry_run=dry_run)).version == "live_v2"
     assert publish_collection(qdrant, "docs", "live", PublishSettings(keep=1)).deleted_versions == ["live_v1"]
     assert_same(contents(qdrant, "live"), contents(qdrant, "docs"))
+
+
+@pytest.mark.parametrize("copy", ["publish", "promote"])
+@settings(max_examples=20)
+@given(before=ENTRIES, after=ENTRIES)
+def test_a_run_that_is_continued_takes_over_what_the_source_says_by_now(
+    copy: str, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    """Otherwise a version goes back to the model that readers of the source have left by a rollback."""
+    with closing(QdrantClient(":memory:")) as client:
+        fill(client, "docs", PAIR, 5)
+        docs = Collection(client, "docs")
+        docs.update("test", metadata=before)
+        create_like(Collection(client, "live_v1"), docs.schema, {**portable(docs.schema.metadata), **copy_note(docs)})
+        if copy == "publish":
+            Collection(client, "live_v1").update("test", metadata=VersionRecord("docs").metadata())
+        docs.update("test", metadata={**dict.fromkeys(before), **after})
+        if copy == "publish":
+            publish_collection(client, "docs", "live")
+        else:
+            promote_collection(docs, Collection(client, "live_v1"))
+        made = Collection(client, "live_v1").schema.metadata
+        assert portable(made) == portable(docs.refresh().metadata)
+        assert COPY.find(made) is None
 
 
 def test_a_source_that_changes_under_the_copy_is_noticed(qdrant: QdrantClient) -> None:
@@ -330,6 +367,16 @@ def test_a_source_that_changes_under_the_copy_is_noticed(qdrant: QdrantClient) -
         publish_collection(qdrant, "docs", "live", on_progress=lose)
     assert behind(qdrant, "live") is None
     assert publish_collection(qdrant, "docs", "live").copied.deleted == 1
+
+
+def test_a_rollback_during_the_copy_counts_in_the_version(qdrant: QdrantClient) -> None:
+    fill(qdrant, "docs", PAIR, 60)
+
+    def switch(done: int, _total: int) -> None:
+        Collection(qdrant, "docs").update("test", metadata={"care_active": {"points": done}})
+
+    publish_collection(qdrant, "docs", "live", on_progress=switch)
+    assert Collection(qdrant, "live").schema.metadata["care_active"] == {"points": 60}
 
 
 def test_readers_never_miss_the_alias(client: QdrantClient, server: StandIn) -> None:
