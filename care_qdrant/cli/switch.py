@@ -43,13 +43,26 @@ if TYPE_CHECKING:
     environment=BATCHES | PATIENCE,
     groups={
         "Options": [
-            *("to", "model", "questions", "accept", "dry_run", "is_undone", "is_retired", "path", "url", "as_json")
+            *(
+                "to",
+                "model",
+                "vector_name",
+                "questions",
+                "accept",
+                "dry_run",
+                "is_undone",
+                "is_retired",
+                "path",
+                "url",
+                "as_json",
+            )
         ],
         "Engine": ["device", "engine", "endpoints"],
     },
 )
 @click.argument("collection")
 @click.option("--to", metavar="MODEL", help="The new model: a CARE folder, as of care learn, a hub name, or built-in.")
+@click.option("--vector-name", help="Vector that readers search now.  [default: the one that the model made]")
 @click.option(
     "--questions",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -67,6 +80,7 @@ if TYPE_CHECKING:
 def command(
     collection: str,
     to: str | None,
+    vector_name: str | None,
     questions: Path | None,
     accept: str | None,
     dry_run: bool,
@@ -96,8 +110,9 @@ def command(
 
     if (to is not None) + is_undone + is_retired != 1:
         raise click.UsageError("give one of --to MODEL, --roll-back and --retire")
-    if to is None and (dry_run or questions is not None or accept is not None):
-        raise click.UsageError("--dry-run, --questions and --accept belong to --to MODEL")
+    options = {"vector_name": vector_name, "questions": questions, "accept": accept}
+    if to is None and (dry_run or any(value is not None for value in options.values())):
+        raise click.UsageError("--dry-run, --vector-name, --questions and --accept belong to --to MODEL")
     if accept is not None and not accept.strip():
         raise click.UsageError("--accept needs a reason: it is recorded")
     with target.open() as client:
@@ -108,9 +123,9 @@ def command(
         new = CareModel.load(to, device=device, precision=precision(), engine=engine)
         old = CareModel.load(model, precision=precision())
         if dry_run:
-            _plan(place, new, old, questions, accept, as_json)
+            _plan(place, new, old, options, as_json)
         else:
-            _switch(place, new, old, questions, accept, as_json)
+            _switch(place, new, old, options, as_json)
 
 
 def _end(place: "Collection", is_undone: bool, as_json: bool) -> None:
@@ -130,14 +145,12 @@ def _end(place: "Collection", is_undone: bool, as_json: bool) -> None:
         echo(line)
 
 
-def _plan(
-    place: "Collection", new: "CareModel", old: "CareModel", questions: Path | None, accept: str | None, as_json: bool
-) -> None:
+def _plan(place: "Collection", new: "CareModel", old: "CareModel", options: dict[str, Any], as_json: bool) -> None:
     """Show what a switch would do, and end with the exit code of a refusal."""
     from care_qdrant.errors import InputError, NotSwitched
     from care_qdrant.switch.switch import plan_switch
 
-    plan = plan_switch(place, new, old, questions=questions, accept=accept)
+    plan = plan_switch(place, new, old, **options)
     if as_json:
         show_json(asdict(plan))
     else:
@@ -150,9 +163,7 @@ def _plan(
         sys.exit(NotSwitched.exit_code)
 
 
-def _switch(
-    place: "Collection", new: "CareModel", old: "CareModel", questions: Path | None, accept: str | None, as_json: bool
-) -> None:
+def _switch(place: "Collection", new: "CareModel", old: "CareModel", options: dict[str, Any], as_json: bool) -> None:
     from care_qdrant.errors import NotSwitched
     from care_qdrant.progress import points_bar
     from care_qdrant.switch.switch import switch_collection
@@ -175,8 +186,7 @@ def _switch(
                 place,
                 new,
                 old,
-                questions=questions,
-                accept=accept,
+                **options,
                 on_stage=on_stage,
                 on_compared=on_compared,
                 on_progress=on_progress,

@@ -106,7 +106,9 @@ def read_questions(collection: Collection, path: Path, dim: int, *, text_field: 
     labelled = read_queries(path, dim).labelled
     if labelled is None:
         raise InputError(f"{path}: no line has 'relevant', the list of ids of the documents that answer its question")
-    return find_labels(collection, guess_layout(_payloads(collection), text_field=text_field), _each_once(labelled))
+    return find_labels(
+        collection, guess_layout(sample_payloads(collection), text_field=text_field), _each_once(labelled)
+    )
 
 
 def _each_once(labelled: Labelled) -> Labelled:
@@ -126,8 +128,10 @@ def make_questions(
 
     They are the same at each call: repeating a comparison until it passes would prove nothing.
     """
-    layout = guess_layout(_payloads(collection), text_field=text_field)
-    where = models.Filter(must=[models.HasVectorCondition(has_vector=name) for name in vector_names])
+    layout = guess_layout(sample_payloads(collection), text_field=text_field)
+    # As many conditions as the server allows: a document without the other vector is one that its model does not find.
+    named = vector_names[: int(min(collection.limits.conditions, len(vector_names)))]
+    where = models.Filter(must=[models.HasVectorCondition(has_vector=name) for name in named])
     pages = collection.scroll("making questions", where=where)
     points = (read_hit(record, layout) for page in pages for record in page)
     # Of the whole collection: where ids count up, the first ones are the oldest points, perhaps of one source.
@@ -279,5 +283,6 @@ def _overlap(before: Sequence[Sequence[str]], after: Sequence[Sequence[str]]) ->
     return float(np.mean(shared)) if shared else 0.0
 
 
-def _payloads(collection: Collection) -> list[dict[str, object]]:
+def sample_payloads(collection: Collection) -> list[dict[str, object]]:
+    """Return payloads of a few points, which show their layout."""
     return [point.payload or {} for point in collection.sample(SAMPLE_POINTS)]

@@ -16,19 +16,31 @@ from qdrant_client import models
 
 from care_qdrant.contracts.active import Active, SearchedVector, active_metadata, parse_active
 from care_qdrant.contracts.contract import VectorContract
+from care_qdrant.contracts.layouts import guess_layout
 from care_qdrant.errors import InputError, NotSwitched, counted
 from care_qdrant.ingestion.settings import DocumentModel
 from care_qdrant.progress import OnProgress
-from care_qdrant.qdrant.checks import check_contract, require_learned_from
+from care_qdrant.qdrant.checks import check_contract, require_learned_from, require_vector
 from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.point_equality import vectors_of
 from care_qdrant.qdrant.public import accepts_client
 from care_qdrant.qdrant.schema import CollectionSchema, now_noted
 from care_qdrant.search.judged import KnownLabels
 from care_qdrant.search.resolve import CHECK_SECONDS
-from care_qdrant.switch.compare import Comparison, Kind, QueryModel, compare_models, make_questions, read_questions
+from care_qdrant.switch.compare import (
+    Comparison,
+    Kind,
+    QueryModel,
+    compare_models,
+    make_questions,
+    read_questions,
+    sample_payloads,
+)
 from care_qdrant.vectors.attach import AttachReport, AttachSettings, attach_vector
 from care_qdrant.vectors.attach_plan import AttachPlan, plan_attach
 from care_qdrant.vectors.detach import DetachReport, remove_vector
+from care_qdrant.vectors.verify_counts import count_points
+from care_qdrant.vectors.verify_report import VerifyReport
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +105,7 @@ def plan_switch(
     model: NewModel,
     old: QueryModel | None = None,
     *,
+    vector_name: str | None = None,
     questions: str | Path | None = None,
     accept: str | None = None,
 ) -> SwitchPlan:
@@ -102,6 +115,7 @@ def plan_switch(
         collection: An open Qdrant and a name: the collection, or an alias of it.
         model: The new model.
         old: The model that readers use now.
+        vector_name: Vector that readers search now, where neither the collection nor ``old`` shows it.
         questions: File of judged questions, which is read.
         accept: Reason to switch although the models could not be compared.
 
@@ -110,7 +124,8 @@ def plan_switch(
             questions.
     """
     target = collection.whole()
-    state = find_state(target.schema, model.contract(), None if old is None else old.contract())
+    state = find_state(target.schema, model.contract(), None if old is None else old.contract(), vector_name)
+    _tell_of_left(target.schema, state)
     field = _text_field(target.schema, state)
     plan = None if state.is_learned else plan_attach(target, model, vector_name=state.to.vector, text_field=field)
     if state.stage == "watch" or state.before is None:
@@ -126,6 +141,7 @@ def switch_collection(
     model: NewModel,
     old: QueryModel | None = None,
     *,
+    vector_name: str | None = None,
     questions: str | Path | None = None,
     accept: str | None = None,
     on_stage: Callable[[Stage, SwitchState], None] = lambda _stage, _state: None,
@@ -139,6 +155,7 @@ def switch_collection(
         model: The new model. One that `care learn` has made searches the vector that it was learned from.
         old: The model that readers use now. Where it does not make the queries of the searched vector, it counts as
             None, and only ``questions`` with that model's vectors can be compared.
+        vector_name: Vector that readers search now, where neither the collection nor ``old`` shows it.
         questions: JSON lines with ``text`` and ``relevant``, a list of ids; None makes questions of the collection.
         accept: Reason to switch although the comparison does not pass; it is kept in the record.
         on_stage: Called at the beginning of each stage.
@@ -153,7 +170,8 @@ def switch_collection(
         QdrantError: Qdrant refused or could not be reached; the same call goes on.
     """
     target = collection.whole()
-    state = find_state(target.schema, model.contract(), None if old is None else old.contract())
+    state = find_state(target.schema, model.contract(), None if old is None else old.contract(), vector_name)
+    _tell_of_left(target.schema, state)
     known, before, attached = parse_active(target.schema.metadata), state.before, None
     if not state.is_learned:
         on_stage("watch" if state.stage == "watch" else "backfill", state)
@@ -229,7 +247,7 @@ def retire_vector(collection: Collection, *, grace_seconds: float = GRACE_SECOND
 
     Raises:
         InputError: The collection was not switched, readers may not have followed yet, the vector that they search is
-            gone, points lack that or have no other one, or another tool wrote the vector.
+            gone, points lack that, have one of a former text or have no other one, or another tool wrote the vector.
         NotSwitched: Another run switched meanwhile.
     """
     target = collection.whole()
@@ -260,6 +278,11 @@ def retire_vector(collection: Collection, *, grace_seconds: float = GRACE_SECOND
                 f"{active.now.vector!r}, and no reader would find them without it. Add that with {active.now.model}, "
                 f"for example by care switch {target.name} --to MODEL, or delete them"
             )
+        if outdated := _outdated(target, active.now.vector):
+            raise InputError(
+                f"collection {target.name!r}: {counted(outdated, 'point', 'have')} a new text, and vector "
+                f"{active.now.vector!r} of the former one. First run care switch {target.name} --to MODEL once more"
+            )
         report = remove_vector(target, name)
     _write_active(target, "noting that a vector was retired", active, replace(active, before=None))
     return report
@@ -289,6 +312,19 @@ def _tell_of_source(schema: CollectionSchema) -> None:
         )
 
 
+def _tell_of_left(schema: CollectionSchema, state: SwitchState) -> None:
+    """Warn that this switch forgets the vector before the last one, which is then never retired."""
+    active = schema.active
+    if state.stage == "watch" or active is None or active.before is None or active.before.vector not in schema.dense:
+        return
+    if active.before.vector not in (state.to.vector, active.now.vector):
+        logger.warning(
+            "collection %r: vector %r, which readers searched before %r, stays for good if this switch comes first; if "
+            "nothing needs it, care switch %s --retire removes it now",
+            *(schema.name, active.before.vector, active.now.vector, schema.name),
+        )
+
+
 def _last_switch(collection: Collection) -> tuple[Active, SearchedVector]:
     """Return the record of the last switch, and the vector before it."""
     active = parse_active(collection.schema.metadata)
@@ -299,7 +335,9 @@ def _last_switch(collection: Collection) -> tuple[Active, SearchedVector]:
     return active, active.before
 
 
-def find_state(schema: CollectionSchema, new: VectorContract, old: VectorContract | None) -> SwitchState:
+def find_state(
+    schema: CollectionSchema, new: VectorContract, old: VectorContract | None, vector_name: str | None = None
+) -> SwitchState:
     """Return the vectors of a switch to a model, and the first stage that is not done.
 
     Raises:
@@ -313,20 +351,28 @@ def find_state(schema: CollectionSchema, new: VectorContract, old: VectorContrac
     if active is not None and active.before is not None and active.before.vector in made:
         made = [active.before.vector]  # rolled back from it
     to = SearchedVector(made[0] if made else _free_name(schema, new), new.model, new.fingerprint)
-    before = active.now if active is not None else _searched(schema, to, old)
+    before = active.now if active is not None else _searched(schema, to, old, vector_name)
+    if vector_name not in (None, before.vector):
+        raise InputError(f"readers of collection {schema.name!r} search vector {before.vector!r}, not {vector_name!r}")
     is_whole = bool(made) and not schema.is_being_added(to.vector)
     is_learned = before.vector == to.vector or schema.searches_only(to.vector, new.fingerprint)
     return SwitchState("compare" if is_whole else "backfill", before, to, is_learned)
 
 
-def _searched(schema: CollectionSchema, to: SearchedVector, old: VectorContract | None) -> SearchedVector:
+def _searched(
+    schema: CollectionSchema, to: SearchedVector, old: VectorContract | None, vector_name: str | None
+) -> SearchedVector:
     """Return the vector that readers search in a collection that was not switched yet."""
     if old is not None and old.fingerprint != to.fingerprint:
         for name in sorted(schema.all_made_by(old.fingerprint), key=schema.is_beside):
-            return SearchedVector(name, old.model, old.fingerprint)
+            if vector_name in (None, name):
+                return SearchedVector(name, old.model, old.fingerprint)
     is_learned = to.vector in schema.learned_by(to.fingerprint or "")
     single = [name for name, params in schema.dense.items() if params.multivector_config is None]
     names = [to.vector] if is_learned else [name for name in single if name != to.vector]
+    if vector_name is not None:
+        require_vector(schema, vector_name)
+        names = [name for name in names if name == vector_name]
     if not names:
         raise InputError(
             f"collection {schema.name!r} has no dense vector of another model than {to.model}, from which readers "
@@ -336,7 +382,7 @@ def _searched(schema: CollectionSchema, to: SearchedVector, old: VectorContract 
         there = ", ".join(repr(name) if name else "(unnamed)" for name in sorted(names))
         raise InputError(
             f"collection {schema.name!r} has the vectors {there}, and nothing says which one readers search; give the "
-            "model that they use now with --model"
+            "model that they use now with --model, or the vector with --vector-name ('' is the unnamed one)"
         )
     made = schema.contracts.get(names[0])
     if isinstance(made, VectorContract):
@@ -375,7 +421,22 @@ def _lacking(target: Collection, present: SearchedVector, missing: SearchedVecto
     if present.vector not in target.refresh().dense:
         return 0
     has, lacks = (models.HasVectorCondition(has_vector=searched.vector) for searched in (present, missing))
-    return target.count(models.Filter(must=[has], must_not=[lacks]))
+    if target.limits.conditions > 1:
+        return target.count(models.Filter(must=[has], must_not=[lacks]))
+    without, name = models.Filter(must_not=[lacks]), present.vector
+    pages = target.scroll("looking for other vectors", where=without, payload=False, vectors=[name])
+    return sum(name in vectors_of(record) for page in pages for record in page)
+
+
+def _outdated(target: Collection, name: str) -> int:
+    """Return the number of points whose vector was made of another text than they have now; all payloads are read."""
+    made, payloads = target.schema.contracts.get(name), sample_payloads(target)
+    if not isinstance(made, VectorContract) or not payloads:
+        return 0
+    report = VerifyReport(target.name, name, made.fingerprint, name in target.schema.attached)
+    layout = guess_layout(payloads, text_field=target.schema.text_field(name))
+    count_points(target, report, layout, [made.fingerprint], 0)
+    return report.outdated
 
 
 def _means(

@@ -84,7 +84,9 @@ def test_one_of_three_things_is_done(run: Run, words: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("end", ["--roll-back", "--retire"])
-@pytest.mark.parametrize("words", [("--dry-run",), ("--accept", "cheaper"), ("--questions", "questions.jsonl")])
+@pytest.mark.parametrize(
+    "words", [("--dry-run",), ("--accept", "cheaper"), ("--questions", "questions.jsonl"), ("--vector-name", "old")]
+)
 def test_options_of_a_switch_are_refused_with_its_end(folder: Path, run: Run, end: str, words: tuple[str, ...]) -> None:
     """A dry run writes nothing, whatever else is given."""
     run("--to", "new")

@@ -240,6 +240,51 @@ def test_the_new_vector_is_made_of_the_field_of_the_old_one(
     assert Retriever(qdrant, NAME, NEW).search([rows[7]], top_k=1)[0][0].point_id == "7"  # type: ignore[arg-type]
 
 
+def test_a_third_model_says_that_the_first_vector_stays(qdrant: QdrantClient, caplog: pytest.LogCaptureFixture) -> None:
+    models.fill(qdrant, OLD, COUNT)
+    switch_collection(qdrant, NAME, NEW, OLD)
+    undo_switch(qdrant, NAME)
+    switch_collection(qdrant, NAME, NEW, OLD)
+    assert "--retire" not in caplog.text
+    for is_retired in (False, True):
+        if is_retired:
+            retire_vector(qdrant, NAME, grace_seconds=0)
+        caplog.clear()
+        plan_switch(qdrant, NAME, WORSE, NEW)
+        assert ("vector 'old', which readers searched before 'new', stays" in caplog.text) != is_retired
+    with pytest.raises(InputError, match="search vector 'new', not 'old'"):
+        plan_switch(qdrant, NAME, WORSE, NEW, vector_name="old")
+
+
+def test_a_switch_on_a_server_that_takes_one_condition(server: StandIn) -> None:
+    strict = qdrant_models.StrictModeConfig(enabled=True, filter_max_conditions=1)
+    with open_client(url=server.url) as client:
+        models.fill(client, OLD, COUNT)
+        client.update_collection(NAME, strict_mode_config=strict)
+        assert switch_collection(client, NAME, NEW, OLD).lacking == 0
+        point = qdrant_models.PointStruct(id=999, vector={"old": [1.0] * OLD.dim}, payload={"n": 1})
+        client.upsert(NAME, [point], wait=True)
+        with pytest.raises(InputError, match="1 point has vector 'old' and not 'new'"):
+            retire_vector(client, NAME, grace_seconds=0)
+        client.delete(NAME, [999], wait=True)
+        assert [undo_switch(client, NAME).now.vector for _ in range(2)] == ["old", "new"]
+        assert retire_vector(client, NAME, grace_seconds=0) is not None and searched(client) == "new"
+
+
+def test_the_old_vector_stays_while_the_new_one_is_of_former_texts(qdrant: QdrantClient) -> None:
+    """A program that knows the old model alone has written other texts since."""
+    models.fill(qdrant, OLD, COUNT)
+    switch_collection(qdrant, NAME, NEW, OLD)
+    vectors = [qdrant_models.PointVectors(id=7, vector={"old": OLD.encode_document(["词001 词002"])[0].tolist()})]
+    qdrant.update_vectors(NAME, vectors, wait=True)
+    qdrant.set_payload(NAME, {"text": "词001 词002"}, [7], wait=True)
+    with pytest.raises(InputError, match="1 point has a new text"):
+        retire_vector(qdrant, NAME, grace_seconds=0)
+    switch_collection(qdrant, NAME, NEW)
+    assert retire_vector(qdrant, NAME, grace_seconds=0) is not None
+    assert Retriever(qdrant, NAME, NEW).search(["词001 词002"], top_k=1)[0][0].point_id == "7"  # type: ignore[arg-type]
+
+
 def test_points_that_only_the_old_vector_finds_are_not_lost(qdrant: QdrantClient) -> None:
     models.fill(qdrant, OLD, COUNT)
     vector = {"old": [1.0] * OLD.dim}
@@ -262,8 +307,13 @@ def test_several_vectors_need_the_model_that_readers_use(qdrant: QdrantClient) -
     models.fill(qdrant, OLD, COUNT)
     switch_collection(qdrant, NAME, WORSE, OLD, accept="to have two")
     Collection(qdrant, NAME).update("as before the first switch", metadata={"care_active": None})
-    with pytest.raises(InputError, match="--model"):
+    with pytest.raises(InputError, match=r"--model.*--vector-name"):
         switch_collection(qdrant, NAME, NEW)
+    for name in ("old", "worse"):
+        before = plan_switch(qdrant, NAME, NEW, OLD, vector_name=name).state.before
+        assert before is not None and before.vector == before.model == name
+    with pytest.raises(InputError, match="no vector 'none'"):
+        plan_switch(qdrant, NAME, NEW, vector_name="none")
     assert switch_collection(qdrant, NAME, NEW, OLD).state.before.vector == "old"  # type: ignore[union-attr]
 
 
