@@ -10,7 +10,7 @@ from uuid import UUID
 import numpy as np
 import pytest
 from llama_index.core import VectorStoreIndex
-from llama_index.core.schema import NodeWithScore, TextNode
+from llama_index.core.schema import ImageNode, MetadataMode, NodeWithScore, TextNode
 from llama_index.core.vector_stores.types import VectorStoreQuery
 from llama_index.embeddings.care import CareEmbedding
 from llama_index.postprocessor.care import CareRerank
@@ -146,6 +146,38 @@ def test_a_node_is_written_into_the_active_vector(qdrant: QdrantClient, rows: li
         [(name, vector)] = vectors_of(record).items()
         assert name == model.name and np.allclose(vector, model.encode_document([text])[0], atol=1e-5)
         undo_switch(qdrant, NAME)
+
+
+def test_nodes_are_made_again_of_the_texts_that_their_vectors_were_made_of(
+    qdrant: QdrantClient, rows: list[str]
+) -> None:
+    """With all metadata, with the title, or of the text alone, also in one batch."""
+    nodes = [
+        TextNode(id_=str(UUID(int=n)), text="词001 词002", metadata={"title": "词100", "k": "词200"}) for n in range(6)
+    ]
+    whole = nodes[0].get_content(MetadataMode.EMBED)
+    texts = [whole, "词001 词002", "词100 词001 词002", "词001 词002", whole, "词001 词002"]
+    for node, row in zip(nodes, NEW.encode_document(texts).tolist(), strict=True):
+        node.embedding = row
+    store(qdrant, "old", "new", check_seconds=0).add(nodes)
+    for node, row in zip(nodes, OLD.encode_document(texts), strict=True):
+        [record] = qdrant.retrieve(NAME, [node.node_id], with_vectors=True)
+        assert np.allclose(vectors_of(record)["old"], row, atol=1e-5)
+
+
+@pytest.mark.parametrize("made_by", ["old", "new", "third"])
+@pytest.mark.parametrize("blank", [TextNode(text=" "), ImageNode(image="aGVsbG8=")])
+def test_a_node_without_a_text_is_refused_where_several_models_may_have_made_it(
+    qdrant: QdrantClient, rows: list[str], made_by: str, blank: TextNode
+) -> None:
+    both = store(qdrant, "old", "new", check_seconds=0)
+    row = MODELS[made_by].encode_document(["词001"])[0].tolist()
+    node = blank.model_copy(update={"embedding": row})
+    own = TextNode(text="词001", embedding=OLD.encode_document(["词001"])[0].tolist())
+    for nodes in ([node], [own, node, own]):
+        with pytest.raises(InputError, match="without a text"):
+            both.add(nodes)
+    assert qdrant.count(NAME).count == COUNT
 
 
 def test_a_vector_of_no_model_of_the_store_is_refused(qdrant: QdrantClient, rows: list[str]) -> None:

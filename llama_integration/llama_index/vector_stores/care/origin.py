@@ -87,15 +87,20 @@ class Origin:
         Raises:
             FingerprintMismatch: No model of the store made the vectors.
             SchemaMismatch: A vector has another dimension.
-            InputError: There are several models, and one of them encodes no documents here.
+            InputError: There are several models, and one of them encodes no documents here, or a node has no text.
         """
         if not self.models:
             return nodes
         (contract, model), *others = self._searched_first(config)
+        if others and (blank := [node.node_id for node in nodes if not _embedded_texts(node)]):
+            raise InputError(
+                f"node {blank[0]} for collection {self.collection!r} has a vector without a text, and several models "
+                "may have made that. Nothing was written"
+            )
         for other in others:
             with suppress(FingerprintMismatch, SchemaMismatch):
                 _check_nodes(self.collection, *other, nodes, is_certain=True)
-                rows = model.encode_document([node.get_content(MetadataMode.EMBED) for node in nodes]).tolist()
+                rows = model.encode_document(_texts_made_by(*other, nodes)).tolist()
                 return [node.model_copy(update={"embedding": row}) for node, row in zip(nodes, rows, strict=True)]
         _check_nodes(self.collection, contract, model, nodes, is_certain=bool(others))
         return nodes
@@ -160,6 +165,24 @@ def _embedded_texts(node: BaseNode) -> list[str]:
     """Return the texts that a node's vector may have been made of: the one that LlamaIndex embeds first."""
     texts = (node.get_content(MetadataMode.EMBED).strip(), title_and_text(node), node.get_content().strip())
     return list(dict.fromkeys(text for text in texts if text))
+
+
+def _texts_made_by(contract: VectorContract, model: TextEncoder, nodes: Sequence[BaseNode]) -> list[str]:
+    """Return the text that a model made each node's vector of: with the metadata, the title alone, or neither.
+
+    Raises:
+        FingerprintMismatch: It made a vector of none of the texts of its node.
+    """
+    choices = [_embedded_texts(node) for node in nodes]
+    unclear = [text for texts in choices if len(texts) > 1 for text in texts]
+    rows = dict(zip(unclear, model.encode_document(unclear), strict=True)) if unclear else {}
+    made = []
+    for node, texts in zip(nodes, choices, strict=True):
+        agreement = {text: _cosine(node.get_embedding(), rows[text]) for text in texts if text in rows}
+        if agreement and not max(agreement.values()) >= LEAST_MADE_AGAIN:
+            raise FingerprintMismatch(f"the vector of node {node.node_id} was not made by model {contract.model!r}")
+        made.append(max(texts, key=lambda text: agreement.get(text, 1.0)))
+    return made
 
 
 def title_and_text(node: BaseNode) -> str:
