@@ -81,7 +81,7 @@ reliability: $(VENV)/.dev
 	set -e; for trial in kill-ingest kill-attach kill-publish concurrent-writers outage soak; do \
 		$(BIN)/python -m tests.reliability $$trial --output build/reliability/$$trial.json; done
 	$(BIN)/python -m tests.reliability concurrent-writers --watch --output build/reliability/kill-watch.json
-	test -z "$$QDRANT_BINARY" || for trial in kill-server kill-node; do \
+	test -z "$$QDRANT_BINARY" || for trial in kill-server kill-node kill-switch; do \
 		$(BIN)/python -m tests.reliability $$trial --output build/reliability/$$trial.json || exit 1; done
 	test -z "$$QDRANT_BINARY" || $(BIN)/python -m tests.reliability.sequences --real-server --sequences 60 \
 		--output build/reliability/kill-sequences-server.json

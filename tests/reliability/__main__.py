@@ -180,6 +180,29 @@ def kill_server(trials: int, points: int, seed: int, output: Path) -> None:
 @trials_option
 @points_option
 @seed_option
+@output_option
+def kill_switch(trials: int, points: int, seed: int, output: Path) -> None:
+    """Kill a switch of the model, a reader and a real server in turn, while other clients write and search.
+
+    QDRANT_BINARY names the server program. The switch is rolled back and made again, run once more after the kill,
+    rolled back and made again, and the vector before is retired.
+
+    \b
+    Example:
+      QDRANT_BINARY=qdrant python -m tests.reliability kill-switch --trials 20 --points 20000 \
+        --output benchmarks/results/switch-kill-server.json
+    """
+    from tests.reliability.switching import switch_trials
+
+    with tempfile.TemporaryDirectory() as name, QdrantServer(_binary(), Path(name)) as server:
+        found = _shown(switch_trials(points, trials, Path(name), server, seed))
+    _save(output, found, points=points, seed=seed)
+
+
+@reliability.command()
+@trials_option
+@points_option
+@seed_option
 @click.option(
     "--fault",
     "faults",

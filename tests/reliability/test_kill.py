@@ -15,9 +15,10 @@ from tests.reliability.attachment import attach_trials, detach_trials
 from tests.reliability.concurrent_writers import concurrent_writer_trials
 from tests.reliability.following import watch_trials
 from tests.reliability.ingestion import Source, ingest_trials, make_source, outage_trial
-from tests.reliability.processes import standin_server
+from tests.reliability.processes import BINARY, QdrantServer, standin_server
 from tests.reliability.publication import CASES, Case, publication_trials
 from tests.reliability.ready_model import write_corpus
+from tests.reliability.switching import switch_trials
 from tests.reliability.trials import Trial
 
 SEED = os.getpid()
@@ -55,6 +56,15 @@ def test_one_more_run_makes_a_killed_attach_or_detach_right(
     run: Callable[..., Iterator[Trial]], url: str | None, tmp_path: Path
 ) -> None:
     assert_good(list(run(100, TRIALS, tmp_path, url, SEED)))
+
+
+@pytest.mark.slow
+@pytest.mark.server
+def test_a_killed_switch_costs_no_query_and_no_write(tmp_path: Path) -> None:
+    if BINARY is None:
+        pytest.skip("QDRANT_BINARY names no qdrant server program")
+    with QdrantServer(BINARY, tmp_path) as server:
+        assert [trial for trial in switch_trials(200, TRIALS, tmp_path, server, SEED) if not trial.is_good] == []
 
 
 @pytest.mark.parametrize("case", CASES)

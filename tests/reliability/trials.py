@@ -18,6 +18,7 @@ FORKSERVER.set_forkserver_preload(
         "tests.reliability.following",
         "tests.reliability.ingestion",
         "tests.reliability.publication",
+        "tests.reliability.switching",
     ]
 )
 
