@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 from care_qdrant.contracts.active import SearchedVector
 from care_qdrant.contracts.metadata import SHARE
-from care_qdrant.errors import Rejected
+from care_qdrant.errors import QdrantError, Rejected
 from care_qdrant.qdrant.checks import require_learned_from
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.measurements import Measurement
-from care_qdrant.qdrant.retry import is_not_found
+from care_qdrant.qdrant.retry import RetryPolicy, is_not_found
 from care_qdrant.qdrant.schema import CollectionSchema
 from care_qdrant.search.conditions import Keys
 from care_qdrant.search.fusion import DEFAULT_ALPHA
@@ -86,11 +86,14 @@ class CollectionResolver:
             return False
         if now - max(self._looked_at, resolved.checked_at) < _WATCH_SECONDS:
             return False
-        self._looked_at = now
+        self._looked_at = now + CHECK_SECONDS  # no other thread looks meanwhile; none does soon after a failure
+        look = Collection(self._named.client, resolved.name, RetryPolicy(attempts=1))
         try:
-            return resolved.collection.sibling(resolved.name).schema.active != active
-        except Rejected:  # gone: the check finds what there is in its place
-            return True
+            is_switched = look.schema.active != active
+        except QdrantError:  # the vectors of the last check still fit together, and the search itself may be answered
+            return False
+        self._looked_at = now
+        return is_switched
 
     def _tell_of_switch(self, resolved: ResolvedCollection) -> None:
         """Log once that the collection was switched to a model that this reader does not have."""

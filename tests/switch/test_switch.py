@@ -561,6 +561,28 @@ def test_a_rollback_is_followed_within_a_second(server: StandIn, monkeypatch: py
         assert asked(both) == ["POST"], "nothing can be rolled back"
 
 
+@pytest.mark.parametrize("fault", ["500", "429", "reset"])
+def test_a_look_that_fails_costs_no_answer(server: StandIn, monkeypatch: pytest.MonkeyPatch, fault: Any) -> None:
+    """Neither its own search nor the next ones, which do not look again before the next check."""
+    now = 100.0
+    monkeypatch.setattr(resolve, "time", SimpleNamespace(monotonic=lambda: now))
+    with open_client(url=server.url) as client:
+        rows = models.fill(client, OLD, COUNT)
+        switch_collection(client, NAME, NEW, OLD)
+        both = Retriever(client, NAME, OLD, other_models=[NEW])  # type: ignore[arg-type, list-item]
+        both.search([rows[7]])
+        server.requests.clear()
+        server.faults.add(fault, times=100, method="GET", path=f"/collections/{NAME}$")
+        for _ in range(3):
+            now += 1
+            assert both.search([rows[7]], top_k=1)[0][0].point_id == "7"
+        assert [request.method for request in server.requests] == ["GET", "POST", "POST", "POST"]
+        server.faults.clear()
+        undo_switch(client, NAME)
+        now += 30
+        assert both.search([rows[7]]) and both.resolved.vector_name == "old"
+
+
 def test_queries_made_elsewhere_are_refused_by_a_reader_of_several_models(qdrant: QdrantClient) -> None:
     """They are of one model, and would be searched in the vector of whichever is active."""
     models.fill(qdrant, OLD, COUNT)
