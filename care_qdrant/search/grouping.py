@@ -28,6 +28,8 @@ from care_qdrant.types import Hit
 
 _MOST_WIDER = 64
 """Largest factor by which a later search asks for more points than the first."""
+_INTEGERS = 2**63
+"""From this number on, Qdrant has no integer in conditions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,8 @@ def _has_other(path: str, values: Sequence[Value]) -> models.Filter:
     """Match points that have a value under a path, and one that is not among some values; a list may have both."""
     must: list[models.Condition] = [models.Filter(must_not=[is_absent(path)])]
     texts = [value for value in values if isinstance(value, str)]
-    numbers = [value for value in values if type(value) is int]
+    # Qdrant compares larger ones as floats: points of their groups come again, and are not counted again.
+    numbers = [value for value in values if type(value) is int and -_INTEGERS <= value < _INTEGERS]
     must += [
         models.FieldCondition(key=path, match=models.MatchExcept(**{"except": some}))
         for some in (texts, numbers)

@@ -85,6 +85,18 @@ def test_groups_are_those_of_all_hits(
     _same_groups(_groups(found), _by_hand(everything, "key", size, top_k))
 
 
+@pytest.mark.parametrize("least", [2**53, 2**63 - 20, 2**63, 2**64 - 40])
+def test_whole_numbers_of_any_size_make_groups(client: QdrantClient, model: HashModel, least: int) -> None:
+    if getattr(client._client, "_prefer_grpc", False) and least + 40 > 2**63:
+        pytest.skip("integers of gRPC have 64 bits and a sign")
+    documents = [Document(f"d{n}", text, metadata={"hash": least + n % 40}) for n, text in enumerate(TEXTS)]
+    fill(client, model, [Chunk(document, document.text) for document in documents])
+    [hits] = Retriever(client, COLLECTION, model, mode="dense").search([TEXTS[7]], top_k=40, group_by="hash")
+    assert {hit.group for hit in hits} == {least + n for n in range(40)}
+    [hits] = Retriever(client, COLLECTION, model, mode="dense").search([TEXTS[7]], 20, group_by="hash", group_size=2)
+    assert len({hit.group for hit in hits}) == 20
+
+
 @pytest.fixture
 def chunked(client: QdrantClient, model: HashModel) -> Iterator[QdrantClient]:
     """One department with nine tenths of the texts, and three with the others."""
