@@ -71,15 +71,17 @@ class Ledger:
         self._path, self._lock, self._max_cost = path, threading.RLock(), max_cost
         try:
             self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=0)
-            for statement in ("PRAGMA locking_mode=EXCLUSIVE", "PRAGMA journal_mode=WAL", _TABLE):
+            # Not WAL, which drops all that follows a damaged part of the log in silence: here only the answer that is
+            # being written is not in the checked file.
+            for statement in ("PRAGMA locking_mode=EXCLUSIVE", "PRAGMA journal_mode=TRUNCATE", _TABLE):
                 self._database.execute(statement)
-            [(state,)] = self._do("PRAGMA quick_check(1)")
+            [(state,)], [(page,)] = self._do("PRAGMA quick_check(1)"), self._do("PRAGMA page_size")
         except sqlite3.OperationalError as error:
             raise InputError(f"{path}: cannot be opened ({error}); does another run of care-data use it?") from error
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: is not a ledger of care-data ({error})") from error
-        if state != "ok":
-            raise self._damaged(state)
+        if state != "ok" or (path.is_file() and path.stat().st_size % page):  # SQLite reads the rest of a page that is cut off as zeros
+            raise self._damaged(state if state != "ok" else "its end is cut off")
 
     def close(self) -> None:
         """Close the file."""
