@@ -80,8 +80,10 @@ class Ledger:
             raise InputError(f"{path}: cannot be opened ({error}); does another run of care-data use it?") from error
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: is not a ledger of care-data ({error})") from error
-        if state != "ok" or (path.is_file() and path.stat().st_size % page):  # SQLite reads the rest of a page that is cut off as zeros
-            raise self._damaged(state if state != "ok" else "its end is cut off")
+        if path.is_file() and path.stat().st_size % page:  # SQLite reads the rest of the last page as zeros
+            state = "its end is cut off"
+        if state != "ok":
+            raise self._damaged(state)
 
     def close(self) -> None:
         """Close the file."""
