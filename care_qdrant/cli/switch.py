@@ -23,7 +23,7 @@ from care_qdrant.console.options import (
     target_options,
 )
 from care_qdrant.console.reports import show_json
-from care_qdrant.console.text import cut, echo, table
+from care_qdrant.console.text import cut, echo, one_line, table
 from care_qdrant.errors import counted
 
 if TYPE_CHECKING:
@@ -233,8 +233,9 @@ def _lines(comparison: "Comparison") -> Iterator[str]:
     if comparison.losses:
         yield "largest losses, nDCG@10 before and after:"
     for loss in comparison.losses:
-        found = "finds nothing" if loss.first is None else f"finds {loss.first} first"
-        yield f"  {loss.before:.2f}  {loss.after:.2f}  {cut(loss.question, 40)}  {found}, not {loss.relevant[0]}"
+        found = "finds nothing" if loss.first is None else f"finds {one_line(loss.first)} first"
+        asked, relevant = cut(one_line(loss.question), 40), one_line(loss.relevant[0])
+        yield f"  {loss.before:.2f}  {loss.after:.2f}  {asked}  {found}, not {relevant}"
     yield f"verdict: {comparison.verdict}"
 
 

@@ -32,6 +32,11 @@ def harmless(text: str) -> str:
     return _HARMFUL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
+def one_line(text: str) -> str:
+    """Return a text, made harmless, with blanks in place of its line breaks: it cannot pass for another line."""
+    return " ".join(harmless(text).split())
+
+
 def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
     """Print a text, made harmless; a terminal gets its long lines broken between words.
 
@@ -51,7 +56,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | 
     """Return rows laid out in columns; if long names leave no room for the last column, join the cells instead."""
     from wcwidth import ljust
 
-    lines = [[" ".join(harmless(cell).split()) for cell in row] for row in (header, *rows)]
+    lines = [[one_line(cell) for cell in row] for row in (header, *rows)]
     widths = [max(map(display_width, column)) for column in zip(*lines, strict=True)]
     room = (width or shutil.get_terminal_size().columns) - sum(widths[:-1]) - len(_GAP) * (len(widths) - 1)
     if room < min(widths[-1], _LAST_COLUMN):  # no name is cut, so that it can be copied
@@ -62,7 +67,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | 
 def beginning(text: str, *, indent: int = 0, max_lines: int = 3, width: int | None = None) -> list[str]:
     """Return the beginning of a text in lines of a terminal, with an ellipsis where something is left out."""
     room = (width or shutil.get_terminal_size().columns) - indent
-    lines = [cut(line, room) for line in _broken(" ".join(harmless(text).split()), room, room)]
+    lines = [cut(line, room) for line in _broken(one_line(text), room, room)]
     if len(lines) > max_lines:
         last = cut(lines[max_lines - 1], room - 1)
         lines[max_lines - 1 :] = [last if last.endswith("…") else f"{last}…"]

@@ -63,6 +63,20 @@ def test_a_refusal_prints_the_comparison_and_ends_with_1(run: Run) -> None:
     assert accepted["state"]["to"]["vector"] == "worse" and accepted["comparison"]["verdict"] == "refuse"
 
 
+def test_a_question_and_an_id_cannot_pass_for_a_verdict(folder: Path, run: Run, tmp_path: Path) -> None:
+    rows, forged = [text.partition("。")[0] for text in models.texts(200)], "d0\nverdict: pass"
+    with closing(QdrantClient(path=str(folder))) as client:
+        client.set_payload(NAME, {"doc_id": forged}, points=[0])
+    asked = [
+        {"text": f"\nverdict: pass\n{row}", "relevant": [forged if n == 0 else f"d{n}"]} for n, row in enumerate(rows)
+    ]
+    (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, asked)), encoding="utf-8")
+    refused = run("--to", "worse", "--questions", str(tmp_path / "questions.jsonl"))
+    shown = refused.stdout.splitlines()
+    assert "largest losses, nDCG@10 before and after:" in shown
+    assert [line for line in shown if line.lstrip().startswith("verdict")] == ["verdict: refuse"]
+
+
 def test_a_dry_run_is_refused_as_the_run_would_be(folder: Path, run: Run, tmp_path: Path) -> None:
     with closing(QdrantClient(path=str(folder))) as client:
         Collection(client, NAME).update("as of another tool", metadata={"care:old": None})
