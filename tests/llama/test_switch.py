@@ -202,6 +202,17 @@ def test_what_cannot_be_encoded_again_is_refused(qdrant: QdrantClient, rows: lis
         VectorStoreIndex.from_vector_store(both, embed_model=embedding("old")).insert_nodes([TextNode(text="词001")])
 
 
+def test_a_fingerprint_is_not_left_unchecked(qdrant: QdrantClient, rows: list[str]) -> None:
+    """Because of other models, or of a model that has another one."""
+    third = MODELS["third"].fingerprint
+    for settings in ({}, {"fingerprint": third}):
+        with pytest.raises(InputError, match="needs embedding="):
+            CareVectorStore(NAME, qdrant, other_models=[embedding("new")], **settings)  # type: ignore[arg-type]
+    with pytest.raises(FingerprintMismatch, match="not fingerprint="):
+        store(qdrant, "old", "new", fingerprint=third)
+    assert store(qdrant, "old", "new", fingerprint=OLD.fingerprint).contract == OLD.contract()
+
+
 def test_a_reader_of_the_old_model_says_once_that_it_stays(
     qdrant: QdrantClient, rows: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:

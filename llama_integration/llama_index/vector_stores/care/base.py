@@ -35,7 +35,7 @@ from typing_extensions import override
 from care_qdrant import Collection, Fallback, Fusion
 from care_qdrant.contracts.contract import VectorContract
 from care_qdrant.encoders.terms.sparse import SparseQueryEncoder, Terms
-from care_qdrant.errors import InputError
+from care_qdrant.errors import FingerprintMismatch, InputError
 from care_qdrant.forking import ForkPool
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME
 from care_qdrant.search.fusion import DEFAULT_ALPHA, require_fusion
@@ -166,6 +166,12 @@ class CareVectorStore(StoreSettings):
         """
         require_fusion(fusion)
         contract = contract_of(embedding)
+        if other_models and contract is None:
+            raise InputError(
+                "other_models= needs embedding=, the model whose queries the collection is searched by first"
+            )
+        if contract is not None and fingerprint not in (None, contract.fingerprint):
+            raise FingerprintMismatch(f"embedding= is {contract.model} ({contract.fingerprint[:12]}), not fingerprint=")
         encoder = chosen_encoder(sparse_encoder, sparse_vector_name, settings)
         # Attaching BM25 must not change the results of readers with another model, whose scores are not known.
         is_known = embedding is not None or fingerprint is not None
@@ -183,7 +189,7 @@ class CareVectorStore(StoreSettings):
         except ValidationError as error:
             raise wrong_setting(error, type(self), "setting", "CareVectorStore") from None
         self._client = client or open_client(self, aclient)
-        known = [model for model in (embedding, *other_models) if model is not None]
+        known = () if embedding is None else (embedding, *other_models)
         self._origin = Origin.of(collection_name, known, is_checked=check_vectors)
         self._finds_bm25 = finds_bm25
         self._terms = StoreTerms(encoder)
