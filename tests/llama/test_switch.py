@@ -202,6 +202,23 @@ def test_what_cannot_be_encoded_again_is_refused(qdrant: QdrantClient, rows: lis
         VectorStoreIndex.from_vector_store(both, embed_model=embedding("old")).insert_nodes([TextNode(text="词001")])
 
 
+@pytest.mark.parametrize("made_by", ["old", "new"])
+@pytest.mark.parametrize("is_back", [False, True])
+def test_a_cleared_collection_is_created_again_by_the_active_model(
+    qdrant: QdrantClient, rows: list[str], made_by: str, is_back: bool
+) -> None:
+    for _ in range(1 + is_back):
+        undo_switch(qdrant, NAME)
+    both, model = store(qdrant, "old", "new"), OLD if is_back else NEW
+    both.clear()
+    node = TextNode(text="词001", embedding=MODELS[made_by].encode_document(["词001"])[0].tolist())
+    both.add([node])
+    [record] = qdrant.retrieve(NAME, [node.node_id], with_vectors=True)
+    [(name, vector)] = vectors_of(record).items()
+    assert name == model.name and np.allclose(vector, model.encode_document(["词001"])[0], atol=1e-5)
+    assert CareVectorStore(NAME, qdrant, embedding=embedding(model.name)).dense_vector_name == model.name
+
+
 def test_a_fingerprint_is_not_left_unchecked(qdrant: QdrantClient, rows: list[str]) -> None:
     """Because of other models, or of a model that has another one."""
     third = MODELS["third"].fingerprint

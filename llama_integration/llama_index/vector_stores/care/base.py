@@ -103,6 +103,8 @@ class CareVectorStore(StoreSettings):
     _writer: Writer = PrivateAttr()
     _index_nodes: IndexNodes = PrivateAttr(default_factory=IndexNodes)
     _warnings: OnceLogger = PrivateAttr(default_factory=OnceLogger)
+    _searched: str | None = PrivateAttr(default=None)
+    """Fingerprint of the model of the last check, which also creates the collection again after `clear`."""
     _is_cleared: bool = PrivateAttr(default=False)
     """Whether `clear` has deleted the collection, which may not exist again yet."""
 
@@ -329,7 +331,8 @@ class CareVectorStore(StoreSettings):
         check_points(nodes)
         self._index_nodes.note(nodes)
         if not self._named.exists():
-            config = self._resolver.config
+            first = self._resolver.config
+            config = next((other for other in first.others if other.expected == self._searched), first)
             create_collection(self._named, self, config, self._terms.encoder, self._origin.nodes(config, nodes))
             self._resolver.forget()
         shard = shard_keys(self, shard_identifier)
@@ -403,7 +406,7 @@ class CareVectorStore(StoreSettings):
 
     def _adopt(self, resolved: ResolvedCollection) -> ResolvedCollection:
         """Write the names of the chosen vectors into the fields, and log warnings about the collection once."""
-        self.dense_vector_name = resolved.vector_name or ""
+        self.dense_vector_name, self._searched = resolved.vector_name or "", resolved.config.expected
         if resolved.sparse_vector_name is not None:
             self.sparse_vector_name = resolved.sparse_vector_name
         if self._finds_bm25:
