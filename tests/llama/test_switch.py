@@ -165,6 +165,28 @@ def test_nodes_are_made_again_of_the_texts_that_their_vectors_were_made_of(
         assert np.allclose(vectors_of(record)["old"], row, atol=1e-5)
 
 
+def test_one_batch_may_have_vectors_of_all_models_of_the_store(qdrant: QdrantClient, rows: list[str]) -> None:
+    """As where some nodes keep a vector that was made before; one of another model is refused, wherever it is."""
+    both, made_by = store(qdrant, "old", "new", check_seconds=0), [OLD, OLD, NEW, OLD, OLD, OLD]
+    texts = [f"词00{number} 词399" for number in range(6)]
+
+    def batch(*made_by: Any) -> list[TextNode]:
+        made = [model.encode_document([text])[0].tolist() for model, text in zip(made_by, texts, strict=True)]
+        return [TextNode(id_=str(UUID(int=n)), text=texts[n], embedding=row) for n, row in enumerate(made)]
+
+    for _ in range(10):
+        with pytest.raises(FingerprintMismatch):
+            both.add(batch(OLD, OLD, MODELS["third"], OLD, NEW, OLD))
+    assert qdrant.count(NAME).count == COUNT
+    for model in (OLD, NEW):
+        nodes = batch(*made_by)
+        both.add(nodes)
+        for node, row in zip(nodes, model.encode_document(texts), strict=True):
+            [record] = qdrant.retrieve(NAME, [node.node_id], with_vectors=True)
+            assert np.allclose(vectors_of(record)[model.name], row, atol=1e-5)
+        undo_switch(qdrant, NAME)
+
+
 @pytest.mark.parametrize("made_by", ["old", "new", "third"])
 @pytest.mark.parametrize("blank", [TextNode(text=" "), ImageNode(image="aGVsbG8=")])
 def test_a_node_without_a_text_is_refused_where_several_models_may_have_made_it(
@@ -197,6 +219,7 @@ def test_what_cannot_be_encoded_again_is_refused(qdrant: QdrantClient, rows: lis
     with pytest.raises(InputError, match="check_vectors=False"):
         store(qdrant, "old", "new", check_vectors=False)
     queries = CareEmbedding(model="new", documents=False)
+    undo_switch(qdrant, NAME)
     both = CareVectorStore(NAME, qdrant, embedding=embedding("old"), other_models=[queries])
     with pytest.raises(InputError, match="documents=False"):
         VectorStoreIndex.from_vector_store(both, embed_model=embedding("old")).insert_nodes([TextNode(text="词001")])

@@ -152,9 +152,10 @@ class CareVectorStore(StoreSettings):
                 of (`care_qdrant.search.fallback`).
             check_seconds: Seconds until the collection is checked again, with two short requests: an alias may be
                 switched to vectors of another model at any time.
-            check_vectors: Compare the vector of each query that has a text, and of two nodes of each `add`, with those
-                that ``embedding`` makes, and refuse others; mostly this reads the embedding's cache of queries. Where
-                it encodes no documents (``documents=False``, or without torch), only the dimension of nodes is checked.
+            check_vectors: Compare the vector of each query that has a text, and of two nodes of each `add` (with
+                ``other_models``, of all), with those that ``embedding`` makes, and refuse others; mostly this reads the
+                embedding's cache of queries. Where it encodes no documents (``documents=False``, or without torch),
+                only the dimension of nodes is checked.
                 False for vectors that are of another text on purpose, as with HyDE.
             dense_vector_name: The stock store's name for ``vector_name``.
             settings: Other fields of this class. With ``embedding=`` or ``fingerprint=``, where the collection has

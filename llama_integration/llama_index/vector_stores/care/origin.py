@@ -6,7 +6,6 @@ passes. LlamaIndex takes these from ``Settings.embed_model`` or ``embed_model=``
 
 import random
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, runtime_checkable
 
@@ -82,12 +81,14 @@ class Origin:
         return vector
 
     def nodes(self, config: StoreConfig, nodes: Sequence[BaseNode]) -> Sequence[BaseNode]:
-        """Return nodes with vectors by the model of a search, if one of the store's models made the given ones.
+        """Return nodes with vectors by the model of a search, if the store's models made the given ones.
+
+        One model is checked by two nodes; of several, each node is checked: one batch may have vectors of all.
 
         Raises:
             FingerprintMismatch: No model of the store made the vectors.
             SchemaMismatch: A vector has another dimension.
-            InputError: There are several models, and one of them encodes no documents here, or a node has no text.
+            InputError: Of several models, one that is asked encodes no documents here; or a node has no text.
         """
         if not self.models:
             return nodes
@@ -97,13 +98,21 @@ class Origin:
                 f"node {blank[0]} for collection {self.collection!r} has a vector without a text, and several models "
                 "may have made that. Nothing was written"
             )
+        if not others:
+            _check_nodes(self.collection, contract, model, nodes, is_certain=False)
+            return nodes
+        own = _texts_made_by(contract, model, nodes)
+        answer, left = list(nodes), [place for place in range(len(nodes)) if place not in own]
         for other in others:
-            with suppress(FingerprintMismatch, SchemaMismatch):
-                _check_nodes(self.collection, *other, nodes, is_certain=True)
-                rows = model.encode_document(_texts_made_by(*other, nodes)).tolist()
-                return [node.model_copy(update={"embedding": row}) for node, row in zip(nodes, rows, strict=True)]
-        _check_nodes(self.collection, contract, model, nodes, is_certain=bool(others))
-        return nodes
+            texts = _texts_made_by(*other, [nodes[place] for place in left])
+            again = {left[place]: text for place, text in texts.items()}
+            rows = model.encode_document([*again.values()]).tolist() if again else []
+            for place, row in zip(again, rows, strict=True):
+                answer[place] = nodes[place].model_copy(update={"embedding": row})
+            left = [place for place in left if place not in again]
+        if left:
+            _check_nodes(self.collection, contract, model, [nodes[left[0]]], is_certain=True)
+        return answer
 
     def _searched_first(self, config: StoreConfig) -> list[tuple[VectorContract, Any]]:
         return sorted(self.models.values(), key=lambda known: known[0].fingerprint != config.expected)
@@ -167,21 +176,16 @@ def _embedded_texts(node: BaseNode) -> list[str]:
     return list(dict.fromkeys(text for text in texts if text))
 
 
-def _texts_made_by(contract: VectorContract, model: TextEncoder, nodes: Sequence[BaseNode]) -> list[str]:
-    """Return the text that a model made each node's vector of: with the metadata, the title alone, or neither.
-
-    Raises:
-        FingerprintMismatch: It made a vector of none of the texts of its node.
-    """
-    choices = [_embedded_texts(node) for node in nodes]
-    unclear = [text for texts in choices if len(texts) > 1 for text in texts]
-    rows = dict(zip(unclear, model.encode_document(unclear), strict=True)) if unclear else {}
-    made = []
-    for node, texts in zip(nodes, choices, strict=True):
-        agreement = {text: _cosine(node.get_embedding(), rows[text]) for text in texts if text in rows}
-        if agreement and not max(agreement.values()) >= LEAST_MADE_AGAIN:
-            raise FingerprintMismatch(f"the vector of node {node.node_id} was not made by model {contract.model!r}")
-        made.append(max(texts, key=lambda text: agreement.get(text, 1.0)))
+def _texts_made_by(contract: VectorContract, model: TextEncoder, nodes: Sequence[BaseNode]) -> dict[int, str]:
+    """Return the texts that a model made vectors of, by the places of their nodes; without those of other models."""
+    made: dict[int, str] = {}
+    choices = [_embedded_texts(node) if len(node.get_embedding()) == contract.dim else [] for node in nodes]
+    for number in range(max(map(len, choices), default=0)):  # mostly, the first text is the one
+        texts = {place: own[number] for place, own in enumerate(choices) if place not in made and number < len(own)}
+        rows = dict(zip(texts, model.encode_document([*texts.values()]), strict=True)) if texts else {}
+        for place, row in rows.items():
+            if _cosine(nodes[place].get_embedding(), row) >= LEAST_MADE_AGAIN:
+                made[place] = texts[place]
     return made
 
 
