@@ -192,7 +192,7 @@ def test_rejected_rows_are_readable(write_corpus: WriteCorpus) -> None:
     result = run(corpus, "--json")
     listed = Path(json.loads(result.stdout)["rejects_file"]).read_text(encoding="utf-8")
     assert '"糖尿病-1"' in listed
-    assert [json.loads(line)["id"] for line in listed.splitlines()] == ["糖尿病-1", "半\udc80"]
+    assert [json.loads(line)["id"] for line in listed.splitlines()] == ["糖尿病-1", "半\\udc80"]
 
 
 def test_an_interrupted_run_says_what_is_stored(
