@@ -53,7 +53,7 @@ _FOREIGN = (
 )
 _REJECTS = "lists of rejected rows: give a file itself to read it"
 _HIDDEN = "hidden files: give a file itself to read it"
-_PARTITIONS = "values of a column that only the names of folders hold, as Hive writes them: write it into the files"
+_PARTITIONS = "values in the names of folders, as Hive writes them: the files need a column of their own for them"
 _NO_FILES = "links to folders, broken links, pipes: give what is behind them as a path of its own"
 OWN_FOLDERS = "folders of an embedded database, a model or a bulk job"
 _ADVICE = (
@@ -279,24 +279,7 @@ def check_corpus(path: CorpusPath, form: Format | None = None) -> list[CorpusFil
             _require_package(file.path, ".zst", "zstd", "zstandard")
         if file.form == "parquet":
             _require_package(file.path, ".parquet", "parquet", "pyarrow.parquet")
-            _refuse_lost_columns(file)
     return files
-
-
-def _refuse_lost_columns(file: CorpusFile) -> None:
-    """Refuse a file of a Hive data set (``year=2024/part.parquet``) that lacks the columns of its folders' names."""
-    named = {folder.partition("=")[0] for folder in PurePath(file.name).parts[:-1] if "=" in folder}
-    if not named:
-        return
-    import pyarrow.parquet  # type: ignore[import-untyped]
-
-    with suppress(*_damage()):  # reading its rows will tell
-        if lost := sorted(named - set(pyarrow.parquet.read_schema(file.path).names)):
-            raise InputError(
-                f"{file.path}: the value of {lost[0]!r} is in the name of its folder alone, and would be lost. Write "
-                "the whole data set as one file: pyarrow.parquet.write_table(pyarrow.dataset.dataset(FOLDER, "
-                "partitioning='hive').to_table(), FILE)"
-            )
 
 
 def all_rejected(first: Sequence[Document | Reject]) -> str | None:

@@ -155,20 +155,3 @@ def test_the_text_may_stand_inside_a_column(tmp_path: Path) -> None:
         Corpus(tmp_path / "a.parquet", Fields(text="content.text")) as corpus,
     ):
         list(corpus)
-
-
-@pytest.mark.parametrize("is_kept", [True, False], ids=["polars", "hive"])
-def test_a_column_in_the_name_of_a_folder_is_not_lost(tmp_path: Path, is_kept: bool) -> None:
-    """The advice is followed: it makes a file with the column."""
-    table = pyarrow.table({"id": ["1", "2"], "text": ["一", "二"], "year": [2023, 2024]})
-    folder, whole = tmp_path / "set", tmp_path / "whole.parquet"
-    for row, year in enumerate((2023, 2024)):
-        (folder / f"year={year}").mkdir(parents=True)
-        part = table.slice(row, 1)
-        pyarrow.parquet.write_table(part if is_kept else part.drop(["year"]), folder / f"year={year}" / "0.parquet")
-    if not is_kept:
-        with pytest.raises(InputError, match=r"the value of 'year' is in the name of its folder alone"):
-            Corpus(folder)
-        pyarrow.parquet.write_table(pyarrow.dataset.dataset(folder, partitioning="hive").to_table(), whole)
-    rows = read(whole if not is_kept else folder)
-    assert [row.metadata for row in rows if isinstance(row, Document)] == [{"year": 2023}, {"year": 2024}]

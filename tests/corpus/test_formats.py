@@ -252,9 +252,7 @@ def test_columns_that_only_folders_hold_are_named(
         (tmp_path / folder / "a.jsonl").write_text('{"id": "1", "text": "x"}', encoding="utf-8")
     fsspec.filesystem("memory").put(str(tmp_path), str(tmp_path), recursive=True)
     corpus_files([f"{scheme}{tmp_path}"], None)
-    assert (
-        "not read: month=1, year=2023, year=2024: values of a column that only the names of folders hold" in caplog.text
-    )
+    assert "not read: month=1, year=2023, year=2024: values in the names of folders, as Hive writes them" in caplog.text
 
 
 @pytest.mark.parametrize(
