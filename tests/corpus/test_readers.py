@@ -178,7 +178,9 @@ def test_a_table_is_what_the_standard_library_reads(
             }
             assert texts == {key: value for key, value in cells.items() if value}
         else:
-            assert not cells["id"].strip() or not cells["text"].strip(), row.reason
+            # A carriage return that the writer did not quote ends a row, which then lacks cells.
+            is_whole = len(cells) == len(rows[0]) and None not in cells.values()
+            assert not is_whole or not cells["id"].strip() or not cells["text"].strip(), row.reason
 
 
 @settings(max_examples=100)
