@@ -61,10 +61,10 @@ JSON_ROWS = st.lists(
     min_size=1,
     max_size=5,
 )
+# A byte order mark at the start of a line stands where two files were put together, and is no part of the first cell.
+CELLS = WORDS.map(lambda word: word.replace("\ufeff", ""))
 TABLE_ROWS = st.lists(
-    st.fixed_dictionaries(
-        {"id": WORDS, "text": WORDS, "more": WORDS, "year": st.integers(0, 3000).map(str) | ODD_TEXTS}
-    ),
+    st.fixed_dictionaries({"id": CELLS, "text": CELLS, "more": CELLS, "year": st.integers(0, 3000).map(str) | CELLS}),
     min_size=1,
     max_size=5,
 )
