@@ -175,8 +175,8 @@ def _plan(
         sys.exit(InputError.exit_code)
 
 
-def plan_lines(plan: "AttachPlan") -> Iterator[str]:
-    """Return the plan of an attach as lines."""
+def plan_lines(plan: "AttachPlan", price: float | None = None) -> Iterator[str]:
+    """Return the plan of an attach as lines, with the cost at a price of a million tokens."""
     if plan.tool is not None:
         yield f"texts: payloads of {plan.tool}, field {plan.text_field!r}"
     if plan.sampled_without_text:
@@ -187,6 +187,9 @@ def plan_lines(plan: "AttachPlan") -> Iterator[str]:
         yield from (f"  - {refusal}" for refusal in plan.refusals)
     else:
         size = "" if plan.new_bytes is None else f": {plan.new_bytes / 1e6:,.1f} MB"
+        if plan.new_tokens is not None:
+            size += f", about {plan.new_tokens:,} tokens"
+            size += "" if price is None else f" for {price * plan.new_tokens / 1e6:,.2f}"
         yield (
             f"care attach {plan.collection} would add vector {plan.vector_name!r} of {plan.model} to at most "
             f"{counted(plan.points_to_encode, 'point')}{size}"

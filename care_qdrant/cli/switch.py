@@ -14,6 +14,7 @@ from care_qdrant.console.logs import bars_cleared
 from care_qdrant.console.options import (
     BATCHES,
     PATIENCE,
+    FiniteRange,
     Target,
     engine_options,
     json_option,
@@ -49,7 +50,9 @@ if TYPE_CHECKING:
                 "vector_name",
                 "questions",
                 "accept",
+                "picture",
                 "dry_run",
+                "price",
                 "is_undone",
                 "is_retired",
                 "path",
@@ -70,7 +73,18 @@ if TYPE_CHECKING:
     "vector that it made of the text.  [default: titles and first sentences of the collection]",
 )
 @click.option("--accept", metavar="REASON", help="Switch although the comparison does not pass; REASON is recorded.")
+@click.option(
+    "--picture",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="SVG file to draw the comparison in, for those who decide on the switch.",
+)
 @click.option("--dry-run", is_flag=True, help="Write nothing; show what would be done, and what would be refused.")
+@click.option(
+    "--price",
+    type=FiniteRange(0),
+    metavar="PRICE",
+    help="Price of a million tokens of the new model, for the cost that --dry-run shows.",
+)
 @click.option("--roll-back", "is_undone", is_flag=True, help="Return readers to the vector before.")
 @click.option("--retire", "is_retired", is_flag=True, help="Remove the vector that readers do not search any more.")
 @target_options
@@ -83,7 +97,9 @@ def command(
     vector_name: str | None,
     questions: Path | None,
     accept: str | None,
+    picture: Path | None,
     dry_run: bool,
+    price: float | None,
     is_undone: bool,
     is_retired: bool,
     target: Target,
@@ -105,16 +121,21 @@ def command(
       care switch articles --roll-back
       care switch articles --retire
     """
+    from care_qdrant.destinations import require_writable
     from care_qdrant.model.care_model import CareModel
     from care_qdrant.qdrant.collection import Collection
 
     if (to is not None) + is_undone + is_retired != 1:
         raise click.UsageError("give one of --to MODEL, --roll-back and --retire")
     options = {"vector_name": vector_name, "questions": questions, "accept": accept}
-    if to is None and (dry_run or any(value is not None for value in options.values())):
-        raise click.UsageError("--dry-run, --vector-name, --questions and --accept belong to --to MODEL")
+    if to is None and (dry_run or any(value is not None for value in (picture, *options.values()))):
+        raise click.UsageError("--dry-run, --vector-name, --questions, --accept and --picture belong to --to MODEL")
+    if price is not None and not dry_run:
+        raise click.UsageError("--price belongs to --dry-run")
     if accept is not None and not accept.strip():
         raise click.UsageError("--accept needs a reason: it is recorded")
+    if picture is not None:
+        require_writable(picture)
     with target.open() as client:
         place = Collection(client, collection, retries())
         if to is None:
@@ -123,9 +144,9 @@ def command(
         new = CareModel.load(to, device=device, precision=precision(), engine=engine)
         old = CareModel.load(model, precision=precision())
         if dry_run:
-            _plan(place, new, old, options, as_json)
+            _plan(place, new, old, options, price, as_json)
         else:
-            _switch(place, new, old, options, as_json)
+            _switch(place, new, old, options, picture, as_json)
 
 
 def _end(place: "Collection", is_undone: bool, as_json: bool) -> None:
@@ -145,7 +166,14 @@ def _end(place: "Collection", is_undone: bool, as_json: bool) -> None:
         echo(line)
 
 
-def _plan(place: "Collection", new: "CareModel", old: "CareModel", options: dict[str, Any], as_json: bool) -> None:
+def _plan(
+    place: "Collection",
+    new: "CareModel",
+    old: "CareModel",
+    options: dict[str, Any],
+    price: float | None,
+    as_json: bool,
+) -> None:
     """Show what a switch would do, and end with the exit code of a refusal."""
     from care_qdrant.errors import InputError, NotSwitched
     from care_qdrant.switch.switch import plan_switch
@@ -154,7 +182,7 @@ def _plan(place: "Collection", new: "CareModel", old: "CareModel", options: dict
     if as_json:
         show_json(asdict(plan))
     else:
-        echo("\n".join([_state_line(plan.state), *([] if plan.attach is None else plan_lines(plan.attach))]))
+        echo("\n".join([_state_line(plan.state), *([] if plan.attach is None else plan_lines(plan.attach, price))]))
         if plan.refusal is not None:
             echo(f"refused: {plan.refusal}")
     if plan.attach is not None and plan.attach.refusals:
@@ -163,7 +191,14 @@ def _plan(place: "Collection", new: "CareModel", old: "CareModel", options: dict
         sys.exit(NotSwitched.exit_code)
 
 
-def _switch(place: "Collection", new: "CareModel", old: "CareModel", options: dict[str, Any], as_json: bool) -> None:
+def _switch(
+    place: "Collection",
+    new: "CareModel",
+    old: "CareModel",
+    options: dict[str, Any],
+    picture: Path | None,
+    as_json: bool,
+) -> None:
     from care_qdrant.errors import NotSwitched
     from care_qdrant.progress import points_bar
     from care_qdrant.switch.switch import switch_collection
@@ -176,6 +211,7 @@ def _switch(place: "Collection", new: "CareModel", old: "CareModel", options: di
 
     def on_compared(comparison: "Comparison") -> None:
         compared.append(comparison)
+        _draw(picture, comparison, place.name, old.name, new.name)
         if not as_json:
             with bars_cleared():
                 echo("\n".join(_lines(comparison)))
@@ -205,6 +241,14 @@ def _switch(place: "Collection", new: "CareModel", old: "CareModel", options: di
         echo(f"next: care switch {place.name} --roll-back, or in a minute --retire")
 
 
+def _draw(picture: Path | None, comparison: "Comparison", collection: str, before: str, after: str) -> None:
+    from care_qdrant.switch.picture import draw
+
+    if picture is not None:
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        picture.write_text(draw(comparison, collection, before, after), encoding="utf-8")
+
+
 def _state_line(state: "SwitchState") -> str:
     before = "a vector that was retired" if state.before is None else _named(state.before)
     return f"from {before} to {_named(state.to)}: {state.stage}"
@@ -224,7 +268,10 @@ def _lines(comparison: "Comparison") -> Iterator[str]:
     about = f"{counted(comparison.questions, 'question')} about {counted(comparison.documents, 'document')}"
     yield f"{about}, {comparison.kind}; exact search"
     yield table(["", "nDCG@10 (95 % interval)"], rows)
-    yield f"the first ten documents of both have {comparison.overlap_at_10:.0%} in common"
+    yield (
+        f"better for {counted(comparison.better, 'document')}, worse for {comparison.worse:,}; the first ten of both "
+        f"have {comparison.overlap_at_10:.0%} in common"
+    )
     if comparison.kind != "judged":
         yield (
             "made questions are the texts' own words, which every model finds more easily than real ones: judged "

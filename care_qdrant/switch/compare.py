@@ -88,6 +88,10 @@ class Comparison:
     after: Estimate
     difference: Estimate
     """Mean of after minus before, and its interval."""
+    better: int
+    """Documents whose questions the new model answers better."""
+    worse: int
+    """Documents whose questions it answers worse."""
     overlap_at_10: float = field(metadata={"unit": "fraction"})
     """Mean fraction of the first ten documents that both find."""
     verdict: Verdict
@@ -220,6 +224,8 @@ def judge(
         before=estimate(old.tolist(), _SEED),
         after=estimate(new.tolist(), _SEED),
         difference=difference,
+        better=int((differences > 0).sum()),
+        worse=int((differences < 0).sum()),
         overlap_at_10=round(overlap, 4),
         verdict=verdict,
         needed=_needed(differences) if verdict == "cannot tell" else None,

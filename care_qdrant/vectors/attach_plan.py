@@ -9,7 +9,7 @@ from care_qdrant.ingestion.settings import DocumentModel, name_of_vector
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.public import accepts_client
 from care_qdrant.vectors.points import texts_of
-from care_qdrant.vectors.preflight import bm25_contract, bytes_per_point, examine, problem_of
+from care_qdrant.vectors.preflight import Preflight, bm25_contract, bytes_per_point, examine, problem_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,8 @@ class AttachPlan:
     """Number of points without the vector: an upper bound."""
     new_bytes: int | None
     """Bytes of their vectors, in float32 and without an index; None for BM25, where it depends on the texts."""
+    new_tokens: int | None
+    """Tokens that the model would read, estimated from the sample; None for BM25 and where no text was found."""
     refusals: list[str]
     """Reasons to refuse; empty where there are none."""
     notices: list[str]
@@ -82,6 +84,15 @@ def plan_attach(
         sampled_without_text=preflight.sampled_without_text,
         points_to_encode=todo,
         new_bytes=todo * bytes_per_point(contract.params) if isinstance(contract, VectorContract) else None,
+        new_tokens=None if model is None or not preflight.texts else _tokens(model, preflight, todo),
         refusals=refusals,
         notices=[*preflight.notices, *([unfinished] if unfinished else [])],
     )
+
+
+def _tokens(model: DocumentModel, preflight: Preflight, points: int) -> int:
+    """Return how many tokens the model would read for some points that have texts as long as the sampled ones."""
+    tokenizer = model.document_tokenizer
+    readable = [text.encode(errors="ignore").decode() for text in preflight.texts]  # no half characters
+    read = sum(min(count, tokenizer.max_tokens) for count in tokenizer.count_tokens(readable))
+    return round(points * read / preflight.sampled)

@@ -4,7 +4,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from qdrant_client import models
@@ -45,6 +44,8 @@ class Preflight:
     """Layout of the payloads; None where no text was found."""
     sampled: int
     sampled_without_text: int
+    texts: tuple[str, ...]
+    """Texts of the sample, as the document encoder reads them."""
     has_vector: bool
     """Whether the collection has the vector already, from an earlier run."""
     problems: tuple[CareError, ...]
@@ -80,13 +81,15 @@ def examine(
     payloads = [record.payload or {} for record in sample]
     has_vector = schema.has_vector(vector_name)
     layout, no_layout = _layout(payloads, text_field or schema.text_field(vector_name), collection.name)
+    with_text = [] if layout is None else [each for each in payloads if layout.of_point(each).find_text(each)]
+    texts = () if layout is None else tuple(stored_text(layout, payload) for payload in with_text)
     lost_contract = isinstance(contract, VectorContract) and _has_lost_contract(
         schema, vector_name, contract, layout, payloads
     )
     checks: list[Callable[[], object]] = [
         lambda: None if has_vector else require_vector_name(vector_name),
         lambda: _require_reopenable(schema, contract, payloads),
-        lambda: None if has_vector else _require_language(contract, layout, payloads, reader),
+        lambda: None if has_vector else _require_language(contract, texts, reader),
         lambda: (
             _require_free_or_ours(schema, vector_name, contract, lost_contract=lost_contract)
             if isinstance(contract, VectorContract)
@@ -99,7 +102,8 @@ def examine(
         points=points,
         layout=layout,
         sampled=len(payloads),
-        sampled_without_text=sum(layout is None or layout.find_text(payload) is None for payload in payloads),
+        sampled_without_text=len(payloads) - len(texts),
+        texts=texts,
         has_vector=has_vector,
         # A collection that was filled once may be filled again.
         problems=(*filter(None, map(problem_of, checks)), *(no_layout if payloads or not has_vector else ())),
@@ -128,16 +132,9 @@ def require_vector_name(name: str) -> None:
         raise InputError(f"vector name {name!r} is that of a folder, which Qdrant does not accept; give another one")
 
 
-def _require_language(
-    contract: VectorContract | SparseContract,
-    layout: Layout | None,
-    payloads: Sequence[Mapping[str, Any]],
-    reader: object,
-) -> None:
-    if layout is None or not isinstance(contract, VectorContract):
-        return
-    texts = (stored_text(layout, payload) for payload in payloads if layout.of_point(payload).find_text(payload))
-    require_language(contract.model, reader, islice(texts, SAMPLED_TEXTS))
+def _require_language(contract: VectorContract | SparseContract, texts: Sequence[str], reader: object) -> None:
+    if isinstance(contract, VectorContract):
+        require_language(contract.model, reader, texts[:SAMPLED_TEXTS])
 
 
 def bytes_per_point(params: models.VectorParams) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner, Result
@@ -63,6 +64,19 @@ def test_a_refusal_prints_the_comparison_and_ends_with_1(run: Run) -> None:
     assert accepted["state"]["to"]["vector"] == "worse" and accepted["comparison"]["verdict"] == "refuse"
 
 
+def test_the_picture_shows_the_comparison(run: Run, tmp_path: Path) -> None:
+    picture = tmp_path / "new" / "comparison.svg"
+    refused = run("--to", "worse", "--picture", str(picture), "--json")
+    comparison = json.loads(refused.stdout)["comparison"]
+    texts = [element.text or "" for element in ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text")]
+    equal = comparison["documents"] - comparison["better"] - comparison["worse"]
+    assert f"{NAME}: refuse" in texts
+    assert f"worse for {comparison['worse']}, equal for {equal}, better for {comparison['better']}" in texts
+    shown = [f"{comparison[side]['mean']:.3f}" for side in ("before", "after")]
+    assert {*shown, f"{comparison['difference']['mean']:+.3f}"} <= {*texts}
+    assert run("--to", "worse", "--picture", str(tmp_path)).exit_code == 2
+
+
 def test_a_question_and_an_id_cannot_pass_for_a_verdict(folder: Path, run: Run, tmp_path: Path) -> None:
     rows, forged = [text.partition("。")[0] for text in models.texts(200)], "d0\nverdict: pass"
     with closing(QdrantClient(path=str(folder))) as client:
@@ -92,6 +106,17 @@ def test_a_dry_run_is_refused_as_the_run_would_be(folder: Path, run: Run, tmp_pa
     assert run("--to", "new", "--accept", "cheaper").exit_code == 0
 
 
+def test_a_dry_run_shows_the_cost_of_the_tokens_that_are_missing(run: Run) -> None:
+    tokens = sum(MODELS["new"].document_tokenizer.count_tokens(models.texts(200)))
+    plan = json.loads(run("--to", "new", "--dry-run", "--json").stdout)["attach"]
+    assert plan["new_tokens"] == tokens  # the sample is all of them
+    shown = run("--to", "new", "--dry-run", "--price", "1000").stdout
+    assert f"about {tokens:,} tokens for {tokens / 1000:,.2f}" in " ".join(shown.split())
+    assert run("--to", "new", "--price", "1000").exit_code == 2
+    run("--to", "new")
+    assert json.loads(run("--to", "new", "--dry-run", "--json").stdout)["attach"]["new_tokens"] == 0
+
+
 @pytest.mark.parametrize("words", [(), ("--to", "new", "--retire"), ("--roll-back", "--retire")])
 def test_one_of_three_things_is_done(run: Run, words: tuple[str, ...]) -> None:
     assert run(*words).exit_code == 2
@@ -99,7 +124,14 @@ def test_one_of_three_things_is_done(run: Run, words: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("end", ["--roll-back", "--retire"])
 @pytest.mark.parametrize(
-    "words", [("--dry-run",), ("--accept", "cheaper"), ("--questions", "questions.jsonl"), ("--vector-name", "old")]
+    "words",
+    [
+        ("--dry-run",),
+        ("--accept", "cheaper"),
+        ("--questions", "questions.jsonl"),
+        ("--vector-name", "old"),
+        ("--picture", "a.svg"),
+    ],
 )
 def test_options_of_a_switch_are_refused_with_its_end(folder: Path, run: Run, end: str, words: tuple[str, ...]) -> None:
     """A dry run writes nothing, whatever else is given."""

@@ -21,6 +21,7 @@ def test_a_healthy_collection(qdrant: QdrantClient, model: HashModel) -> None:
     plan = plan_attach(qdrant, NAME, model)
     assert (plan.tool, plan.text_field, plan.refusals, plan.notices) == ("langchain", "page_content", [], [])
     assert (plan.points_to_encode, plan.new_bytes) == (40, 40 * 32 * 4)
+    assert plan.new_tokens == sum(min(64, count) for count in model.document_tokenizer.count_tokens(medical_texts(40)))
     found = inspect_collection(qdrant, NAME)
     assert (found.tool, found.text_field) == ("langchain", "page_content")
     assert {vector.name: vector.points for vector in found.summary.vectors} == {"old": 40, "terms": 40}
@@ -37,6 +38,7 @@ def test_coverage_of_a_vector_that_is_there(attached: QdrantClient, model: HashM
     # BM25 needs no model, and what its vectors take depends on the texts.
     bm25 = plan_attach(attached, NAME, None)
     assert (bm25.vector_name, bm25.points_to_encode, bm25.new_bytes, bm25.refusals) == ("bm25", 41, None, [])
+    assert bm25.new_tokens is None
 
 
 def test_the_consequence_for_an_unnamed_vector_is_told_once(qdrant: QdrantClient, model: HashModel) -> None:
