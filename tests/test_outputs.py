@@ -92,7 +92,7 @@ def test_a_file_of_the_user_is_refused_before_any_work(
         ("notes.txt: is not a folder", care_model, "import", "folder", "notes.txt"),
         ("full: exists and is not a CARE folder", care_model, "import", "folder", "full"),
         ("notes.txt/new: cannot be made", care_ingest, "pairs.jsonl", "--rejects", "notes.txt/new"),
-        ("notes.txt/new: cannot be made", care_serve, "--labels", "notes.txt/new"),
+        ("notes.txt/new: cannot be made", care_serve, "--record", "notes.txt/new"),
         ("folder: no sentence-transformers folder", care_serve, "--collection", "c", "--fallback", "folder"),
         ("no collection 'nowhere'", care_serve, "--collection", "nowhere"),
         ("notes.txt/new: cannot be made", care_learn, "articles", "--output", "notes.txt/new"),

@@ -68,7 +68,8 @@ def command() -> None:
         open_qdrant=lambda: open_client(path=path),
         collections=("sample",),
         examples=EXAMPLES,
-        labels=path / "labels",
+        record=path / "labels",
+        record_days=0,
         port=free_port(8080),
     )
     logging.getLogger("care_qdrant.serve.access").setLevel(logging.WARNING)

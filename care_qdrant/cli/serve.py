@@ -1,6 +1,7 @@
 """``care serve``: the model as a service."""
 
 import logging
+import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -10,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from care_qdrant.console.groups import CONTEXT, GroupedCommand
+from care_qdrant.console.groups import CONTEXT, GroupedCommand, Option
 from care_qdrant.console.options import (
     Target,
     engine_options,
     fallback_option,
     model_option,
     precision,
+    setting,
     settings_of,
     target_options,
 )
@@ -46,7 +48,7 @@ logger = logging.getLogger(__name__)
             "mcp",
         ],
         "Documents": ["documents", "device", "engine", "endpoints"],
-        "Operation": ["fallback", "labels", "metrics_port"],
+        "Operation": ["fallback", "record", "metrics_port"],
     },
 )
 @model_option(
@@ -79,10 +81,16 @@ logger = logging.getLogger(__name__)
     help="File of API keys: each line a key and its scopes. Read again when it changes.  [default: no key is needed]",
 )
 @click.option(
-    "--labels",
+    "--record",
+    cls=Option,
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for judgements of hits, for which the search page then has buttons: labelled questions for "
-    "care learn --queries and for a benchmark.  [default: none are kept]",
+    help="Folder for the searches of the last 30 days, and for judgements of hits, for which the search page then has "
+    "buttons. care learn --queries reads both.  [default: nothing is kept]",
+    environment={
+        "CARE_RECORD_DAYS": "Days for which --record keeps a search; 0 keeps judgements alone. [default: 30]",
+        "CARE_RECORD_REDACTED": "Regular expression: what it matches in a query is kept as *; empty for nothing. "
+        "[default: mail addresses, and numbers of six digits or more]",
+    },
 )
 @click.option(
     "--metrics-port",
@@ -120,6 +128,7 @@ def command(
     """
     from care_qdrant.destinations import require_writable
     from care_qdrant.errors import COMPLETE, InputError, require_packages
+    from care_qdrant.serve.record import REDACTED
     from care_qdrant.serve.settings import LOOPBACK, ServeSettings
 
     COMPLETE.set(None)  # a client does not reach the database with the options of this process
@@ -151,9 +160,11 @@ def command(
         workers=workers,
         keys_file=keys,
         mcp=mcp is not None,
+        record_days=setting("CARE_RECORD_DAYS", 30, click.IntRange(0)),
+        redacted=setting("CARE_RECORD_REDACTED", REDACTED, click.types.FuncParamType(_regular_expression)),
     )
-    if settings.labels is not None:
-        require_writable(settings.labels)
+    if settings.record is not None:
+        require_writable(settings.record)
     if mcp is not None:
         require_packages("mcp", "care serve --mcp", "mcp", "uvicorn", "starlette")
     if mcp != "stdio":
@@ -176,6 +187,14 @@ def command(
             logger.info("%s", line)
 
     serve(settings, announce)
+
+
+def _regular_expression(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise click.BadParameter(f"{text!r} is not a regular expression ({error}).") from error
+    return text
 
 
 def _facts(

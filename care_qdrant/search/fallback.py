@@ -24,6 +24,8 @@ from care_qdrant.types import Vectors
 logger = logging.getLogger(__name__)
 
 Encode = Callable[[Sequence[str]], Vectors]
+OnFallback = Callable[[str, list[float]], object]
+"""Receives a query that the old model encoded, and its vector."""
 _Place = tuple[str, str, str]
 """Collection, vector, and fingerprint of the encoder that was learned from it: another one after it was made again."""
 
@@ -78,6 +80,7 @@ class Fallback:
         texts: Sequence[str],
         vectors: list[list[float]],
         shard_key: models.ShardKeySelector | None = None,
+        on_fallback: OnFallback = lambda _text, _vector: None,
     ) -> list[list[float]]:
         """Return the query vectors to search with: the old model's in the place of those that are unsure.
 
@@ -108,6 +111,7 @@ class Fallback:
         improved = list(vectors)
         for row, vector in zip(unsure, asked.tolist(), strict=True):
             improved[row] = vector
+            on_fallback(texts[row], vector)
         return improved
 
     def _deviations(

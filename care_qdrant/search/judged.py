@@ -1,6 +1,6 @@
 """A file of real questions: with the old model's vectors to compare with it and to learn from, or with judgements."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +13,8 @@ from care_qdrant.errors import InputError, counted
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.types import CARE_KEY, Hit, Vectors
 
+QUERIES, SEARCHES = "queries.jsonl", "searches-{day}.jsonl"
+"""Files of a folder of ``care serve --record``: the labelled questions, and the searches of a day."""
 Unit = Literal["points", "documents"]
 _EXAMPLES = 3
 
@@ -51,15 +53,19 @@ def read_queries(path: Path, dim: int) -> QueryFile:
     """Read JSON lines with a ``text`` and a ``vector``, a list of ``relevant`` ids, or both.
 
     A line without ``relevant`` needs a vector; it is left out where a labelled question has the same text, since it may
-    be trained on. Texts without letters and digits are left out.
+    be trained on. Of lines with the same text the last one counts. Texts without letters and digits are left out.
+
+    A folder is one that ``care serve --record`` wrote for a collection; its searches without a vector are left out.
     """
-    lines = [_line(row, where, dim) for row, where in read_rows(path)]
+    rows = _recorded(path) if path.is_dir() else read_rows(path)
+    lines = [_line(row, where, dim) for row, where in rows]
     questions = [line for line in lines if any(map(str.isalnum, line.text))]
     if not questions:
-        raise InputError(f"{path}: holds no questions")
+        needed = ": with a vector of the old model (--fallback), or with judgements" if path.is_dir() else ""
+        raise InputError(f"{path}: holds no questions{needed}")
     labelled = [row for row in questions if row.relevant]
     judged = {row.text for row in labelled}
-    log = [row for row in questions if not row.relevant and row.text not in judged]
+    log = [*{row.text: row for row in questions if not row.relevant and row.text not in judged}.values()]
     encoded = [*log, *(labelled if all(row.vector for row in labelled) else [])]
     vectors = np.array([row.vector for row in encoded], dtype=np.float32).reshape(len(encoded), dim)
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -72,6 +78,12 @@ def read_queries(path: Path, dim: int) -> QueryFile:
         log=Questions([row.text for row in log], vectors[: len(log)]) if log else None,
         labelled=Labelled(texts, relevant, old_model) if labelled else None,
     )
+
+
+def _recorded(folder: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the labelled questions of a record, and the searches with a vector."""
+    for file in sorted([*folder.glob(QUERIES), *folder.glob(SEARCHES.format(day="*"))]):
+        yield from ((row, where) for row, where in read_rows(file) if {"relevant", "vector"} & row.keys())
 
 
 @dataclass(frozen=True, slots=True)

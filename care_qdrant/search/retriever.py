@@ -19,7 +19,7 @@ from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.qdrant.schema import CollectionSchema
 from care_qdrant.search.conditions import Keys
-from care_qdrant.search.fallback import Fallback
+from care_qdrant.search.fallback import Fallback, OnFallback
 from care_qdrant.search.fusion import Fusion, candidates, require_fusion
 from care_qdrant.search.grouping import Grouping, find_groups
 from care_qdrant.search.query import Query, find
@@ -218,6 +218,7 @@ class Retriever:
         group_by: str | None = None,
         group_size: int = 1,
         encode: Callable[[Sequence[str]], Vectors] | None = None,
+        on_fallback: OnFallback = lambda _text, _vector: None,
     ) -> list[list[Hit]]:
         """Return the hits of each query, best first.
 
@@ -234,6 +235,7 @@ class Retriever:
             group_size: Most hits of a group.
             encode: Makes the query vectors in place of the model's own call: a cache, or batches shared with others.
                 Refused with ``other_models``.
+            on_fallback: Called with each query that the old model encoded (``fallback``), and its vector.
 
         Returns:
             One list per query, in the order of the queries.
@@ -277,7 +279,7 @@ class Retriever:
             )
             hits_by_text = self._resolver.use(
                 lambda resolved: self._search(
-                    resolved, texts, asked_as, self._grouping(resolved, group_by, group_size), encode
+                    resolved, texts, asked_as, self._grouping(resolved, group_by, group_size), encode, on_fallback
                 )
             )
         except UnusableText as error:
@@ -294,12 +296,13 @@ class Retriever:
         asked_as: Query,
         grouping: Grouping | None,
         encode: Callable[[Sequence[str]], Vectors] | None,
+        on_fallback: OnFallback,
     ) -> list[list[Hit]]:
         answers: list[list[Hit]] = []
         for start in range(0, len(texts), BATCH_QUERIES):
             batch = texts[start : start + BATCH_QUERIES]
             try:
-                asked = self._queries(resolved, batch, asked_as, encode)
+                asked = self._queries(resolved, batch, asked_as, encode, on_fallback)
             except UnusableText as error:
                 raise UnusableText({start + place: problem for place, problem in error.problems.items()}) from error
             self._tell_fewer_candidates(resolved, asked_as.top_k)
@@ -322,13 +325,14 @@ class Retriever:
         texts: Sequence[str],
         asked_as: Query,
         encode: Callable[[Sequence[str]], Vectors] | None,
+        on_fallback: OnFallback,
     ) -> list[Query]:
         vectors: Sequence[list[float] | None] = [None] * len(texts)
         if (known := resolved.config.expected) is not None:
             make = encode or partial(self._models[known].encode_query, prompt=self._prompts[known])
             encoded: list[list[float]] = make(texts).tolist()
             if self._fallback is not None:
-                encoded = self._fallback.improve(resolved, texts, encoded, self._shard_key)
+                encoded = self._fallback.improve(resolved, texts, encoded, self._shard_key, on_fallback)
             vectors = encoded
         is_sparse = resolved.sparse_vector_name is not None
         return [

@@ -148,7 +148,7 @@ class Service:
             ),
             Post(
                 "/labels",
-                "A judgement of a hit, kept as a labelled question (--labels).",
+                "A judgement of a hit, kept as a labelled question (--record).",
                 schemas.LabelRequest,
                 schemas.LabelAnswer,
                 self._label,

@@ -66,7 +66,7 @@ class Catalogue:
         names = filter(is_visible, [*await self._names(), *self._unserved])
         with self._backend.admitted():
             states = await asyncio.gather(*(self._backend.run(partial(self._state, name)) for name in names))
-        return Collections(collections=states, labels=self._settings.labels is not None)
+        return Collections(collections=states, labels=self._settings.record is not None)
 
     async def _names(self) -> Sequence[str]:
         """Return the collections that are served: those that were configured, or all that a model can search.

@@ -14,9 +14,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from care_qdrant.search.judged import QUERIES
+
 logger = logging.getLogger(__name__)
 
-JUDGEMENTS, QUERIES, QRELS = "judgements.jsonl", "queries.jsonl", "qrels.jsonl"
+JUDGEMENTS, QRELS = "judgements.jsonl", "qrels.jsonl"
 
 
 def keep_label(folder: Path, query: str, document_id: str, *, is_relevant: bool | None) -> int:

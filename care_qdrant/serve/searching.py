@@ -20,6 +20,7 @@ from care_qdrant.serve.good_matches import GoodMatches
 from care_qdrant.serve.labels import keep_label, kept_labels
 from care_qdrant.serve.metrics import Metrics
 from care_qdrant.serve.models import ServedModel, ServedModels, check_texts
+from care_qdrant.serve.record import Record
 from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.schemas import (
     GoodMatchRequest,
@@ -61,6 +62,12 @@ class Searching:
         self._backend, self._models, self._metrics = backend, served, metrics
         self._settings, self._limits = backend.settings, backend.settings.limits
         self._good_matches = GoodMatches(backend)
+        settings = backend.settings
+        self._record = (
+            None
+            if settings.record is None
+            else Record(settings.record, days=settings.record_days, redacted=settings.redacted)
+        )
 
     async def search(self, request: SearchRequest, collection: str, good_match_seconds: float = 0.0) -> SearchAnswer:
         """Answer one search; wait at most `good_match_seconds` for a good-match score."""
@@ -123,9 +130,9 @@ class Searching:
 
     async def label(self, request: LabelRequest, collection: str) -> LabelAnswer:
         """Store a judgement of a document in the collection."""
-        folder = self._settings.labels
-        if folder is None:
-            raise Refusal(404, "no_labels", "this service keeps no judgements; start it with --labels FOLDER")
+        record = self._record
+        if record is None:
+            raise Refusal(404, "no_labels", "this service keeps no judgements; start it with --record FOLDER")
         check_texts([request.query], "query", self._limits)
 
         def find() -> None:
@@ -133,13 +140,12 @@ class Searching:
 
         with self._backend.admitted():
             await self._backend.run(find)
-        keep = partial(
-            keep_label, folder / collection, request.query, request.document_id, is_relevant=request.relevant
-        )
+        query, folder = record.redact(request.query), record.folder / collection
+        keep = partial(keep_label, folder, query, request.document_id, is_relevant=request.relevant)
         try:
             return LabelAnswer(questions=await self._backend.run(keep))
         except OSError as error:  # such as a full disk
-            reason = f"the judgement could not be written to the folder of --labels ({error.strerror}); send it again"
+            reason = f"the judgement could not be written to the folder of --record ({error.strerror}); send it again"
             raise Refusal(503, "labels_not_written", reason) from error
 
     def _search(
@@ -154,6 +160,7 @@ class Searching:
         encode = None if vectors is None else lambda _: vectors
         keys = retriever.keys if request.conditions else None
         filter_ = _filter(request, keys)
+        by_old_model: dict[str, list[float]] = {}
         with self._metrics.qdrant_seconds.labels(collection).time():
             [hits] = retriever.search(
                 [request.query],
@@ -163,6 +170,7 @@ class Searching:
                 group_by=request.group_by,
                 group_size=request.group_size,
                 encode=encode,
+                on_fallback=by_old_model.__setitem__,
             )
         good_match = None
         if served is not None and _has_scale(request):
@@ -174,8 +182,17 @@ class Searching:
         note = "; ".join(filter(None, notes)) or None
         unread = [] if served is None else served.model.unread(request.query)
         ended = time.perf_counter()
-        folder = self._settings.labels
-        labels = {} if folder is None else kept_labels(folder / collection, request.query)
+        labels: Mapping[str, bool] = {}
+        if (record := self._record) is not None:
+            fingerprint = None if served is None else served.fingerprint
+            record.keep(
+                collection,
+                request.query,
+                [hit.document_id for hit in hits],
+                fingerprint,
+                by_old_model.get(request.query),
+            )
+            labels = kept_labels(record.folder / collection, record.redact(request.query))
         shown = _shown(request.query, hits, labels, retriever.analyser, marks.MAX_HITS if request.marks else 0)
         name, unfinished = retriever.resolved.name, retriever.unfinished
         return _Outcome(name, retriever.mode, shown, hits[:1], good_match, unfinished, note, unread, started, ended)

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from care_qdrant.serve.record import REDACTED
+
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
 
@@ -83,8 +85,12 @@ class ServeSettings:
     """Names or aliases that may be searched; empty for all that the models can search."""
     examples: Mapping[str, str] = field(default_factory=dict)
     """Questions that the page offers, with an English gloss each; empty for questions of the collection's own."""
-    labels: Path | None = None
-    """Folder for the judgements of people who use the page; None asks for none and writes nothing."""
+    record: Path | None = None
+    """Folder for searches, and for the judgements of people who use the page; None asks for none and writes nothing."""
+    record_days: int = 30
+    """Days for which a search is kept; 0 keeps judgements alone."""
+    redacted: str = REDACTED
+    """Regular expression of what is not kept of a query."""
     open_fallback: "Callable[[], Fallback] | None" = None
     """Opens the model that made the vectors, for unsure queries; called by the first search of each worker."""
     mcp: bool = False

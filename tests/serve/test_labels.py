@@ -53,7 +53,7 @@ def test_the_last_press_of_a_thumb_counts(presses: list[tuple[str, str, bool | N
 async def test_labels_are_read_by_learn_and_by_the_benchmark(
     make_service, connect, filled: QdrantClient, tmp_path: Path
 ) -> None:
-    http = connect(make_service(aligned(), collections=("corpus",), over=filled, labels=tmp_path / "labels"))
+    http = connect(make_service(aligned(), collections=("corpus",), over=filled, record=tmp_path / "labels"))
     for document, relevant in (("d0", True), ("d1", False), ("d2", True), ("d2", None)):
         body = {"query": "发烧怎么办", "document_id": document, "relevant": relevant}
         assert (await http.post("/labels", json=body)).json() == {"questions": 1}
@@ -74,7 +74,7 @@ async def test_nothing_is_written_of_what_is_not_there(
     make_service, connect, filled: QdrantClient, tmp_path: Path, keeps: bool
 ) -> None:
     folder = tmp_path / "labels"
-    http = connect(make_service(aligned(), collections=("corpus",), over=filled, labels=folder if keeps else None))
+    http = connect(make_service(aligned(), collections=("corpus",), over=filled, record=folder if keeps else None))
     body = {"query": "发烧", "document_id": "nowhere" if keeps else "d0", "relevant": True}
     answer = await http.post("/labels", json=body)
     assert (answer.status_code, answer.json()["code"]) == (404, "unknown_document" if keeps else "no_labels")
@@ -97,7 +97,7 @@ def test_a_line_that_was_cut_costs_no_other_judgement(tmp_path: Path, cut: bytes
 async def test_a_search_says_how_its_hits_were_judged(
     make_service, connect, filled: QdrantClient, tmp_path: Path
 ) -> None:
-    http = connect(make_service(aligned(), collections=("corpus",), over=filled, labels=tmp_path))
+    http = connect(make_service(aligned(), collections=("corpus",), over=filled, record=tmp_path))
 
     async def judged() -> dict[str, bool | None]:
         hits = (await http.post("/search", json={"query": TEXTS[3]})).json()["hits"]
@@ -113,7 +113,7 @@ async def test_a_search_says_how_its_hits_were_judged(
 async def test_a_folder_that_cannot_be_written_is_told_and_keeps_no_search_from_its_hits(
     make_service, connect, filled: QdrantClient, tmp_path: Path
 ) -> None:
-    http = connect(make_service(aligned(), collections=("corpus",), over=filled, labels=tmp_path))
+    http = connect(make_service(aligned(), collections=("corpus",), over=filled, record=tmp_path))
     (tmp_path / "corpus" / "judgements.jsonl").mkdir(parents=True)
     answer = await http.post("/labels", json={"query": TEXTS[3], "document_id": "d3", "relevant": True})
     assert (answer.status_code, answer.json()["code"]) == (503, "labels_not_written")

@@ -76,7 +76,7 @@ async def test_no_body_is_a_failure_of_the_service(make_service, connect, path: 
 async def test_no_refusal_is_in_the_words_of_a_library(
     make_service, connect, filled: QdrantClient, tmp_path: Path, path: str, shape: type[BaseModel], body: dict[str, Any]
 ) -> None:
-    http = connect(make_service(aligned(), over=filled, labels=tmp_path))
+    http = connect(make_service(aligned(), over=filled, record=tmp_path))
     values = [-1, 1.5, True, "x", "x" * 2_000, [], [5], ["x"] * 65, [{"text": "发烧"}], {"must": [5]}, None]
     refused = set()
     for name in [*shape.model_fields, "more"]:

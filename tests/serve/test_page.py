@@ -338,7 +338,7 @@ def test_thumbs_label_a_question_and_are_there_only_where_they_are_kept(
     browser.until("document.querySelector('.hit')")
     assert not browser.value("document.querySelectorAll('.thumbs').length")
     folder = tmp_path / "labels"
-    service = make_service(aligned(), collections=("corpus",), over=filled, labels=folder)
+    service = make_service(aligned(), collections=("corpus",), over=filled, record=folder, record_days=0)
     browser.call("Page.navigate", url=f"{listen(service)}/?lang=en&q=第3篇")
     browser.until("document.querySelector('.thumbs')")
     assert not folder.exists(), "nothing is written before somebody says something"

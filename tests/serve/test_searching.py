@@ -365,7 +365,7 @@ async def test_an_id_of_half_a_collection_is_not_read_whole(
     ingest([Document("d1", "发烧")], aligned(), client, "c")
     payload = {"page_content": "头皮痒", "metadata": {"source": "news"}}
     client.upsert("c", [models.PointStruct(id=n, vector={}, payload=payload) for n in range(40)])
-    service = make_service(aligned(), over=client, labels=tmp_path)
+    service = make_service(aligned(), over=client, record=tmp_path)
     monkeypatch.setattr(documents, "MOST_CHUNKS", 40)
     assert len((await service._searching.document("news", "c")).chunks) == 40
     monkeypatch.setattr(documents, "MOST_CHUNKS", 39)
@@ -409,7 +409,7 @@ async def test_what_a_search_finds_can_be_fetched_and_labelled_by_its_id(
         for n, (vector, payload) in enumerate(zip(vectors, [*payloads[-3:], *payloads[:-3]], strict=True))
     ]
     client.upsert("mixed", points)
-    service = make_service(model, over=client, labels=tmp_path)
+    service = make_service(model, over=client, record=tmp_path)
     http = connect(service)
     body = {"query": "发烧", "mode": "dense", "top_k": 200}
     hits = (await http.post("/search", json=body)).json()["hits"]
@@ -496,7 +496,7 @@ async def test_a_qdrant_that_went_away_is_said_while_somebody_waits(
 ) -> None:
     """The patience of an ingestion, ten minutes, is not that of a request."""
     gone = QdrantClient(url="http://127.0.0.1:9", check_compatibility=False)
-    http = connect(make_service(aligned(), collections=("corpus",), over=gone, labels=tmp_path))
+    http = connect(make_service(aligned(), collections=("corpus",), over=gone, record=tmp_path))
     answer = await asyncio.wait_for(http.request(method, path, json=body), 20)
     assert "Connection refused" in answer.text
     assert answer.status_code == (200 if path == "/collections" else 503)
@@ -543,7 +543,7 @@ async def test_one_point_with_values_that_json_has_not_hides_no_other(make_servi
         ]
     ):
         client.set_payload("c", odd, points=[client.scroll("c", limit=9)[0][number].id])
-    address = listen(make_service(model, over=client, mcp=True, labels=tmp_path))
+    address = listen(make_service(model, over=client, mcp=True, record=tmp_path))
     async with httpx.AsyncClient(base_url=address, timeout=30) as http:
         for fields in ({}, {"mode": "sparse"}, {"group_by": "nan"}, {"group_by": "k\ud83d"}, {"conditions": ["zz=1"]}):
             body = json.dumps({"query": "发烧高血压", "top_k": 50} | fields).encode()

@@ -65,10 +65,10 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--queries",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=click.Path(path_type=Path, exists=True),
     help="JSON Lines of real questions: 'text', and the 'vector' of the old model. Half of them are used for training, "
     "the other half for measuring the agreement with that model. Lines with 'relevant', a list of ids of points or "
-    "documents, need no vector and are only used for measuring.",
+    "documents, need no vector and are only used for measuring. Or a collection's folder of care serve --record.",
 )
 @target_options
 @json_option

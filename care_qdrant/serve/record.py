@@ -1,0 +1,108 @@
+"""The searches that a service keeps if its operator asks for it, from which `care learn --queries` learns.
+
+Each collection has a folder of its own with a file of JSON lines for each day, next to the judgements of
+`care_qdrant.serve.labels`.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import re
+import threading
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+
+from care_qdrant.search.judged import SEARCHES
+
+logger = logging.getLogger(__name__)
+
+REDACTED = r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+|\d{6,}"
+"""Default of what is not kept: mail addresses, and numbers of six digits or more, such as those of phones and people.
+"""
+_FILE = re.compile(SEARCHES.format(day=r"(\d{4}-\d{2}-\d{2})"))
+_DIGITS = 7
+"""Decimal places of a vector's numbers, which float32 holds for values below 1."""
+
+
+class Record:
+    """Keeps searches for some days.
+
+    A folder that cannot be written, such as on a full disk, costs no search its answer: the log says it once.
+    """
+
+    def __init__(self, folder: Path, *, days: int, redacted: str = REDACTED) -> None:
+        """Set up; nothing is written before the first search.
+
+        Args:
+            folder: Folder of the collections' folders.
+            days: Days for which a search is kept, the present one included; 0 keeps none.
+            redacted: Regular expression: what it matches is kept as ``*``; empty for nothing.
+        """
+        self.folder, self._days, self._redacted = folder, days, re.compile(redacted)
+        self._lock = threading.Lock()
+        self._is_failing = False
+
+    def redact(self, text: str) -> str:
+        """Return a text as it is kept."""
+        return self._redacted.sub(lambda match: "*" if match[0] else "", text)
+
+    def keep(
+        self, collection: str, text: str, hits: Sequence[str], fingerprint: str | None, vector: Sequence[float] | None
+    ) -> None:
+        """Add a search to the file of the day, and remove the files of the days that are over.
+
+        Args:
+            collection: Name by which the collection was asked.
+            text: The query.
+            hits: Ids of the documents that it found, best first.
+            fingerprint: Model that encoded the query; None without one.
+            vector: The old model's vector of the query, where it was asked; left out if a part of the text is redacted,
+                since the vector tells of that part.
+        """
+        if not self._days:
+            return
+        now, kept = datetime.now(UTC), self.redact(text)
+        row: dict[str, object] = {
+            "time": now.isoformat(timespec="seconds"),
+            "text": kept,
+            "hits": list(hits),
+            "model": fingerprint,
+        }
+        if vector is not None and kept == text:
+            row["vector"] = [round(value, _DIGITS) for value in vector]
+        folder = self.folder / collection
+        try:
+            file = folder / SEARCHES.format(day=now.date())
+            with self._lock:
+                if not file.exists():
+                    folder.mkdir(parents=True, exist_ok=True)
+                    self._remove_before(folder, now.date() - timedelta(days=self._days - 1))
+                _append(file, (json.dumps(row, ensure_ascii=False) + "\n").encode())
+            self._is_failing = False
+        except OSError as error:
+            if not self._is_failing:
+                logger.warning("searches are not recorded (%s: %s)", error.filename or folder, error.strerror)
+            self._is_failing = True
+
+    def _remove_before(self, folder: Path, first: date) -> None:
+        for file in folder.iterdir():
+            if (match := _FILE.fullmatch(file.name)) and match[1] < first.isoformat():
+                file.unlink(missing_ok=True)  # another worker removes the same files
+
+
+def _append(file: Path, line: bytes) -> None:
+    """Add a line that is whole or not there; only the owner may read the file, since people's questions are in it."""
+    descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX)  # the workers share it
+        size = os.fstat(descriptor).st_size
+        try:
+            if os.write(descriptor, line) < len(line):
+                raise OSError(28, os.strerror(28), str(file))
+        except OSError:
+            os.ftruncate(descriptor, size)
+            raise
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,183 @@
+"""Recorded searches are what `care learn --queries` reads: nothing more is kept than was asked for, and no longer."""
+
+import errno
+import json
+import os
+import stat
+from datetime import UTC, datetime, timedelta
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from care_trainer.learn.learn import learn
+from care_trainer.learn.settings import LearnSettings
+from click.testing import CliRunner
+
+from care_qdrant.cli.serve import command as care_serve
+from care_qdrant.errors import InputError
+from care_qdrant.model.care_model import CareModel
+from care_qdrant.qdrant.connection import open_client
+from care_qdrant.search.fallback import Fallback
+from care_qdrant.search.judged import read_queries
+from care_qdrant.serve.record import Record
+from tests.serve.conftest import aligned
+from tests.tiny import TEXTS
+from tests.trainer.learn.collections import DIM, WordModel, word_texts, write_langchain
+
+DOCUMENTS = word_texts(300)
+QUESTIONS = [text.split("。")[1] for text in DOCUMENTS[:60]]
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [
+        json.loads(row)
+        for file in sorted(folder.glob("searches-*"))
+        for row in file.read_text("utf-8").split("\n")
+        if row
+    ]
+
+
+async def test_a_search_is_kept_with_its_hits(make_service, connect, filled, tmp_path: Path) -> None:
+    service = make_service(aligned(), collections=("corpus",), over=filled, record=tmp_path)
+    http = connect(service)
+    question = f"{TEXTS[3]} 13800138000 ab.c@d.example"
+    hits = (await http.post("/search", json={"query": question})).json()["hits"]
+    [row] = lines(tmp_path / "corpus")
+    assert row.pop("time").startswith(datetime.now(UTC).date().isoformat()[:8])
+    [model] = service.models
+    assert row == {
+        "text": f"{TEXTS[3]} * *",
+        "hits": [hit["document_id"] for hit in hits],
+        "model": model.fingerprint,
+    }
+    [file] = (tmp_path / "corpus").iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    await http.post("/labels", json={"query": question, "document_id": "d0", "relevant": True})
+    assert (await http.post("/search", json={"query": question})).json()["hits"]
+    assert "13800138000" not in "".join(each.read_text("utf-8") for each in (tmp_path / "corpus").iterdir())
+    labelled = read_queries(tmp_path / "corpus", dim=32).labelled
+    assert labelled is not None and labelled.texts == [f"{TEXTS[3]} * *"]
+
+
+async def test_nothing_is_kept_unasked(make_service, connect, filled, tmp_path: Path) -> None:
+    for settings in ({}, {"record": tmp_path, "record_days": 0}):
+        http = connect(make_service(aligned(), collections=("corpus",), over=filled, **settings))
+        assert (await http.post("/search", json={"query": TEXTS[3]})).status_code == 200
+        assert not [*tmp_path.iterdir()]
+
+
+async def test_learning_takes_the_record_as_it_is(make_service, connect, tmp_path: Path) -> None:
+    """The old model's vectors of the unsure queries make the encoder agree with it on those."""
+    old, folder = WordModel(), tmp_path / "articles-queries"
+    settings = LearnSettings(vocabulary=200, batch=64, epochs=2, learning_rate=2e-2)
+    with open_client(path=tmp_path / "qdrant") as client:
+        write_langchain(client, DOCUMENTS, old.encode(DOCUMENTS))
+        learn(client, "articles", folder, settings=settings, force=True)
+        service = make_service(
+            CareModel.load(folder),
+            collections=("articles",),
+            over=client,
+            record=tmp_path / "record",
+            open_fallback=lambda: Fallback(old.encode, share=0.5),
+        )
+        http = connect(service)
+        for question in QUESTIONS:
+            assert (await http.post("/search", json={"query": question})).status_code == 200
+        rows = lines(tmp_path / "record" / "articles")
+        assert [row["text"] for row in rows] == QUESTIONS
+        sent = [row["text"] for row in rows if "vector" in row]
+        assert 10 < len(sent) < len(QUESTIONS)
+        log = read_queries(tmp_path / "record" / "articles", dim=DIM).log
+        assert log is not None and log.texts == list(dict.fromkeys(sent))
+        np.testing.assert_allclose(log.vectors, old.encode(log.texts), atol=1e-5)
+        report = learn(
+            client,
+            "articles",
+            tmp_path / "again",
+            settings=settings,
+            questions=lambda dim: read_queries(tmp_path / "record" / "articles", dim),
+            force=True,
+        )
+        assert report.agreement is not None and 0 < report.agreement.questions < len(log.texts)
+
+
+def test_a_vector_of_what_was_redacted_is_not_kept(tmp_path: Path) -> None:
+    record = Record(tmp_path, days=1)
+    record.keep("c", "电话 13800138000", [], None, [0.1])
+    record.keep("c", "电话", [], None, [0.123456789])
+    assert [row.get("vector") for row in lines(tmp_path / "c")] == [None, [0.1234568]]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "kept"), [("", "ab 12"), (r"\d*", "ab *"), (r"\w", "** **")], ids=["none", "also empty", "each"]
+)
+def test_the_pattern_decides_what_is_redacted(tmp_path: Path, pattern: str, kept: str) -> None:
+    assert Record(tmp_path, days=1, redacted=pattern).redact("ab 12") == kept
+
+
+@pytest.mark.parametrize("days", [1, 3])
+def test_files_of_days_that_are_over_are_removed(tmp_path: Path, days: int) -> None:
+    folder, today = tmp_path / "c", datetime.now(UTC).date()
+    folder.mkdir()
+    names = [f"searches-{today - timedelta(days=back)}.jsonl" for back in range(1, 5)]
+    mine = ["searches.jsonl", "searches-2020-01-01.jsonl.bak", "my-searches-2020-01-01.jsonl", "queries.jsonl"]
+    for name in (*names, *mine):
+        (folder / name).write_text("{}\n")
+    Record(tmp_path, days=days).keep("c", "a", [], None, None)
+    kept = {file.name for file in folder.iterdir()}
+    assert kept == {f"searches-{today}.jsonl", *names[: days - 1], *mine}
+
+
+def test_a_full_disk_costs_no_search_and_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The line that did not fit is taken back, and the log says it once until it works again."""
+    record, write = Record(tmp_path, days=1), os.write
+    record.keep("c", "first", [], None, None)
+
+    def half(descriptor: int, data: bytes) -> int:
+        return write(descriptor, data[: len(data) // 2])
+
+    def full(_descriptor: int, _data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for failing in (half, full):
+        monkeypatch.setattr(os, "write", failing)
+        record.keep("c", "lost", [], None, None)
+    assert caplog.text.count("searches are not recorded") == 1 and "No space left" in caplog.text
+    monkeypatch.setattr(os, "write", write)
+    record.keep("c", "last", [], None, None)
+    assert [row["text"] for row in lines(tmp_path / "c")] == ["first", "last"]
+
+
+def _keep_many(folder: Path, worker: int) -> None:
+    record = Record(folder, days=1)
+    for number in range(100):
+        record.keep("c", f"{worker}-{number}" * 500, [], None, None)
+
+
+def test_workers_share_a_file(tmp_path: Path) -> None:
+    workers = [get_context("spawn").Process(target=_keep_many, args=(tmp_path, number)) for number in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    texts = {row["text"] for row in lines(tmp_path / "c")}
+    assert texts == {f"{worker}-{number}" * 500 for worker in range(3) for number in range(100)}
+
+
+def test_a_record_without_anything_to_learn_from_says_what_is_missing(tmp_path: Path) -> None:
+    Record(tmp_path, days=1).keep("c", "a", ["d"], None, None)
+    with pytest.raises(InputError, match="with a vector of the old model"):
+        read_queries(tmp_path / "c", dim=2)
+
+
+@pytest.mark.parametrize(("variable", "value"), [("CARE_RECORD_DAYS", "-1"), ("CARE_RECORD_REDACTED", "(")])
+def test_wrong_settings_are_refused_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    done = CliRunner().invoke(care_serve, ["--record", str(tmp_path), "--path", str(tmp_path / "qdrant")])
+    assert done.exit_code == 2 and variable in done.output
