@@ -90,6 +90,8 @@ def _line(report: "VerifyReport") -> str:
         parts.append(f"{report.sampled} re-encoded: lowest cosine {report.lowest_cosine:.4f}")
     if report.known_items is not None:
         parts.append(f"searching by their opening words found {report.known_items:.0%}")
+    if report.recall_at_10 is not None:
+        parts.append(f"the graph finds {report.recall_at_10:.1%} of the exact nearest ten")
     if report.rescoring is not None:
         parts.append(
             f"quantised: {report.rescoring.overlap_at_10:.1%} of the nearest ten with oversampling "

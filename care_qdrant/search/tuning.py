@@ -7,7 +7,7 @@ and by ``care verify``.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -23,6 +23,7 @@ from care_qdrant.qdrant.point_equality import vectors_of
 from care_qdrant.qdrant.readable import PointId
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.qdrant.schema import CollectionSchema
+from care_qdrant.search.fusion import NEAREST_LEAST
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ _POLICY = RetryPolicy(attempts=2)
 _BATCH = 8
 _SETTINGS = frozenset({"type", "compression", "encoding", "query_encoding", "bits"})
 """Settings of a quantization that what a search finds depends on; the others say where the copy is held."""
+_ROUNDING = 1e-5
+"""Difference of two scores, relative to large ones, below which two points are equally near."""
 _IGNORED = models.QuantizationSearchParams(ignore=True)
 
 
@@ -106,17 +109,49 @@ def recorded_rescoring(schema: CollectionSchema, vector_name: str, points: int |
     return _measurement(schema, vector_name).find(schema.metadata, points, _RESCORING.validate_python)
 
 
-def find_nearest(
+def _hits(
     collection: Collection, vector_name: str, queries: Sequence[Sequence[float]], params: models.SearchParams
-) -> list[set[PointId]]:
-    """Return the ids of the `TOP_K` points that each query finds; of fewer where strict mode allows no more."""
+) -> Iterator[list[models.ScoredPoint]]:
     using, limit = vector_name or None, collection.limits.top_k(TOP_K)
     requests = [
         models.QueryRequest(query=list(query), using=using, limit=limit, params=params, with_payload=False)
         for query in queries
     ]
-    batches, what = in_pages(requests, _BATCH), "measuring what a search finds"
-    return [{hit.id for hit in hits} for batch in batches for hits in collection.search(what, batch)]
+    for batch in in_pages(requests, _BATCH):
+        yield from collection.search("measuring what a search finds", batch)
+
+
+def find_nearest(
+    collection: Collection, vector_name: str, queries: Sequence[Sequence[float]], params: models.SearchParams
+) -> list[set[PointId]]:
+    """Return the ids of the `TOP_K` points that each query finds; of fewer where strict mode allows no more."""
+    return [{hit.id for hit in hits} for hits in _hits(collection, vector_name, queries, params)]
+
+
+def measure_recall(collection: Collection, vector_name: str, queries: Sequence[Sequence[float]]) -> float | None:
+    """Return the fraction of the `TOP_K` exact neighbours that a search by the graph finds, from 0 to 1.
+
+    Quantised copies are not read. Any hit as near as the last exact one counts, since equal vectors have no order.
+
+    Returns:
+        None where every search is exact, in the embedded database, where a server refuses exact searches, and without
+        queries.
+    """
+    if collection.is_embedded or not collection.limits.exact_count or not queries:
+        return None
+    sign = -1 if collection.schema.dense[vector_name].distance in NEAREST_LEAST else 1
+
+    def scores(*, exact: bool) -> list[list[float]]:
+        params = models.SearchParams(exact=exact, quantization=_IGNORED)
+        return [[sign * hit.score for hit in hits] for hits in _hits(collection, vector_name, queries, params)]
+
+    expected = scores(exact=True)
+    found = sum(
+        score >= nearest[-1] - _ROUNDING * max(1.0, abs(nearest[-1]))
+        for nearest, searched in zip(expected, scores(exact=False), strict=True)
+        for score in searched[: len(nearest)]
+    )
+    return round(found / max(1, sum(map(len, expected))), 4)
 
 
 def overlap_of(exact: Sequence[set[PointId]], searched: Sequence[set[PointId]]) -> float:

@@ -63,6 +63,9 @@ class VerifyReport:
     lowest_cosine: float | None = None
     known_items: float | None = field(default=None, metadata={"unit": "fraction"})
     """Fraction of the sample that searches by the texts' own openings found, from 0 to 1."""
+    recall_at_10: float | None = field(default=None, metadata={"unit": "fraction"})
+    """Fraction of the ten exact neighbours of sampled stored vectors that a search by the graph finds; None where there
+    is no graph, in the embedded database, and where a server refuses exact searches."""
     rescoring: Rescoring | None = None
     """Quality of searches of a quantised vector by the query encoder, with the recorded oversampling, or with the
     least one that is enough."""

@@ -26,6 +26,7 @@ from care_qdrant.search.tuning import (
     TOP_K,
     describe_loss,
     is_quantized,
+    measure_recall,
     measure_rescoring,
     recorded_rescoring,
 )
@@ -70,14 +71,14 @@ def check_sample(
         pairs += [(point_id, payload) for point_id, payload in drawn if point_id in there]
         stored += [there[point_id] for point_id, _ in drawn if point_id in there]
     if isinstance(contract, VectorContract):
-        unusable = [
-            point_id for (point_id, _), vector in zip(pairs, stored, strict=True) if stored_vector(vector, name) is None
-        ]
+        usable = [stored_vector(vector, name) is not None for vector in stored]
+        unusable = [point_id for (point_id, _), is_usable in zip(pairs, usable, strict=True) if not is_usable]
         if unusable:
             report.problems.append(
                 f"{counted(len(unusable), 'sampled point', 'have', of=len(pairs))} (such as {unusable[0]!r}) a vector "
                 "that is zero or holds NaN, which no search finds: delete it, and run the command that wrote it again"
             )
+        report.recall_at_10 = measure_recall(collection, name, list(compress(stored, usable)))
     if not pairs or (model is None and isinstance(contract, VectorContract)):
         return
     possible = [possible_texts(layout, payload) for _, payload in pairs]

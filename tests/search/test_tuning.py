@@ -19,6 +19,7 @@ from care_qdrant.search.resolved import StoreConfig, resolve_vectors
 from care_qdrant.search.tuning import (
     MAX_LOSS,
     is_quantized,
+    measure_recall,
     measure_rescoring,
     record_rescoring,
     recorded_rescoring,
@@ -147,7 +148,17 @@ def test_what_the_graph_misses_is_no_loss_by_quantization(real_url: str, caplog:
         collection = Collection(client, NAME)
         collection.wait_for_optimizer(60)
         recorded = record_rescoring(collection, "v")
+        recall = measure_recall(collection, "v", rows[:64].tolist())
         client.delete_collection(NAME)
     assert recorded is not None
+    assert recall is not None and recall == pytest.approx(recorded.unquantised, abs=0.1)
     assert recorded.unquantised < 1 - MAX_LOSS and not recorded.loses_too_much
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("distance", list(models.Distance))
+def test_equal_vectors_in_any_order_are_no_loss_of_recall(qdrant: QdrantClient, distance: models.Distance) -> None:
+    rows = np.repeat(np.random.default_rng(0).normal(size=(4, 8)), 15, axis=0).tolist()
+    qdrant.create_collection(NAME, {"v": models.VectorParams(size=8, distance=distance)})
+    qdrant.upsert(NAME, [models.PointStruct(id=n, vector={"v": row}) for n, row in enumerate(rows)], wait=True)
+    assert measure_recall(Collection(qdrant, NAME), "v", rows) == 1.0

@@ -18,6 +18,7 @@ from care_qdrant.console.reports import show_report
 from care_qdrant.errors import FingerprintMismatch, InputError, NotVerified
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.model.care_model import CareModel
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import Document, point_id
 from care_qdrant.vectors.attach import AttachSettings, attach_vector
@@ -38,6 +39,7 @@ def test_all_right(attached: QdrantClient) -> None:
     assert (report.points, report.with_text, report.covered, report.sampled) == (40, 40, 40, 10)
     assert (report.without_vector, report.outdated) == (0, 0)
     assert report.lowest_cosine == pytest.approx(1.0, abs=1e-5)
+    assert report.recall_at_10 == (None if Collection(attached, NAME).is_embedded else 1.0)
     assert contents(attached, without="care") == before
 
 
