@@ -271,11 +271,7 @@ def _described(folder: Path, side: str) -> tuple[Side, int]:
             f"{folder}: has a Router, so its two sides are two encoders: care model import makes a CARE folder of one "
             "at the root; where it stands behind other modules, save each side as a model of its own and import those"
         )
-    if settings.get("truncate_dim") is not None:
-        raise ModelError(
-            f"{folder}: was saved with truncate_dim={settings['truncate_dim']}, which cuts vectors after they are "
-            "normalised; save it without, with a Dense module of that many dimensions in front of Normalize"
-        )
+    require_whole_vectors(folder, settings)
     is_static = "StaticEmbedding" in by_type
     if not is_static and not {"Transformer", "Pooling"} <= by_type.keys():
         raise ModelError(
@@ -297,6 +293,15 @@ def _described(folder: Path, side: str) -> tuple[Side, int]:
     if "Dense" in kinds and (is_static or kinds.index("Dense") > kinds.index("Pooling")):
         dim = read_json(by_type["Dense"] / "config.json")["out_features"]
     return described, int(dim)
+
+
+def require_whole_vectors(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Refuse a saved model that sentence-transformers cuts to fewer dimensions."""
+    if settings.get("truncate_dim") is not None:
+        raise ModelError(
+            f"{folder}: was saved with truncate_dim={settings['truncate_dim']}, which cuts vectors after they are "
+            "normalised; save it without, with a Dense module of that many dimensions in front of Normalize"
+        )
 
 
 def _pooling_modes(settings: Mapping[str, Any]) -> list[str]:

@@ -178,6 +178,51 @@ def test_vectors_are_those_of_sentence_transformers_or_refused(
     shutil.rmtree(folder)
 
 
+@given(
+    behind=st.lists(st.sampled_from(["dense", "norm"]), max_size=2),
+    names=st.sampled_from([("query", "document"), ("document", "query"), ("small", "large")]),
+    wildcard=st.booleans(),
+    normalised=st.booleans(),
+    prompts=st.sampled_from(PROMPTS),
+    truncate=st.sampled_from([None, None, None, 8]),
+)
+@settings(max_examples=15)
+def test_each_side_of_a_router_is_imported_with_the_vectors_of_sentence_transformers_or_refused(
+    towers: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+    behind: list[str],
+    names: tuple[str, str],
+    wildcard: bool,
+    normalised: bool,
+    prompts: dict[str, str] | None,
+    truncate: int | None,
+) -> None:
+    folder = tmp_path_factory.mktemp("router")
+    routes = [[*SentenceTransformer(str(towers[name]), device="cpu").children()] for name in ("bert", "qwen3")]
+    if not normalised:
+        routes = [modules[:-1] for modules in routes]
+    tail, _ = heads(behind, WIDTH)
+    mapped = {
+        (side, None if wildcard else "text"): name for side, name in zip(("query", "document"), names, strict=True)
+    }
+    router = Router(dict(zip(names, routes, strict=True)), route_mappings=mapped)
+    made = SentenceTransformer(modules=[router, *tail], device="cpu", prompts=prompts, truncate_dim=truncate)
+    made.save_pretrained(str(folder / "router"), create_model_card=False)
+    stock = SentenceTransformer(str(folder / "router"), device="cpu")
+    sides = {side: folder / side for side in ("query", "document")}
+    if truncate is not None:
+        with pytest.raises(ModelError, match="truncate_dim=8"):
+            write_sides(folder / "router", sides)
+        return
+    write_sides(folder / "router", sides)
+    for side, encode in (("query", stock.encode_query), ("document", stock.encode_document)):
+        model = CareModel.load(sides[side], device="cpu")
+        own = model.encode_query if side == "query" else model.encode_document
+        expected = encode(TEXTS, batch_size=1, normalize_embeddings=model.geometry == "unit")
+        np.testing.assert_allclose(own(TEXTS), expected, atol=1e-4)
+    shutil.rmtree(folder)
+
+
 SETTINGS = (
     *("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json", "1_Pooling/config.json"),
     *("config.json", "tokenizer_config.json", "tokenizer.json"),

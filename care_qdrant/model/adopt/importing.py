@@ -8,13 +8,14 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from care_qdrant.encoders.local.weights import read_json, read_settings, settings_of, write_json
 from care_qdrant.encoders.references import REFERENCE_TEXTS
 from care_qdrant.errors import InputError, ModelError, require_packages
 from care_qdrant.model.adopt import published
 from care_qdrant.model.card import Card
-from care_qdrant.model.folder import require_destination, write_checkpoint
+from care_qdrant.model.folder import require_destination, require_whole_vectors, write_checkpoint
 from care_qdrant.model.hub import fetch_document_side
 
 logger = logging.getLogger(__name__)
@@ -24,19 +25,22 @@ _NORMALIZE = "sentence_transformers.base.modules.normalize.Normalize"
 
 
 def write_sides(source: Path, folders: dict[str, Path]) -> None:
-    """Copy the modules of each route into a complete sentence-transformers model.
+    """Copy the modules of each route, and those behind the router, into a complete sentence-transformers model.
 
     A route that does not normalise gets the module that does: the model compares by cosine, which it leaves as it is.
     """
     router, settings = read_json(source / "router_config.json"), read_settings(source)
+    require_whole_vectors(source, settings)
+    behind = [(module["path"], module["type"]) for module in read_json(source / "modules.json")[1:]]
     for side, folder in folders.items():
-        paths = router["structure"].get(side)
-        if not paths:
-            raise ModelError(f"{source}: has no route {side!r} (it has: {', '.join(router['structure'])})")
-        kinds = [router["types"][path] for path in paths]
+        route = _route(router, side)
+        if not router["structure"].get(route):
+            raise ModelError(f"{source}: has no route {route!r} (it has: {', '.join(router['structure'])})")
+        modules = [*((path, router["types"][path]) for path in router["structure"][route]), *behind]
+        kinds = [kind for _, kind in modules]
         folder.mkdir(parents=True)
         entries = []
-        for number, (path, kind) in enumerate(zip(paths, kinds, strict=True)):
+        for number, (path, kind) in enumerate(modules):
             name = "" if number == 0 else f"{number}_{kind.rsplit('.', 1)[-1]}"
             shutil.copytree(source / path, folder / name, dirs_exist_ok=True)
             entries.append({"idx": number, "name": str(number), "path": name, "type": kind})
@@ -49,6 +53,13 @@ def write_sides(source: Path, folders: dict[str, Path]) -> None:
         write_json(folder / "modules.json", entries)
         prompts = {side: settings["prompts"].get(side, "")}
         write_json(folder / "config_sentence_transformers.json", {"prompts": prompts, "similarity_fn_name": "cosine"})
+
+
+def _route(router: dict[str, Any], side: str) -> str:
+    """Return the name of the route that the router gives a text of one side."""
+    mapped = router["parameters"].get("route_mappings") or {}
+    asked = ((side, "text"), (side, None), (None, "text"), (None, None))
+    return str(next((mapped[str(key)] for key in asked if str(key) in mapped), side))
 
 
 def import_model(
