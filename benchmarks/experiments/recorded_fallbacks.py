@@ -5,6 +5,7 @@ query encoder is learned from each, and the share of queries of which it is leas
 `--fallback` sends it. Those of a log are recorded with their vectors; the update learns from them.
 """
 
+import json
 import random
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -192,14 +193,17 @@ def main(data: Path, cache: Path, seeds: str, output: Path) -> None:
     """
     old = CareModel.load("built-in")
     rows = [row for name in ("research", "open") for row in read_rows(data / "train" / f"pairs_{name}.jsonl.gz")]
-    runs = []
-    for name in SOURCES:
-        source = encode(*read_source(rows, name), old, cache / old.fingerprint[:12])
-        for seed in map(int, seeds.split(",")):
-            with tempfile.TemporaryDirectory() as scratch:
-                runs.append(run(source, seed, Path(scratch)))
-            click.echo(str(asdict(runs[-1])), err=True)
-    save_measured(output, {"sources": SOURCES, "sent": SENT, "runs": [asdict(each) for each in runs]})
+    cache, runs = cache.resolve() / old.fingerprint[:12], []
+    for seed in map(int, seeds.split(",")):
+        for name in SOURCES:
+            if not (file := cache / f"{name}-{seed}.json").is_file():
+                source = encode(*read_source(rows, name), old, cache)
+                with tempfile.TemporaryDirectory() as scratch:
+                    done = run(source, seed, Path(scratch))
+                file.write_text(json.dumps(asdict(done)), encoding="utf-8")
+            runs.append(json.loads(file.read_text(encoding="utf-8")))
+            click.echo(json.dumps(runs[-1]), err=True)
+    save_measured(output, {"sources": SOURCES, "sent": SENT, "runs": runs})
 
 
 if __name__ == "__main__":
