@@ -17,6 +17,9 @@ from care_qdrant.qdrant.connection import as_version, require_floor
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.qdrant.schema import CollectionSchema, Limits, is_tenant_index
 
+MandatoryFilter = Callable[[CollectionSchema], models.Filter]
+"""Makes the filter that every reading of a collection gets, for the indexes that its schema has."""
+
 
 class DescribedCollection(Calls):
     """The names, the schema and the metadata of a collection, read and changed."""
@@ -29,6 +32,7 @@ class DescribedCollection(Calls):
         *,
         shard_key: models.ShardKey | None = None,
         known_as: str | None = None,
+        mandatory: MandatoryFilter | None = None,
     ) -> None:
         """Set up access; nothing is read.
 
@@ -39,9 +43,10 @@ class DescribedCollection(Calls):
             shard_key: Points of these shards alone are read and written; None reads all, and can write only where the
                 server chooses the shards (`parts`).
             known_as: Name of the collection in messages of checks: the alias that led here.
+            mandatory: Returns the filter that every reading of points gets; None reads all. Writes do not get it.
         """
         super().__init__(client, name, policy)
-        self.shard_key, self._known_as = shard_key, known_as or name
+        self.shard_key, self._known_as, self.mandatory = shard_key, known_as or name, mandatory
         self._schema: CollectionSchema | None = None
         self._version: tuple[int, ...] | None = None
 
@@ -61,7 +66,9 @@ class DescribedCollection(Calls):
         return self._with(name, self.shard_key, known_as)
 
     def _with(self, name: str, shard_key: models.ShardKey | None, known_as: str | None) -> Self:
-        return type(self)(self.client, name, self.policy, shard_key=shard_key, known_as=known_as)
+        return type(self)(
+            self.client, name, self.policy, shard_key=shard_key, known_as=known_as, mandatory=self.mandatory
+        )
 
     def parts(self) -> list[Self]:
         """Return the parts that accept writes: this collection, or one part for each of its shard keys.
@@ -182,10 +189,13 @@ class DescribedCollection(Calls):
 
     def refresh(self) -> CollectionSchema:
         """Read the schema again: one request; the first one of a client also asks for the version of its server."""
-        self._require_floor()
-        info = self.info()
-        self._schema = CollectionSchema.of(self._known_as, info, embedded=self.is_embedded)
+        self._schema = self._read_schema()
         return self._schema
+
+    def _read_schema(self) -> CollectionSchema:
+        self._require_floor()
+        schema = CollectionSchema.of(self._known_as, self.info(), embedded=self.is_embedded)
+        return schema if self.mandatory is None else schema.restricted(self.mandatory(schema))
 
     def _require_floor(self) -> None:
         if not self.is_embedded:

@@ -59,7 +59,12 @@ class Measurement:
         return self.key.change({**self.made_with, **values, "points": points}, self.subject)
 
     def keep(self, collection: Collection, change: Mapping[str, Any], *, level: int = logging.INFO) -> None:
-        """Store a measurement if this program may change the metadata; a failure is logged with ``level``."""
+        """Store a measurement if this program may change the metadata; a failure is logged with ``level``.
+
+        One of the points that pass a mandatory filter is not stored: it is not the collection's.
+        """
+        if collection.mandatory is not None:
+            return
         try:
             # Through a sibling object, so that the schema which the given one holds stays.
             collection.sibling(collection.name).update(f"keeping the {self.key.holds}", metadata=change)

@@ -1,11 +1,14 @@
 """`ReadableCollection`: reads, counts, samples and searches the points of a collection."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from itertools import chain
+from typing import Any, Self, TypeVar
 
 from qdrant_client import models
+from typing_extensions import override
 
 from care_qdrant.contracts.stand_in import made_by
 from care_qdrant.errors import InputError, Rejected, counted
@@ -13,9 +16,13 @@ from care_qdrant.qdrant.calls import in_requests
 from care_qdrant.qdrant.described import DescribedCollection
 from care_qdrant.qdrant.embedded_search import search_arrays
 from care_qdrant.qdrant.retry import RequestTooLarge
+from care_qdrant.qdrant.schema import CollectionSchema
 
+Node = TypeVar("Node", models.QueryRequest, models.Prefetch)
 PointId = models.ExtendedPointId
 SLICES_SINCE = (1, 19)
+TENANT_IDF_SINCE = (1, 19)
+"""First version of the server that counts the documents of a term among the points of a filter."""
 Payloads = bool | list[str]
 """Payload keys that are read with a point: all, none, or the listed ones."""
 
@@ -29,7 +36,26 @@ def place_in_order(point_id: PointId, seed: int) -> bytes:
 
 
 class ReadableCollection(DescribedCollection):
-    """A collection whose points can be read, counted, sampled and searched."""
+    """A collection whose points can be read, counted, sampled and searched: those that pass the mandatory filter."""
+
+    @override
+    def refresh(self) -> CollectionSchema:
+        schema = super().refresh()
+        if self.mandatory is not None and schema.limits.exact_count:
+            self._schema = schema = replace(schema, points=self.count(as_seen=True))
+        return schema
+
+    def unrestricted(self) -> Self:
+        """Return the collection with all points, for checks whose result tells nothing about one of them."""
+        return type(self)(self.client, self.name, self.policy, shard_key=self.shard_key, known_as=self._known_as)
+
+    def _allowed(self, where: models.Filter | None) -> models.Filter | None:
+        """Return a filter together with the mandatory one; every reading goes through here."""
+        if self.mandatory is None:
+            return where
+        mandatory = self.schema.mandatory
+        assert mandatory is not None, "the schema is that of a restricted collection"
+        return models.Filter(must=[mandatory] if where is None else [mandatory, where])
 
     def scroll(
         self,
@@ -55,7 +81,7 @@ class ReadableCollection(DescribedCollection):
                     what,
                     lambda: self.client.scroll(
                         self.name,
-                        scroll_filter=where,
+                        scroll_filter=self._allowed(where),
                         limit=size if left is None else min(size, left),  # noqa: B023  # called at once
                         offset=offset,  # noqa: B023
                         with_payload=payload,
@@ -95,17 +121,21 @@ class ReadableCollection(DescribedCollection):
             )
             return
         limit = max(1, self.count())
-        records, _ = self.call("reading ids", lambda: self.client.scroll(self.name, where, limit, with_payload=False))
+        records, _ = self.call(
+            "reading ids", lambda: self.client.scroll(self.name, self._allowed(where), limit, with_payload=False)
+        )
         yield [record.id for record in records]
 
     def sample(self, points: int) -> list[models.Record]:
         """Return points with their payloads, drawn with equal probability; fewer if the answer would be too large."""
-        limit, key = min(points, self.limits.page), self.shard_key
+        limit, key, where = min(points, self.limits.page), self.shard_key, self._allowed(None)
         at_random = models.SampleQuery(sample=models.Sample.RANDOM)
         try:
             drawn = self.call(
                 "drawing a sample",
-                lambda: self.client.query_points(self.name, at_random, limit=limit, shard_key_selector=key),
+                lambda: self.client.query_points(
+                    self.name, at_random, query_filter=where, limit=limit, shard_key_selector=key
+                ),
             )
         except RequestTooLarge:
             if limit == 1:
@@ -121,6 +151,10 @@ class ReadableCollection(DescribedCollection):
         def read(page: Sequence[PointId]) -> list[models.Record]:
             retrieve = partial(self.client.retrieve, with_payload=payload, with_vectors=vectors)
             key = self.shard_key
+            if self.mandatory is not None:
+                where = models.Filter(must=[models.HasIdCondition(has_id=list(page))])
+                pages = self.scroll(what, where=where, limit=len(page), payload=payload, vectors=vectors)
+                return list(chain.from_iterable(pages))
             return self.call(
                 what or f"reading {counted(len(page), 'point')}",
                 lambda: retrieve(self.name, list(page), shard_key_selector=key),
@@ -136,7 +170,7 @@ class ReadableCollection(DescribedCollection):
             return sum(len(page) for page in pages)
         if not as_seen:
             self._wait_for_hidden_points()
-        key = self.shard_key
+        key, where = self.shard_key, self._allowed(where)
         return self.call("counting", lambda: self.client.count(self.name, where, True, key)).count
 
     def count_with_vector(self, vector_name: str) -> int:
@@ -160,6 +194,8 @@ class ReadableCollection(DescribedCollection):
         """
         if not requests:
             return []
+        if self.mandatory is not None:
+            requests = list(map(self._restricted, requests))
         if self.shard_key is not None:
             requests = [request.model_copy(update={"shard_key": self.shard_key}) for request in requests]
         try:
@@ -168,6 +204,32 @@ class ReadableCollection(DescribedCollection):
             return [points for some in answers for points in some]
         except RequestTooLarge as error:
             raise Rejected(f"{what}: the server finds even one query too large ({error})") from error
+
+    def _restricted(self, node: Node) -> Node:
+        """Return a search, or a source of one, of the points that pass the mandatory filter, which are also its corpus.
+
+        Raises:
+            InputError: The server counts the documents of a term among all points.
+        """
+        changes: dict[str, Any] = {}
+        if node.prefetch:
+            sources = node.prefetch if isinstance(node.prefetch, list) else [node.prefetch]
+            changes["prefetch"] = list(map(self._restricted, sources))
+        else:
+            changes["filter"] = self._allowed(node.filter)
+        sparse = self.schema.sparse.get(node.using or "")
+        if sparse is not None and sparse.modifier is models.Modifier.IDF:
+            if not self.is_since(TENANT_IDF_SINCE):
+                raise InputError(
+                    "the IDF of a term would count documents that this key may not read: search in the mode dense, or "
+                    f"run Qdrant {'.'.join(map(str, TENANT_IDF_SINCE))} or newer"
+                )
+            params = node.params or models.SearchParams()
+            given = params.idf.corpus if isinstance(params.idf, models.IdfCorpusParams) else None
+            corpus = self._allowed(given)
+            assert corpus is not None, "there is a mandatory filter"
+            changes["params"] = params.model_copy(update={"idf": models.IdfCorpusParams(corpus=corpus)})
+        return node.model_copy(update=changes)
 
     def _query(self, requests: Sequence[models.QueryRequest]) -> list[list[models.ScoredPoint]]:
         """Send searches to a server, or answer them from an embedded database."""

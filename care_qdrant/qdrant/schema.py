@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +13,7 @@ from qdrant_client import models
 from care_qdrant.contracts.active import Active, parse_active
 from care_qdrant.contracts.contract import Contract, SparseContract, VectorContract, parse_contracts
 from care_qdrant.contracts.learned import LearnedContract, parse_learned
-from care_qdrant.contracts.metadata import ATTACH, COPY, LOAD, RUN, TENANTS, VERSION
+from care_qdrant.contracts.metadata import ATTACH, COPY, GOOD_MATCH, LOAD, RUN, SHARE, TENANTS, VERSION, known
 from care_qdrant.contracts.stand_in import parse_stand_ins
 from care_qdrant.errors import ContractError, FingerprintMismatch, InputError, SchemaMismatch, next_command
 from care_qdrant.qdrant.quantization import DATATYPES, Datatype
@@ -77,12 +77,22 @@ class CollectionSchema:
     """Whether a server has built an index of vectors, which may be of sparse ones alone."""
     points: int = 0
     """Approximate number of points."""
+    mandatory: models.Filter | None = None
+    """Filter that every reading of points gets; None where all of them may be read."""
 
     @classmethod
     def of(cls, name: str, info: models.CollectionInfo, *, embedded: bool) -> "CollectionSchema":
         """Build the schema from the answer of a server or of the embedded database."""
         has_index = not embedded and bool(info.indexed_vectors_count)
         return cls(name, info.config, info.payload_schema or {}, embedded, has_index, info.points_count or 0)
+
+    def restricted(self, mandatory: models.Filter) -> "CollectionSchema":
+        """Return the schema for readers of the points that pass a filter, without what was counted among others."""
+        counted = {key for key, _, kind, _ in known(self.metadata) if kind in (GOOD_MATCH, SHARE)}
+        metadata = {key: entry for key, entry in self.metadata.items() if key not in counted}
+        config = self.config.model_copy(update={"metadata": metadata})
+        indexes = {path: index.model_copy(update={"points": 0}) for path, index in self.payload_schema.items()}
+        return replace(self, config=config, payload_schema=indexes, points=0, mandatory=mandatory)
 
     @cached_property
     def dense(self) -> dict[str, models.VectorParams]:

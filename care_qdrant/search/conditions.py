@@ -8,9 +8,10 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 from qdrant_client import models
@@ -20,6 +21,7 @@ from care_qdrant.contracts.layouts import Layout, guess_layout, lookup, read_hit
 from care_qdrant.contracts.paths import as_stored, quoted, readings
 from care_qdrant.errors import InputError
 from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.schema import CollectionSchema
 
 Value = str | int | float | bool
 BOUNDS = {">=": "gte", "<=": "lte", ">": "gt", "<": "lt"}
@@ -66,6 +68,16 @@ class Keys:
     """Keys that some point was seen to have."""
 
     @classmethod
+    def indexed(cls, schema: CollectionSchema) -> "Keys":
+        """Return the keys as the payload indexes of a collection show them; no payload is read."""
+        strict = schema.strict_mode
+        return cls(
+            indexes={as_stored(path): index for path, index in schema.payload_schema.items()},
+            only_indexed=strict is not None and strict.unindexed_filtering_retrieve is False,
+            is_embedded=schema.embedded,
+        )
+
+    @classmethod
     def of(cls, collection: Collection) -> "Keys":
         """Read the schema and a few payloads of a collection."""
         [records] = collection.scroll("reading a sample", limit=min(_LAYOUT_POINTS, collection.limits.page))
@@ -77,14 +89,10 @@ class Keys:
                 continue
             if layout.metadata_prefix:
                 layouts.setdefault(layout.metadata_prefix, layout)
-        schema = collection.schema
-        strict = schema.strict_mode
-        return cls(
-            tuple(layouts.values()),
-            {as_stored(path): index for path, index in schema.payload_schema.items()},
-            strict is not None and strict.unindexed_filtering_retrieve is False,
+        return replace(
+            cls.indexed(collection.schema),
+            layouts=tuple(layouts.values()),
             is_sampled=bool(records),
-            is_embedded=collection.is_embedded,
             sample=tuple(record.payload or {} for record in records),
         )
 
@@ -245,6 +253,39 @@ def parse_filter(conditions: Sequence[str], keys: Keys | None = None) -> models.
         condition = Condition.parse(text)
         (must_not if condition.operator == "!=" else must).append(condition.within(keys))
     return models.Filter(must=must or None, must_not=must_not or None) if conditions else None
+
+
+@dataclass(frozen=True, slots=True)
+class MandatoryConditions:
+    """Conditions that every reading of a collection gets, such as those of a tenant (`Collection`).
+
+    They fail closed. A key stands for the path that is written, whatever the payloads look like; a point without it, or
+    with a value of another type, does not pass. ``!=`` is refused, since it would let such a point pass.
+
+    Raises:
+        InputError: No condition is given, or one does not say which points may be read.
+    """
+
+    written: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        conditions = set(map(Condition.parse, self.written))
+        if not conditions or any(each.operator == "!=" or not each.written for each in conditions):
+            raise InputError("mandatory conditions: expected at least one, such as key=value or key>=value, and no !=")
+        object.__setattr__(self, "written", tuple(sorted(map(str, conditions))))
+        parse_filter(self.written)
+
+    def __call__(self, schema: CollectionSchema) -> models.Filter:
+        """Return the filter for the payload indexes of a collection."""
+        mandatory = parse_filter(self.written, Keys.indexed(schema))
+        assert mandatory is not None, "there is a condition"
+        return mandatory
+
+    @property
+    def folder_name(self) -> str:
+        """Name of a folder for these conditions alone, in readable letters and a hash."""
+        text = " ".join(self.written)
+        return "-".join((re.sub(r"[^\w=-]", "_", text)[:60], sha256(text.encode()).hexdigest()[:12]))
 
 
 def written_key(key: str) -> str:

@@ -10,6 +10,7 @@ from qdrant_client import models
 from care_qdrant.contracts.contract import sparse_vector
 from care_qdrant.encoders.terms.sparse import SparseQuery
 from care_qdrant.errors import InputError
+from care_qdrant.qdrant.readable import TENANT_IDF_SINCE
 from care_qdrant.search.conditions import keys_of, tenant_conditions
 from care_qdrant.search.fusion import (
     DEFAULT_ALPHA,
@@ -25,8 +26,6 @@ logger = logging.getLogger(__name__)
 
 FEW_POINTS = 10_000
 """Least number of points from which on a filter on a key without an index is slow."""
-TENANT_IDF_SINCE = (1, 19)
-"""First version of the server that counts the documents of a term among the points of a filter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +163,8 @@ class Query:
         added: dict[str, Any] = {"quantization": resolved.quantization}
         if self.vector is not None and resolved.schema.has_index and not given.exact:  # searched by the graph
             added["hnsw_ef"] = resolved.hnsw_ef
-            if self._passing is not None:
-                _tell_unindexed(resolved, self._passing)
+            if passing := [each for each in (resolved.schema.mandatory, self._passing) if each is not None]:
+                _tell_unindexed(resolved, models.Filter(must=list(passing)))
                 added["acorn"] = models.AcornSearchParams(enable=True)
         added = {name: value for name, value in added.items() if value is not None and getattr(given, name) is None}
         params = given.model_copy(update=added) if added else self.params

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from care_qdrant.contracts.active import SearchedVector
 from care_qdrant.contracts.metadata import SHARE
-from care_qdrant.errors import QdrantError, Rejected
+from care_qdrant.errors import FingerprintMismatch, QdrantError, Rejected
 from care_qdrant.qdrant.checks import require_learned_from
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.measurements import Measurement
@@ -72,12 +72,25 @@ class CollectionResolver:
             before = resolved if resolved is not None and resolved.name == collection.name else None
             resolved = resolve_vectors(collection, schema, self.config, checked_at=now, before=before)
             if resolved.vector_name is not None and learned_contract(schema, resolved.vector_name, resolved.config):
-                require_learned_from(collection, resolved.vector_name, resolved.config.encode)
+                self._require_learned(collection, resolved.vector_name, resolved.config)
             resolved = replace(resolved, find_alpha=self._find_alpha(resolved))
         if self.config.sample_points and not resolved.is_sampled:
             resolved = self._sample(resolved)
         self.resolved = resolved
         return resolved
+
+    def _require_learned(self, collection: Collection, vector_name: str, config: StoreConfig) -> None:
+        """Refuse a learned query encoder by samples of all points; a reader of some of them is told no counts."""
+        try:
+            require_learned_from(collection.unrestricted(), vector_name, config.encode)
+        except FingerprintMismatch as error:
+            if collection.mandatory is None:
+                raise
+            logger.error("%s", error)
+            raise FingerprintMismatch(
+                f"vector {vector_name!r} of collection {collection.name!r} no longer fits the query encoder that was "
+                "learned from it; the log has the reason"
+            ) from None
 
     def _is_switched(self, resolved: ResolvedCollection, now: float) -> bool:
         """Return whether a collection whose switch can be rolled back was switched since its check, as far as known."""

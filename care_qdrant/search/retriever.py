@@ -18,7 +18,7 @@ from care_qdrant.errors import InputError, UnusableText, counted
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.qdrant.schema import CollectionSchema
-from care_qdrant.search.conditions import Keys
+from care_qdrant.search.conditions import Keys, MandatoryConditions
 from care_qdrant.search.fallback import Fallback, OnFallback
 from care_qdrant.search.fusion import Fusion, candidates, require_fusion
 from care_qdrant.search.grouping import Grouping, find_groups
@@ -74,6 +74,7 @@ class Retriever:
         fallback: Fallback | None = None,
         other_models: Sequence["CareModel"] = (),
         check_seconds: float = CHECK_SECONDS,
+        mandatory: MandatoryConditions | None = None,
     ) -> None:
         """Set up a search; nothing is read before the first one.
 
@@ -102,6 +103,8 @@ class Retriever:
             other_models: Models to which ``care switch`` may switch the collection, or from which it did. At its next
                 check this object encodes with the one whose vector the collection names as active.
             check_seconds: Time that a check of the contract holds; it costs two short requests.
+            mandatory: Conditions that every search gets, and all that it counts and samples: as if no other points were
+                there. None searches all points.
 
         Raises:
             InputError: The arguments do not fit together.
@@ -115,7 +118,7 @@ class Retriever:
             raise InputError(f"a {what} needs a model; only a sparse one does without")
         if alpha is not None and not 0 <= alpha <= 1:
             raise InputError(f"alpha is {alpha}; it is the share of the dense list, from 0 to 1")
-        self._collection = Collection(client, collection, SEARCH_POLICY)
+        self._collection = Collection(client, collection, SEARCH_POLICY, mandatory=mandatory)
         encoding = [] if mode == "sparse" else [known for known in (model, *other_models) if known is not None]
         self._models = {known.fingerprint: known for known in encoding}
         self._prompts = {key: known.query_prompt(task) if task else None for key, known in self._models.items()}
