@@ -78,7 +78,7 @@ reliability: $(VENV)/.dev
 	mkdir -p build/reliability
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'slow or not slow' --hypothesis-seed=random
 	$(BIN)/python -m tests.reliability.sequences --output build/reliability/kill-sequences.json
-	set -e; for trial in kill-ingest kill-attach kill-publish concurrent-writers outage soak; do \
+	set -e; for trial in kill-ingest kill-attach kill-publish concurrent-writers outage soak tenants; do \
 		$(BIN)/python -m tests.reliability $$trial --output build/reliability/$$trial.json; done
 	$(BIN)/python -m tests.reliability concurrent-writers --watch --output build/reliability/kill-watch.json
 	test -z "$$QDRANT_BINARY" || for trial in kill-server kill-node kill-switch; do \

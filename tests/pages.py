@@ -28,7 +28,7 @@ import click
 ROOT = Path(__file__).parent.parent
 PROGRAMS = Path(sys.executable).parent
 SERVER = "http://localhost:6333"
-PORTS = ("8080", "8090")
+PORTS = ("8080", "8090", "8091")
 """Ports of services on the pages."""
 _FENCE = re.compile(r"^( *)```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _STAYS = re.compile(r"(?:care|care-data|care data) (?:serve|demo|review)\b|.* --watch\b")

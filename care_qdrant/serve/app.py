@@ -6,7 +6,6 @@ import logging
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing, nullcontext
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,12 +16,12 @@ from starlette.types import Receive, Scope, Send
 from care_qdrant.errors import needs_extra
 from care_qdrant.model.care_model import CareModel
 from care_qdrant.serve import pages, schemas
-from care_qdrant.serve.backend import Backend
+from care_qdrant.serve.backend import Backend, View
 from care_qdrant.serve.catalogue import Catalogue
 from care_qdrant.serve.embeddings import SIDES, infer, openai_embeddings, openai_models
 from care_qdrant.serve.endpoint import Get, Post
 from care_qdrant.serve.gateway import METRICS_PATH, Exchange, Gateway, unknown_key, unknown_path
-from care_qdrant.serve.keys import Keys, KeyScope
+from care_qdrant.serve.keys import EVERYTHING, Key, Keys, KeyScope
 from care_qdrant.serve.metrics import CONTENT_TYPE, Metrics
 from care_qdrant.serve.models import ServedModel, ServedModels, check_answers
 from care_qdrant.serve.refusal import Refusal
@@ -191,8 +190,8 @@ class Service:
         return await openai_embeddings(self.models, request)
 
     async def _search(self, request: schemas.SearchRequest, exchange: Exchange) -> schemas.SearchAnswer:
-        collection = await self._enter_search(exchange, request.collection, mode=request.mode, top_k=request.top_k)
-        answer = await self._searching.search(request, collection)
+        view = await self._enter_search(exchange, request.collection, mode=request.mode, top_k=request.top_k)
+        answer = await self._searching.search(request, view)
         exchange.facts.update(timing_ms=answer.timing_ms.model_dump())
         return answer
 
@@ -201,42 +200,41 @@ class Service:
     ) -> None:
         """Record what a request asks for; refuse it if its key does not allow it."""
         exchange.facts.update(texts=texts, collection=collection, **facts)
-        if exchange.key is not None:
-            exchange.key.require(scope, collection)
-        key = "" if exchange.key is None else exchange.key.id
-        self._metrics.asked_texts.labels(key, scope, collection or "").inc(texts)
+        key = _key_of(exchange)
+        key.require(scope, collection)
+        self._metrics.asked_texts.labels(key.id, scope, collection or "").inc(texts)
 
-    async def _enter_search(self, exchange: Exchange, name: str | None, **facts: Any) -> str:
-        """Return the collection to search; a key without access to it learns no names of collections."""
-        if exchange.key is not None:
-            exchange.key.require_search(name)
-        collection = await self._catalogue.served(name, partial(_may_search, exchange))
-        self._enter(exchange, "search", 1, collection, **facts)
-        return collection
+    async def _enter_search(self, exchange: Exchange, name: str | None, **facts: Any) -> View:
+        """Return the view of the collection to search; a key without access to it learns no names of collections."""
+        key = _key_of(exchange)
+        key.require_search(name)
+        view = await self._catalogue.served(name, key)
+        self._enter(exchange, "search", 1, view.collection, **facts)
+        return view
 
     async def _good_match(self, request: schemas.GoodMatchRequest, exchange: Exchange) -> schemas.GoodMatchAnswer:
-        collection = await self._enter_search(exchange, request.collection, mode=request.mode)
-        score = await self._searching.good_match_score(request, collection)
+        view = await self._enter_search(exchange, request.collection, mode=request.mode)
+        score = await self._searching.good_match_score(request, view)
         return schemas.GoodMatchAnswer(good_match_score=score)
 
     async def _label(self, request: schemas.LabelRequest, exchange: Exchange) -> schemas.LabelAnswer:
-        collection = await self._enter_search(exchange, request.collection)
-        return await self._searching.label(request, collection)
+        view = await self._enter_search(exchange, request.collection)
+        return await self._searching.label(request, view)
 
     async def _collections(self, exchange: Exchange) -> schemas.Collections:
-        return await self._catalogue.states(partial(_may_search, exchange))
+        return await self._catalogue.states(_key_of(exchange))
 
     def _make_mcp(self) -> "McpPath":
         with needs_extra("mcp", "care serve --mcp"):
             from care_qdrant.serve.mcp import McpPath
 
-        async def enter(exchange: Exchange | None, name: str | None) -> str:
+        async def enter(exchange: Exchange | None, name: str | None) -> View:
             if exchange is None:
-                return await self._catalogue.served(name, lambda _: True)
+                return await self._catalogue.served(name, EVERYTHING)
             return await self._enter_search(exchange, name)
 
         async def collections(exchange: Exchange | None) -> schemas.Collections:
-            return await self._catalogue.states(lambda name: exchange is None or _may_search(exchange, name))
+            return await self._catalogue.states(EVERYTHING if exchange is None else _key_of(exchange))
 
         return McpPath(self._searching, self._limits.of_others, enter, collections)
 
@@ -264,8 +262,7 @@ class Service:
         return schemas.State(status=status, version=__version__, models=models if known else [])
 
     async def _render_metrics(self, exchange: Exchange) -> Response:
-        if exchange.key is not None:
-            exchange.key.require("metrics")
+        _key_of(exchange).require("metrics")
         return Response(await asyncio.to_thread(self._metrics.render), media_type=CONTENT_TYPE)
 
 
@@ -290,8 +287,9 @@ def _text_of(token: bytes) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _may_search(exchange: Exchange, collection: str) -> bool:
-    return exchange.key is None or exchange.key.may("search", collection)
+def _key_of(exchange: Exchange) -> Key:
+    """Return the key of a request; at a service or a port that asks for none, the one that may do everything."""
+    return exchange.key or EVERYTHING
 
 
 async def _unknown_path(_scope: Scope, _receive: Receive, _send: Send) -> None:

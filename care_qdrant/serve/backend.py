@@ -2,17 +2,20 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
 
 from qdrant_client import QdrantClient
 
 from care_qdrant.errors import InputError, Rejected, counted
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.collection import Collection
+from care_qdrant.search.conditions import MandatoryConditions
 from care_qdrant.search.fallback import Fallback
 from care_qdrant.search.retriever import SEARCH_POLICY, Mode, Retriever
 from care_qdrant.serve.models import ServedModel, ServedModels
@@ -20,8 +23,24 @@ from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.settings import ServeSettings
 
 T = TypeVar("T")
-_RETRIEVERS = 64
-"""Retrievers that are kept with their checked model records; one for each collection, model and way to search."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A collection as one key may read it. Points are reached through a view alone, so that no path can forget it."""
+
+    collection: str
+    mandatory: MandatoryConditions | None
+    """Conditions that every reading gets; None for all points."""
+
+    @property
+    def folder_name(self) -> str:
+        """Folder of its searches and judgements below that of the service; keys with the same conditions share one."""
+        return self.collection if self.mandatory is None else f"{self.collection}/{self.mandatory.folder_name}"
+
+
+_RETRIEVERS = 256
+"""Retrievers that are kept with their checked model records; one for each view, model and way to search."""
 
 
 class Backend:
@@ -37,10 +56,10 @@ class Backend:
         self._client: QdrantClient | None = None
         self._opened_fallback: Fallback | None = None
         self.retriever = lru_cache(_RETRIEVERS)(self._make_retriever)
-        """Returns the retriever of a collection, a model and a way to search; call it in a thread."""
+        """Returns the retriever of a view, a model and a way to search; call it in a thread."""
         self._follower = lru_cache(_RETRIEVERS)(self._make_follower)
 
-    def client(self) -> QdrantClient:
+    def _qdrant(self) -> QdrantClient:
         """Return the open Qdrant; call it in a thread."""
         with self._opening:
             if self._client is None:
@@ -52,9 +71,13 @@ class Backend:
                     raise Refusal(503, "qdrant_failed", str(error)) from error
             return self._client
 
-    def collection(self, name: str) -> Collection:
+    def collection(self, view: View) -> Collection:
         """Return a collection, read with the patience of a search; call it in a thread."""
-        return Collection(self.client(), name, SEARCH_POLICY)
+        return Collection(self._qdrant(), view.collection, SEARCH_POLICY, mandatory=view.mandatory)
+
+    def names(self) -> list[str]:
+        """Return the names of all collections; call it in a thread."""
+        return Collection(self._qdrant(), "", SEARCH_POLICY).names()
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
@@ -79,19 +102,40 @@ class Backend:
         self._threads.shutdown()
         self._open.close()
 
-    def _make_retriever(self, collection: str, served: ServedModel | None, mode: Mode) -> Retriever:
+    def _make_retriever(self, view: View, served: ServedModel | None, mode: Mode) -> Retriever:
         model = None if served is None else served.model
-        fallback = None if model is None else self._fallback()
-        return Retriever(self.client(), collection, model, mode=mode, fallback=fallback)
+        # Which queries it takes depends on those of all clients, and on a sample of all points.
+        fallback = None if model is None or view.mandatory is not None else self._fallback()
+        return self.new_retriever(view, model, mode, fallback=fallback)
 
-    def chosen_model(self, collection: str, served: ServedModels) -> ServedModel:
+    def chosen_model(self, view: View, served: ServedModels) -> ServedModel:
         """Return the model of a request that names none, by the checks of a search; call it in a thread."""
-        fingerprint = self._follower(collection, served).resolved.config.expected
+        fingerprint = self._follower(view, served).resolved.config.expected
         return next(each for each in served if each.fingerprint == fingerprint)
 
-    def _make_follower(self, collection: str, served: ServedModels) -> Retriever:
+    def _make_follower(self, view: View, served: ServedModels) -> Retriever:
         first, *others = (each.model for each in served)
-        return Retriever(self.client(), collection, first, mode="dense", other_models=others)
+        return self.new_retriever(view, first, "dense", others=others)
+
+    def new_retriever(
+        self,
+        view: View,
+        model: CareModel | None,
+        mode: Mode,
+        *,
+        fallback: Fallback | None = None,
+        others: Sequence[CareModel] = (),
+    ) -> Retriever:
+        """Return a retriever that has checked nothing yet; call it in a thread."""
+        return Retriever(
+            self._qdrant(),
+            view.collection,
+            model,
+            mode=mode,
+            fallback=fallback,
+            other_models=others,
+            mandatory=view.mandatory,
+        )
 
     def _fallback(self) -> Fallback | None:
         with self._opening:

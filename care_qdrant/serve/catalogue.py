@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from care_qdrant.contracts.contract import SparseContract
@@ -12,8 +12,8 @@ from care_qdrant.encoders.terms.analyser import find_analyser
 from care_qdrant.errors import CareError, ContractError, InputError
 from care_qdrant.qdrant.collection import only_name
 from care_qdrant.search.overview import overview
-from care_qdrant.search.retriever import Retriever
-from care_qdrant.serve.backend import Backend
+from care_qdrant.serve.backend import Backend, View
+from care_qdrant.serve.keys import Key
 from care_qdrant.serve.models import ServedModel, ServedModels
 from care_qdrant.serve.refusal import Refusal, reason_of
 from care_qdrant.serve.schemas import Collections, CollectionState
@@ -38,13 +38,14 @@ class Catalogue:
         self._unserved: Mapping[str, str] = {}
         """Found collections that no model can search, with the reason."""
 
-    async def served(self, name: str | None, is_visible: Callable[[str], bool]) -> str:
-        """Return the name of the collection that a request means.
+    async def served(self, name: str | None, key: Key) -> View:
+        """Return the collection that a request means, as its key may read it.
 
         Args:
             name: The name in the request; None for the first configured one, or the only one.
-            is_visible: Whether the client may search a collection; no other is named to it.
+            key: The key of the client; no collection that it may not search is named to it.
         """
+        is_visible = partial(key.may, "search")
         names: Sequence[str] = self._searchable or ()
         if name is None or name not in names:  # the only one may be another by now
             names = await self._names()
@@ -52,8 +53,8 @@ class Catalogue:
         if name is None and len(names) > 1 and not self._settings.collections:
             raise Refusal(404, "unknown_collection", f"several collections are served ({', '.join(names)}); name one")
         if names and name in (None, *names):
-            return name or names[0]
-        unserved = {unable: reason for unable, reason in self._unserved.items() if is_visible(unable)}
+            return View(name or names[0], key.mandatory)
+        unserved = self._unserved_for(key)
         if name is not None and name in unserved:
             raise Refusal(404, "unknown_collection", f"collection {name!r} is not served: {unserved[name]}")
         reasons = "; ".join(f"{unable!r} cannot be searched: {reason}" for unable, reason in unserved.items())
@@ -61,12 +62,19 @@ class Catalogue:
         problem = "no collection is served here" if name is None else f"collection {name!r} is not served here"
         raise Refusal(404, "unknown_collection", f"{problem}; served: {known}")
 
-    async def states(self, is_visible: Callable[[str], bool]) -> Collections:
-        """Return what each collection that a client may search can be asked."""
-        names = filter(is_visible, [*await self._names(), *self._unserved])
+    async def states(self, key: Key) -> Collections:
+        """Return what each collection that a key may search can be asked."""
+        views = [View(name, key.mandatory) for name in await self._names() if key.may("search", name)]
         with self._backend.admitted():
-            states = await asyncio.gather(*(self._backend.run(partial(self._state, name)) for name in names))
+            states = await asyncio.gather(*(self._backend.run(partial(self._state, view)) for view in views))
+        for name, reason in self._unserved_for(key).items():
+            states.append(CollectionState(name=name, models=[], sparse=False, problem=reason))
         return Collections(collections=states, labels=self._settings.record is not None)
+
+    def _unserved_for(self, key: Key) -> Mapping[str, str]:
+        """Return why collections that a key may search are not served; a restricted key learns nothing of points."""
+        known = {name: reason for name, reason in self._unserved.items() if key.may("search", name)}
+        return known if key.mandatory is None else dict.fromkeys(known, "no model of this service can search it")
 
     async def _names(self) -> Sequence[str]:
         """Return the collections that are served: those that were configured, or all that a model can search.
@@ -88,13 +96,13 @@ class Catalogue:
 
     def _look(self) -> None:
         """Find the collections, and which of them a model can search; a single one is served without that check."""
-        there = self._backend.collection("").names()
+        there = self._backend.names()
         if len(there) < 2:
             self._searchable, self._unserved = (only_name(there, "this service"),), {}
         else:
             unserved = {}
             for name in there:
-                able, reasons = self._searchers(name)
+                able, reasons = self._searchers(View(name, None))
                 if not able:
                     unserved[name] = reasons[0]
             for name in unserved.keys() - self._unserved.keys():
@@ -102,29 +110,28 @@ class Catalogue:
             self._searchable = tuple(name for name in there if name not in unserved)
             self._unserved = unserved
 
-    def _searchers(self, name: str) -> tuple[list[ServedModel], list[str]]:
+    def _searchers(self, view: View) -> tuple[list[ServedModel], list[str]]:
         """Return the models that can search a collection, and why the others cannot: by the checks of a search."""
         able: list[ServedModel] = []
         reasons: list[str] = []
         for served in self._models:
             try:
                 # A new retriever: the retrievers of searches keep their last check for half a minute.
-                Retriever(self._backend.client(), name, served.model, mode="dense").resolved  # noqa: B018
+                self._backend.new_retriever(view, served.model, "dense").resolved  # noqa: B018
             except (InputError, ContractError) as error:
                 reasons.append(reason_of(error))
             else:
                 able.append(served)
         return able, reasons
 
-    def _state(self, name: str) -> CollectionState:
-        if (reason := self._unserved.get(name)) is not None:
-            return CollectionState(name=name, models=[], sparse=False, problem=reason)
+    def _state(self, view: View) -> CollectionState:
+        name = view.collection
         try:
-            collection = self._backend.collection(name).resolve()
+            collection = self._backend.collection(view).resolve()
             contracts, holds = collection.schema.contracts.values(), overview(collection)
-            able, reasons = self._searchers(name)
+            able, reasons = self._searchers(view)
             if able:  # the page asks the first one
-                chosen = self._backend.chosen_model(name, self._models)
+                chosen = self._backend.chosen_model(view, self._models)
                 able.sort(key=lambda served: served is not chosen)
         except CareError as error:
             return CollectionState(name=name, models=[], sparse=False, problem=reason_of(error))

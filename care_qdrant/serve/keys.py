@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from care_qdrant.errors import InputError, counted
+from care_qdrant.search.conditions import MandatoryConditions
 from care_qdrant.serve.refusal import Refusal
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,8 @@ class Key:
     """Eight hexadecimal digits of its hash, as in the access log."""
     scopes: frozenset[str] = frozenset()
     """``inference``, ``search``, ``search:COLLECTION``, ``metrics``; empty for all."""
+    mandatory: MandatoryConditions | None = None
+    """Conditions that every reading of a collection gets; None for a key that reads all points."""
 
     def may(self, scope: KeyScope, collection: str | None = None) -> bool:
         """Return whether the key allows a scope; for a search, in this collection."""
@@ -48,13 +51,17 @@ class Key:
             raise Refusal(403, "forbidden", f"this API key is for {', '.join(sorted(self.scopes))}, not for {what}")
 
 
-class Keys:
-    """Accepts the keys of a file, which holds one on each line, optionally followed by its scopes.
+EVERYTHING = Key("")
+"""Stands for the key of a client where none is needed."""
 
-    Such as ``KEY search:articles``; ``#`` starts a comment line. A running service reads the file again within a
-    second of a change. A file that cannot be read, holds no key or ends within a line, as one that is being written
-    does, leaves the former keys in force: it never opens the service to everyone, and a cut line gives no key more
-    scopes than the whole one.
+
+class Keys:
+    """Accepts the keys of a file, which holds one on each line, optionally followed by its scopes and conditions.
+
+    Such as ``KEY search:articles where tenant=a``; ``#`` starts a comment line. A running service reads the file again
+    within a second of a change. A file that cannot be read, holds no key or ends within a line, as one that is being
+    written does, leaves the former keys in force: it never opens the service to everyone, and a cut line gives no key
+    more than the whole one.
     """
 
     def __init__(self, file: Path | None) -> None:
@@ -128,16 +135,27 @@ def _lines(file: Path, *, is_read_again: bool) -> list[tuple[int, str]]:
 
 def _parse(file: Path, number: int, line: str) -> tuple[bytes, Key]:
     """Read a line; no message shows a word of it, since each may be a key."""
-    key, *words = line.split()
+    start, *conditions = re.split(r"\s+where(?=\s|$)", line)
+    key, *words = start.split()
     if len(key) < MIN_CHARACTERS:
         raise InputError(f"{file}:{number}: the key has fewer than {MIN_CHARACTERS} characters; make a longer one")
     if not all(map(_SCOPE.fullmatch, words)):
         raise InputError(
             f"{file}:{number}: after the key, expected its scopes (inference, search, search:COLLECTION, metrics), "
-            "separated by blanks, or nothing for all of them"
+            "separated by blanks, or nothing for all of them; then perhaps where CONDITION"
         )
+    try:
+        mandatory = MandatoryConditions(tuple(conditions)) if conditions else None
+    except InputError:
+        raise InputError(
+            f"{file}:{number}: after each where, expected one condition, such as tenant=a or year>=2020; != is "
+            "refused, since points without the key would pass"
+        ) from None
+    if mandatory is not None and "metrics" in words:
+        raise InputError(f"{file}:{number}: metrics count the searches of all keys; give a key with where no metrics")
+    scopes = words or (["inference", "search"] if mandatory is not None else [])
     digest = _digest(key)
-    return digest, Key(digest.hex()[:8], frozenset(words))
+    return digest, Key(digest.hex()[:8], frozenset(scopes), mandatory)
 
 
 def presented_key(headers: Mapping[str, str]) -> str | None:

@@ -23,6 +23,7 @@ from starlette.types import Message, Receive, Scope, Send
 from typing_extensions import override
 
 from care_qdrant.encoders.unread import some_of
+from care_qdrant.serve.backend import View
 from care_qdrant.serve.endpoint import enter, read_body, while_connected
 from care_qdrant.serve.gateway import Exchange
 from care_qdrant.serve.refusal import Refusal, invalid_body, refusal_of
@@ -113,7 +114,7 @@ class McpPath:
         self,
         searching: Searching,
         limits: BodyLimits,
-        enter: Callable[[Exchange | None, str | None], Awaitable[str]],
+        enter: Callable[[Exchange | None, str | None], Awaitable[View]],
         collections: Callable[[Exchange | None], Awaitable[Collections]],
     ) -> None:
         """Set up the tools.
@@ -121,7 +122,7 @@ class McpPath:
         Args:
             searching: Answers searches.
             limits: Sizes that the body of a request may have.
-            enter: Returns the collection that a request means, or refuses what its key is not for.
+            enter: Returns the view of the collection that a request means, or refuses what its key is not for.
             collections: Returns the collections that a request may search.
         """
         self._searching, self._limits, self._enter, self._collections = searching, limits, enter, collections

@@ -49,12 +49,12 @@ class Record:
         return self._redacted.sub(lambda match: "*" if match[0] else "", text)
 
     def keep(
-        self, collection: str, text: str, hits: Sequence[str], fingerprint: str | None, vector: Sequence[float] | None
+        self, folder_name: str, text: str, hits: Sequence[str], fingerprint: str | None, vector: Sequence[float] | None
     ) -> None:
         """Add a search to the file of the day, and remove the files of the days that are over.
 
         Args:
-            collection: Name by which the collection was asked.
+            folder_name: Folder of the view that was searched.
             text: The query.
             hits: Ids of the documents that it found, best first.
             fingerprint: Model that encoded the query; None without one.
@@ -72,7 +72,7 @@ class Record:
         }
         if vector is not None and kept == text:
             row["vector"] = [round(value, _DIGITS) for value in vector]
-        folder = self.folder / collection
+        folder = self.folder / folder_name
         try:
             file = folder / SEARCHES.format(day=now.date())
             with self._lock:

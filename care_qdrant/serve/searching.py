@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from pydantic import ValidationError
@@ -14,7 +14,7 @@ from care_qdrant.search.good_match import GoodMatch, Match, judge
 from care_qdrant.search.retriever import Mode
 from care_qdrant.search.script import script_note
 from care_qdrant.serve import marks
-from care_qdrant.serve.backend import Backend
+from care_qdrant.serve.backend import Backend, View
 from care_qdrant.serve.documents import find_chunks, read_document
 from care_qdrant.serve.good_matches import GoodMatches
 from care_qdrant.serve.labels import keep_label, kept_labels
@@ -56,7 +56,7 @@ class _Outcome:
 
 
 class Searching:
-    """Answers the requests that search one collection, whose name the catalogue gives."""
+    """Answers the requests that search one collection, in the view that the catalogue gives."""
 
     def __init__(self, backend: Backend, served: ServedModels, metrics: Metrics) -> None:
         self._backend, self._models, self._metrics = backend, served, metrics
@@ -69,7 +69,7 @@ class Searching:
             else Record(settings.record, days=settings.record_days, redacted=settings.redacted)
         )
 
-    async def search(self, request: SearchRequest, collection: str, good_match_seconds: float = 0.0) -> SearchAnswer:
+    async def search(self, request: SearchRequest, view: View, good_match_seconds: float = 0.0) -> SearchAnswer:
         """Answer one search; wait at most `good_match_seconds` for a good-match score."""
         check_texts([request.query], "query", self._limits)
         if request.top_k * request.group_size > self._limits.top_k:
@@ -81,24 +81,25 @@ class Searching:
         named = None if request.mode == "sparse" else self._named(request.model)
         accepted = time.perf_counter()
         with self._backend.admitted():
-            served = named if request.mode == "sparse" else named or await self._chosen(collection)
+            served = named if request.mode == "sparse" else named or await self._chosen(view)
             if request.conditions or request.filter is not None:  # refused before anything is encoded
                 await self._backend.run(partial(_filter, request))
             # Here, not in a search thread: a cancelled request then leaves the encoder's queue.
             vectors = None if served is None else await served.encode([request.query], "query")
             encoded = time.perf_counter()
-            outcome = await self._backend.run(partial(self._search, request, collection, served, vectors))
+            outcome = await self._backend.run(partial(self._search, request, view, served, vectors))
         match = Match(None if outcome.hits else False, None)
         if served is not None:
             good_match = outcome.good_match
             if good_match is None and _has_scale(request):
-                good_match = await self._good_matches.wait(outcome.name, served, request.mode, good_match_seconds)
+                there = replace(view, collection=outcome.name)
+                good_match = await self._good_matches.wait(there, served, request.mode, good_match_seconds)
             match = judge(outcome.best, good_match, outcome.unread)
-        self._metrics.searched(collection, outcome.mode, is_good=match.is_good)
+        self._metrics.searched(view.collection, outcome.mode, is_good=match.is_good)
         waited, took = outcome.started - encoded, outcome.ended - outcome.started
         seconds = {"wait": waited, "encode": encoded - accepted, "search": took}
         return SearchAnswer(
-            collection=collection,
+            collection=view.collection,
             model=None if served is None else served.name,
             fingerprint=None if served is None else served.fingerprint,
             mode=outcome.mode,
@@ -114,21 +115,21 @@ class Searching:
             ),
         )
 
-    async def good_match_score(self, request: GoodMatchRequest, collection: str) -> float | None:
+    async def good_match_score(self, request: GoodMatchRequest, view: View) -> float | None:
         """Return the score from which on a best hit is a good match; None for a collection too small to tell."""
-        served = self._named(request.model) or await self._chosen(collection)
-        return await self._good_matches.score(collection, served, request.mode)
+        served = self._named(request.model) or await self._chosen(view)
+        return await self._good_matches.score(view, served, request.mode)
 
-    async def document(self, document_id: str, collection: str) -> WholeDocument:
+    async def document(self, document_id: str, view: View) -> WholeDocument:
         """Return all chunks of a document."""
 
         def read() -> WholeDocument:
-            return read_document(self._backend.collection(collection).resolve(), document_id)
+            return read_document(self._backend.collection(view).resolve(), document_id)
 
         with self._backend.admitted():
             return await self._backend.run(read)
 
-    async def label(self, request: LabelRequest, collection: str) -> LabelAnswer:
+    async def label(self, request: LabelRequest, view: View) -> LabelAnswer:
         """Store a judgement of a document in the collection."""
         record = self._record
         if record is None:
@@ -136,11 +137,11 @@ class Searching:
         check_texts([request.query], "query", self._limits)
 
         def find() -> None:
-            next(find_chunks(self._backend.collection(collection).resolve(), request.document_id))
+            next(find_chunks(self._backend.collection(view).resolve(), request.document_id))
 
         with self._backend.admitted():
             await self._backend.run(find)
-        query, folder = record.redact(request.query), record.folder / collection
+        query, folder = record.redact(request.query), record.folder / view.folder_name
         keep = partial(keep_label, folder, query, request.document_id, is_relevant=request.relevant)
         try:
             return LabelAnswer(questions=await self._backend.run(keep))
@@ -151,17 +152,17 @@ class Searching:
     def _search(
         self,
         request: SearchRequest,
-        collection: str,
+        view: View,
         served: ServedModel | None,
         vectors: Vectors | None,
     ) -> _Outcome:
         started = time.perf_counter()
-        retriever = self._backend.retriever(collection, served, request.mode).fused_by(request.fusion, request.alpha)
+        retriever = self._backend.retriever(view, served, request.mode).fused_by(request.fusion, request.alpha)
         encode = None if vectors is None else lambda _: vectors
         keys = retriever.keys if request.conditions else None
         filter_ = _filter(request, keys)
         by_old_model: dict[str, list[float]] = {}
-        with self._metrics.qdrant_seconds.labels(collection).time():
+        with self._metrics.qdrant_seconds.labels(view.collection).time():
             [hits] = retriever.search(
                 [request.query],
                 request.top_k,
@@ -174,10 +175,10 @@ class Searching:
             )
         good_match = None
         if served is not None and _has_scale(request):
-            good_match = self._good_matches.known(retriever, served, request.mode)
+            good_match = self._good_matches.known(view, retriever, served, request.mode)
         notes = [script_note(request.query, hits)]
         if keys is not None:
-            there = self._backend.collection(collection).resolve()
+            there = self._backend.collection(view).resolve()
             notes.append(notice(there, request.conditions, keys, found=bool(hits)))
         note = "; ".join(filter(None, notes)) or None
         unread = [] if served is None else served.model.unread(request.query)
@@ -186,13 +187,13 @@ class Searching:
         if (record := self._record) is not None:
             fingerprint = None if served is None else served.fingerprint
             record.keep(
-                collection,
+                view.folder_name,
                 request.query,
                 [hit.document_id for hit in hits],
                 fingerprint,
                 by_old_model.get(request.query),
             )
-            labels = kept_labels(record.folder / collection, record.redact(request.query))
+            labels = kept_labels(record.folder / view.folder_name, record.redact(request.query))
         shown = _shown(request.query, hits, labels, retriever.analyser, marks.MAX_HITS if request.marks else 0)
         name, unfinished = retriever.resolved.name, retriever.unfinished
         return _Outcome(name, retriever.mode, shown, hits[:1], good_match, unfinished, note, unread, started, ended)
@@ -203,9 +204,9 @@ class Searching:
             return self._models.default if len(self._models) == 1 else None
         return self._models.find(name)
 
-    async def _chosen(self, collection: str) -> ServedModel:
+    async def _chosen(self, view: View) -> ServedModel:
         """Return the model that the collection names as active, or the first one that can search it."""
-        return await self._backend.run(partial(self._backend.chosen_model, collection, self._models))
+        return await self._backend.run(partial(self._backend.chosen_model, view, self._models))
 
 
 def _has_scale(request: SearchRequest) -> bool:

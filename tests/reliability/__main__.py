@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 
 import click
+from qdrant_client import QdrantClient
 
 from benchmarks.perf.measured import output_option, save_measured, scratch_option
 from tests.reliability.network import Network, may_build
@@ -355,6 +356,38 @@ def soak(queries: int, seed: int, output: Path) -> None:
         model = write_random_pair(Path(folder) / "pair", 1, WIDTH)
         found = _shown([soak_trial(model, queries, seed)])
     _save(output, found, queries=queries, clients=CLIENTS, seed=seed)
+
+
+@reliability.command()
+@click.option("--requests", type=click.IntRange(10), default=100_000, show_default=True, help="Number of requests.")
+@seed_option
+@click.option("--real-server", is_flag=True, help="On the server program that QDRANT_BINARY names.")
+@output_option
+def tenants(requests: int, seed: int, real_server: bool, output: Path) -> None:
+    """Ask a service as one of several tenants, and compare each answer with that of a service without the others.
+
+    \b
+    Example:
+      python -m tests.reliability tenants --output benchmarks/results/serve-tenants.json
+    """
+    from tests.reliability.tenants import TENANCIES, tenant_trial
+
+    def trials() -> Iterator[Trial]:
+        for number in range(len(TENANCIES)):
+            with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+                places = iter("ab")
+
+                def open_client() -> QdrantClient:
+                    if not real_server:
+                        return QdrantClient(":memory:")
+                    (place := Path(name) / next(places)).mkdir()  # noqa: B023  # called at once
+                    return QdrantClient(url=stack.enter_context(QdrantServer(_binary(), place)).url)
+
+                (folder := Path(name) / "services").mkdir()
+                first = seed * len(TENANCIES) + number
+                yield tenant_trial(requests // len(TENANCIES), first, folder, open_client)
+
+    _save(output, _shown(trials()), requests=requests, seed=seed)
 
 
 def _shown(trials: Iterable[Trial]) -> list[Trial]:

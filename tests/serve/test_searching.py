@@ -24,6 +24,7 @@ from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.serve import catalogue, documents, marks, schemas
+from care_qdrant.serve.backend import View
 from care_qdrant.serve.marks import mark
 from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.schemas import SearchRequest
@@ -344,9 +345,9 @@ async def test_a_document_without_a_known_layout_is_not_looked_for_in_all_points
     searching = make_service(aligned(), over=client)._searching
     for nobody in ("nobody", "9" * 5_000):
         with pytest.raises(Refusal, match="no document"):
-            await searching.document(nobody, "c")
+            await searching.document(nobody, View("c", None))
     assert sum(seen) == 0
-    found = await searching.document("7", "c")
+    found = await searching.document("7", View("c", None))
     assert (found.metadata, sum(seen)) == ({"n": 7}, 1), "a point that names no document is one by its id"
 
 
@@ -355,7 +356,7 @@ async def test_a_document_whose_id_is_a_number_is_found(make_service, client: Qd
     client.create_collection("c", vectors_config=models.VectorParams(size=2, distance=models.Distance.COSINE))
     payloads = [{key: 17, "text": "头皮痒"}, {key: 18, "text": "发烧"}]
     client.upsert("c", [models.PointStruct(id=n, vector=[1.0, n], payload=each) for n, each in enumerate(payloads, 1)])
-    found = await make_service(aligned(), over=client)._searching.document("17", "c")
+    found = await make_service(aligned(), over=client)._searching.document("17", View("c", None))
     assert found.chunks == ["头皮痒"]
 
 
@@ -367,10 +368,10 @@ async def test_an_id_of_half_a_collection_is_not_read_whole(
     client.upsert("c", [models.PointStruct(id=n, vector={}, payload=payload) for n in range(40)])
     service = make_service(aligned(), over=client, record=tmp_path)
     monkeypatch.setattr(documents, "MOST_CHUNKS", 40)
-    assert len((await service._searching.document("news", "c")).chunks) == 40
+    assert len((await service._searching.document("news", View("c", None))).chunks) == 40
     monkeypatch.setattr(documents, "MOST_CHUNKS", 39)
     with pytest.raises(Refusal, match="more than 39 chunks") as refused:
-        await service._searching.document("news", "c")
+        await service._searching.document("news", View("c", None))
     assert refused.value.status == 413
     judged = {"query": "发烧", "document_id": "news", "relevant": True}
     assert (await connect(service).post("/labels", json=judged)).status_code == 200
@@ -415,7 +416,7 @@ async def test_what_a_search_finds_can_be_fetched_and_labelled_by_its_id(
     hits = (await http.post("/search", json=body)).json()["hits"]
     assert len(hits) == len(PAYLOADS) + 1
     for hit in hits:
-        document = await service._searching.document(hit["document_id"], "mixed")
+        document = await service._searching.document(hit["document_id"], View("mixed", None))
         assert hit["text"] in document.chunks
     for hit in hits[::9]:
         judged = {"query": "发烧", "document_id": hit["document_id"], "relevant": True}
