@@ -79,7 +79,7 @@ class Record:
                 if not file.exists():
                     folder.mkdir(parents=True, exist_ok=True)
                     self._remove_before(folder, now.date() - timedelta(days=self._days - 1))
-                _append(file, (json.dumps(row, ensure_ascii=False) + "\n").encode())
+                _append(file, (json.dumps(row, ensure_ascii=False) + "\n").encode(errors="replace"))
             self._is_failing = False
         except OSError as error:
             if not self._is_failing:
