@@ -1,17 +1,40 @@
 """``care verify``: check the vectors of a collection against its model records."""
 
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from care_qdrant.console.groups import CONTEXT, GroupedCommand
-from care_qdrant.console.options import LoadModel, Target, json_option, model_options, target_options
+from care_qdrant.console.options import (
+    FiniteRange,
+    LoadModel,
+    Target,
+    json_option,
+    model_options,
+    target_options,
+    typed_model,
+)
 from care_qdrant.console.reports import show_report
 from care_qdrant.console.text import echo
 from care_qdrant.errors import counted
 
 if TYPE_CHECKING:
     from care_qdrant.vectors.verify_report import VerifyReport
+    from care_qdrant.vectors.watch import WatchReport
+
+
+WATCH_GAUGES = {
+    "alarm": "1 while another model seems to have made vectors, else 0.",
+    "points": "Points of the collection.",
+    "judged": "New and rewritten points that the last check judged.",
+    "agreement": "Mean agreement of their vectors with their texts, about 0 for vectors of another model.",
+    "expected": "Mean agreement of the reference points.",
+    "recall_at_10": "Fraction of the ten exact neighbours that the graph finds.",
+    "checked_seconds": "Unix time of the last check.",
+}
 
 
 @click.command(
@@ -20,12 +43,32 @@ if TYPE_CHECKING:
     context_settings=CONTEXT,
     groups={
         "Options": ["model", "device", "path", "url", "vector_name", "text_field", "as_json"],
+        "Watching": ["watch_seconds", "state_file", "metrics_port"],
         "Engine": ["engine", "endpoints"],
     },
 )
 @click.argument("collection")
 @click.option("--vector-name", help="Vector to check.  [default: all vectors that care made]")
 @click.option("--text-field", help="Payload field with the text.  [default: the one that attach read, or guessed]")
+@click.option(
+    "--every",
+    "watch_seconds",
+    type=FiniteRange(0),
+    metavar="SECONDS",
+    help="Run until SIGTERM or Ctrl-C: every SECONDS, judge new vectors by the words of their texts. With --json, each "
+    "check prints one line.  [default: verify once]",
+)
+@click.option(
+    "--state",
+    "state_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File that keeps the reference between programs. Without --every, check once.  [default: kept in memory]",
+)
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(1, 65535),
+    help="Port of /metrics for Prometheus, on loopback, with --every.  [default: none]",
+)
 @target_options
 @model_options(documents=True)
 @json_option
@@ -33,6 +76,9 @@ def command(
     collection: str,
     vector_name: str | None,
     text_field: str | None,
+    watch_seconds: float | None,
+    state_file: Path | None,
+    metrics_port: int | None,
     target: Target,
     load_model: LoadModel,
     as_json: bool,
@@ -43,15 +89,27 @@ def command(
     each sampled document by its first words. For vectors of another model than --model, it only counts and compares.
     If something is wrong, or the collection has no points, the exit code is 5. --json prints every count.
 
+    With --every or --state, it watches one dense vector, written by any tool, without a model: whether the vectors of
+    new points agree with their texts as those of reference points do. If those of eight points do not, another model
+    made them: an alarm on stderr, or exit code 5 without --every. A key that may only read is enough.
+
     \b
     Example:
       care verify articles --url http://localhost:6333
       care verify articles --url http://localhost:6333 --vector-name bm25
+      care verify articles --url http://localhost:6333 --every 600
     """
     from care_qdrant.errors import NotVerified
     from care_qdrant.qdrant.collection import Collection
     from care_qdrant.vectors.verify import verify_collection
 
+    if metrics_port is not None and watch_seconds is None:
+        raise click.UsageError("--metrics-port goes with --every: give both, or neither")
+    if watch_seconds is not None or state_file is not None:
+        if typed_model() is not None:
+            raise click.UsageError("--every and --state compare texts with vectors, without a model: leave --model out")
+        _watch(target, collection, vector_name, text_field, watch_seconds, state_file, metrics_port, as_json)
+        return
     with target.open() as client:
         place = Collection(client, collection)
         is_bm25 = vector_name is not None and vector_name in place.resolve().schema.sparse
@@ -98,3 +156,86 @@ def _line(report: "VerifyReport") -> str:
             f"{report.rescoring.oversampling:g}"
         )
     return f"{report.vector_name or 'the unnamed vector'}: {', '.join(parts)}"
+
+
+def _watch(
+    target: Target,
+    collection: str,
+    vector_name: str | None,
+    text_field: str | None,
+    seconds: float | None,
+    state_file: Path | None,
+    metrics_port: int | None,
+    as_json: bool,
+) -> None:
+    """Check the new points once, or again and again until a signal."""
+    from care_qdrant.console.watching import passes
+    from care_qdrant.destinations import require_writable
+    from care_qdrant.errors import NotVerified
+    from care_qdrant.qdrant.collection import Collection
+    from care_qdrant.vectors.watch import Watch
+
+    if state_file is not None:
+        require_writable(state_file)
+    watch = Watch(vector_name, text_field, state_file)
+
+    def check(_stop: object = None) -> "WatchReport":
+        with target.open() as client:
+            return watch.check(Collection(client, collection))
+
+    if seconds is None:
+        report = check()
+        _show(report, as_json)
+        if report.alarm:
+            raise NotVerified(_alarm(report))
+        return
+    export = None if metrics_port is None else _exporter(metrics_port)
+    for report in passes(check, seconds):
+        _show(report, as_json)
+        if report.alarm:
+            echo(f"alarm: {_alarm(report)}", err=True)
+        if export is not None:
+            export(report)
+
+
+def _show(report: "WatchReport", as_json: bool) -> None:
+    if as_json:
+        show_report(report, as_json=True)
+        return
+    judged = "" if report.agreement is None else f", agreement with their texts {report.agreement:.1f}"
+    recall = "" if report.recall_at_10 is None else f"; the graph finds {report.recall_at_10:.1%} of the nearest ten"
+    echo(
+        f"{counted(report.points, 'point')}: {report.new:,} new, {report.rewritten:,} rewritten; {report.judged:,} "
+        f"judged{judged} (reference points {report.expected:.1f}){recall}"
+    )
+
+
+def _alarm(report: "WatchReport") -> str:
+    return (
+        f"vector {report.vector_name!r} of collection {report.collection!r}: the vectors of "
+        f"{counted(len(report.suspects), 'point')} (such as {report.suspects[0]!r}) do not belong to their texts, so "
+        "another model has made them, or their texts are others: write them again with the first model. If it was "
+        "changed on purpose, for all points, begin with a new --state"
+    )
+
+
+def _exporter(port: int) -> "Callable[[WatchReport], None]":
+    """Start a server of /metrics on loopback, and return the function that shows it a report."""
+    from care_qdrant.errors import needs_extra
+
+    with needs_extra("serve", "--metrics-port"):
+        from prometheus_client import CollectorRegistry, Gauge, start_http_server
+    registry = CollectorRegistry()
+    series = {
+        name: Gauge(f"care_watch_{name}", what, ["collection", "vector"], registry=registry)
+        for name, what in WATCH_GAUGES.items()
+    }
+    start_http_server(port, addr="127.0.0.1", registry=registry)
+
+    def export(report: "WatchReport") -> None:
+        for name, gauge in series.items():
+            value = time.time() if name == "checked_seconds" else getattr(report, name)
+            if value is not None:
+                gauge.labels(report.collection, report.vector_name).set(value)
+
+    return export
