@@ -357,7 +357,7 @@ def _without_unstable(value: Any) -> Any:
     if isinstance(value, dict):
         # The number of labelled questions of `/labels` stays; the random questions of a collection are a list.
         return {
-            key: _without_unstable(_ties_in_order(inner) if key == "hits" else inner)
+            key: _without_unstable(_ties_in_order(inner) if key == "hits" and isinstance(inner, list) else inner)
             for key, inner in value.items()
             if key not in _UNSTABLE or (key == "questions" and isinstance(inner, int))
         }
