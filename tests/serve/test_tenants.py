@@ -3,6 +3,7 @@
 import inspect
 import json
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,18 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import InputError
+from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.readable import ReadableCollection
 from care_qdrant.search.conditions import MandatoryConditions
+from care_qdrant.search.retriever import Retriever
 from care_qdrant.serve import keys
 from care_qdrant.serve.keys import Keys
+from care_qdrant.types import Document
 from tests.reliability.tenants import TENANCIES, tenant_trial
 from tests.serve.conftest import KEY, OTHER_KEY, aligned
+from tests.standin import StandIn
 from tests.tiny import TEXTS
 
 SHORT, LONG = 30, 1_500
@@ -138,6 +144,18 @@ def test_no_way_to_read_a_collection_is_left_out() -> None:
     public = {name for name, _ in inspect.getmembers(ReadableCollection, inspect.isfunction) if name[0] != "_"}
     inherited = {name for base in ReadableCollection.__mro__[1:] for name in vars(base)} - {"refresh"}
     assert READINGS.keys() == public - inherited
+
+
+def test_a_server_that_counts_the_terms_of_all_points_answers_no_bm25() -> None:
+    mandatory = MandatoryConditions(("n>=4",))
+    with StandIn(version="1.18.0") as server, closing(QdrantClient(url=server.url)) as client:
+        documents = [Document(f"d{number}", text, metadata={"n": number}) for number, text in enumerate(TEXTS)]
+        ingest(documents, aligned(), client, "corpus", settings=IngestSettings(sparse=True))
+        for mode in ("auto", "sparse"):
+            with pytest.raises(InputError, match="or newer"):
+                Retriever(client, "corpus", aligned(), mode=mode, mandatory=mandatory).search([TEXTS[1]])
+        [hits] = Retriever(client, "corpus", aligned(), mode="dense", mandatory=mandatory).search([TEXTS[1]])
+        assert {hit.document_id for hit in hits} == {"d4", "d5", "d6", "d7"}
 
 
 async def test_judgements_of_a_restricted_key_are_its_own(
