@@ -129,7 +129,7 @@ def _lines(file: Path, *, is_read_again: bool) -> list[tuple[int, str]]:
         raise InputError(f"{file}: byte {error.start} is not UTF-8; save the file of API keys as UTF-8") from error
     if is_read_again and text and not text.endswith("\n"):
         raise InputError(f"{file}: its last line has no line end, so it may be half written; end it with one")
-    lines = enumerate(map(str.strip, text.splitlines()), start=1)
+    lines = enumerate(map(str.strip, text.split("\n")), start=1)  # `splitlines` would cut at other blanks as well
     return [(number, line) for number, line in lines if line and not line.startswith("#")]
 
 
@@ -139,6 +139,8 @@ def _parse(file: Path, number: int, line: str) -> tuple[bytes, Key]:
     key, *words = start.split()
     if len(key) < MIN_CHARACTERS:
         raise InputError(f"{file}:{number}: the key has fewer than {MIN_CHARACTERS} characters; make a longer one")
+    if _SCOPE.fullmatch(key):  # the key would be the line before, without this as its limit
+        raise InputError(f"{file}:{number}: begins with a scope; write a key and all of its scopes on one line")
     if not all(map(_SCOPE.fullmatch, words)):
         raise InputError(
             f"{file}:{number}: after the key, expected its scopes (inference, search, search:COLLECTION, metrics), "

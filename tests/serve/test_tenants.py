@@ -94,6 +94,24 @@ def test_a_line_that_may_be_an_accident_is_refused_without_a_word_of_it(
     assert key is not None and key.mandatory == MandatoryConditions(("tenant=former",))
 
 
+@pytest.mark.parametrize(
+    "blank", ["\n", "\r\n", "\r", "\n  ", "\x0b", "\x0c", "\x85", "\u2028", "\u2029", "\x1c", "\u3000"]
+)
+@pytest.mark.parametrize("place", [1, 2, 3])
+def test_a_line_that_is_cut_at_a_blank_gives_no_key_more(tmp_path: Path, blank: str, place: int) -> None:
+    """Such as one that a mail program has wrapped, or that was pasted with another separator of lines."""
+    words = [KEY, "search:a-long-name-of-one", "where", "tenant=a-long-name-of-one"]
+    line = " ".join(words[:place]) + blank + " ".join(words[place:])
+    (tmp_path / "keys").write_text(f"{line}\n", encoding="utf-8", newline="")
+    try:
+        accepted = Keys(tmp_path / "keys")
+    except InputError:
+        return
+    key = accepted.identify(KEY)
+    assert key is not None and len(accepted) == 1
+    assert key.scopes == {words[1]} and key.mandatory == MandatoryConditions((words[3],))
+
+
 def _own(records: Iterable[Any]) -> set[str]:
     return {record.payload["dept"] for record in records}
 
