@@ -32,7 +32,8 @@ def keep_label(folder: Path, query: str, document_id: str, *, is_relevant: bool 
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / JUDGEMENTS).open("ab+") as log:
-        fcntl.lockf(log, fcntl.LOCK_EX)  # workers share the folder
+        # Workers share the folder, and so do the threads of each, which `lockf` does not keep apart.
+        fcntl.flock(log, fcntl.LOCK_EX)
         log.seek(0)
         before = log.read()
         line = _line({"text": query, "document_id": document_id, "relevant": is_relevant}).encode()

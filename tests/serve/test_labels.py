@@ -2,6 +2,8 @@
 
 import json
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,15 @@ def test_a_line_that_was_cut_costs_no_other_judgement(tmp_path: Path, cut: bytes
     assert keep_label(tmp_path, "b", "y", is_relevant=True) == 2
     assert keep_label(tmp_path, "c", "z", is_relevant=True) == 3
     assert [row["text"] for row in lines(tmp_path / "queries.jsonl")] == ["a", "b", "c"]
+
+
+def test_judgements_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
+    """A worker keeps them in threads, which share the locks of a process."""
+    with ThreadPoolExecutor(8) as threads:
+        kept = partial(keep_label, tmp_path, document_id="x", is_relevant=True)
+        counts = list(threads.map(kept, map(str, range(100))))
+    assert sorted(counts) == list(range(1, 101))
+    assert len(lines(tmp_path / "queries.jsonl")) == len(lines(tmp_path / "judgements.jsonl")) == 100
 
 
 async def test_a_search_says_how_its_hits_were_judged(
