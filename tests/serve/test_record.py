@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import stat
+import time
 from datetime import UTC, datetime, timedelta
 from multiprocessing import get_context
 from pathlib import Path
@@ -22,6 +23,7 @@ from care_qdrant.qdrant.connection import open_client
 from care_qdrant.search.fallback import Fallback
 from care_qdrant.search.judged import read_queries
 from care_qdrant.serve.record import Record
+from care_qdrant.serve.settings import Limits
 from tests.serve.conftest import aligned
 from tests.tiny import TEXTS
 from tests.trainer.learn.collections import DIM, WordModel, word_texts, write_langchain
@@ -181,3 +183,27 @@ def test_wrong_settings_are_refused_at_the_start(
     monkeypatch.setenv(variable, value)
     done = CliRunner().invoke(care_serve, ["--record", str(tmp_path), "--path", str(tmp_path / "qdrant")])
     assert done.exit_code == 2 and variable in done.output
+
+
+@pytest.mark.parametrize("word", ["a", "糖", "a.", "a@", "1a", "@", "a-@", f"{'a' * 64}@"])
+def test_no_query_takes_long_to_redact(tmp_path: Path, word: str) -> None:
+    """The worker answers nobody meanwhile."""
+    text = (word * Limits().query_characters)[: Limits().query_characters]
+    began = time.thread_time()
+    Record(tmp_path, days=1).redact(text)
+    assert time.thread_time() - began < 0.1
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("我的邮箱是zhang.san+x@mail.example.com。", "*。"),
+        ("a@b.c+x@y.z", "**"),
+        ("a@b.c,x@y.z", "*,*"),
+        (f"{'a' * 70}@b.c", "aaaaaa*"),
+        ("a@b", "a@b"),
+        ("１３８００１３８０００ 12345", "* 12345"),
+    ],
+)
+def test_addresses_and_long_numbers_are_redacted(tmp_path: Path, text: str, kept: str) -> None:
+    assert Record(tmp_path, days=1).redact(text) == kept
