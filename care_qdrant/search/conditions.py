@@ -45,8 +45,8 @@ _SAMPLE_POINTS = 100
 _LAYOUT_POINTS = 32
 """Number of points, those with the smallest ids, that show below which key other tools keep the metadata."""
 _EXACT_IN_FLOAT, _INTEGERS = 2**53, 2**63
-"""Up to the first, a whole number is the same as a float, which is what Qdrant compares ranges by; from the second on,
-Qdrant has no integer."""
+"""Below the first, no two whole numbers are the same float, which is what Qdrant compares ranges by; from the second
+on, Qdrant has no integer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +260,8 @@ class MandatoryConditions:
     """Conditions that every reading of a collection gets, such as those of a tenant (`Collection`).
 
     They fail closed. A key stands for the path that is written, whatever the payloads look like; a point without it, or
-    with a value of another type, does not pass. ``!=`` is refused, since it would let such a point pass.
+    with a value of another type, does not pass. ``!=`` is refused, since it would let such a point pass, and so are
+    numbers whose neighbours Qdrant takes for the same.
 
     Raises:
         InputError: No condition is given, or one does not say which points may be read.
@@ -272,6 +273,8 @@ class MandatoryConditions:
         conditions = set(map(Condition.parse, self.written))
         if not conditions or any(each.operator == "!=" or not each.written for each in conditions):
             raise InputError("mandatory conditions: expected at least one, such as key=value or key>=value, and no !=")
+        if not all(map(_is_exact, conditions)):
+            raise InputError("mandatory conditions: a number is so large that Qdrant compares it as a float")
         object.__setattr__(self, "written", tuple(sorted(map(str, conditions))))
         parse_filter(self.written)
 
@@ -286,6 +289,16 @@ class MandatoryConditions:
         """Name of a folder for these conditions alone, in readable letters and a hash."""
         text = " ".join(self.written)
         return "-".join((re.sub(r"[^\w=-]", "_", text)[:60], sha256(text.encode()).hexdigest()[:12]))
+
+
+def _is_exact(condition: Condition) -> bool:
+    """Return whether no other number than the one that is written meets a condition, or its bound, on a server."""
+    value = condition.value
+    if isinstance(value, str) and condition.operator in BOUNDS:
+        value = _parsed(value)
+    by_match = condition.operator == "=" and isinstance(value, int)
+    # An integer index of a server keeps larger numbers as the largest integer.
+    return isinstance(value, str) or abs(value) < (_INTEGERS - 1 if by_match else _EXACT_IN_FLOAT)
 
 
 def written_key(key: str) -> str:
@@ -330,7 +343,8 @@ def equals(path: str, value: Value, kind: str | None = None) -> models.FieldCond
     """
     if kind == "datetime" and isinstance(value, str) and (date := _date(value)) is not None:
         return models.FieldCondition(key=path, range=models.DatetimeRange(gte=date, lte=date))
-    by_match = isinstance(value, int) and (kind == "integer" or abs(value) > _EXACT_IN_FLOAT) and abs(value) < _INTEGERS
+    least = 0 if kind == "integer" else _EXACT_IN_FLOAT
+    by_match = isinstance(value, int) and least <= abs(value) < _INTEGERS
     if not isinstance(value, float) and (by_match or isinstance(value, str | bool)):
         return models.FieldCondition(key=path, match=models.MatchValue(value=value))
     return models.FieldCondition(key=path, range=models.Range(gte=value, lte=value))
@@ -386,7 +400,8 @@ def ordered(path: str, bound: str, value: str | int | float, kind: str | None = 
         path: Payload path of the value.
         bound: ``gt``, ``gte``, ``lt`` or ``lte``.
         value: A text may hold a number, as language models write it, or a date; ``20240301`` holds both.
-        kind: Type of the payload index of the path, where it has one.
+        kind: Type of the payload index of the path, where it has one. An index of numbers would answer for a date by
+            its microseconds since 1970, and one of dates for a number: no value passes then.
     """
     number = _parsed(value) if isinstance(value, str) else value
     date = _date(value) if isinstance(value, str) else None
@@ -395,8 +410,11 @@ def ordered(path: str, bound: str, value: str | int | float, kind: str | None = 
         ranges.append(models.Range(**{bound: number}))
     if date is not None:
         ranges.append(models.DatetimeRange(**{bound: date}))
-    if len(ranges) > 1 and kind in ("integer", "float", "datetime"):
-        ranges = ranges[1:] if kind == "datetime" else ranges[:1]
+    if ranges and kind in ("integer", "float", "datetime"):
+        indexed = models.DatetimeRange if kind == "datetime" else models.Range
+        ranges = [bounds for bounds in ranges if isinstance(bounds, indexed)]
+        if not ranges:
+            return models.HasIdCondition(has_id=[])
     conditions = [models.FieldCondition(key=path, range=bounds) for bounds in ranges]
     return None if not conditions else conditions[0] if len(conditions) == 1 else models.Filter(should=list(conditions))
 

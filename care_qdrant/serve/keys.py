@@ -151,7 +151,7 @@ def _parse(file: Path, number: int, line: str) -> tuple[bytes, Key]:
     except InputError:
         raise InputError(
             f"{file}:{number}: after each where, expected one condition, such as tenant=a or year>=2020; != is "
-            "refused, since points without the key would pass"
+            "refused, since points without the key would pass, and so is a number that Qdrant takes for its neighbours"
         ) from None
     if mandatory is not None and "metrics" in words:
         raise InputError(f"{file}:{number}: metrics count the searches of all keys; give a key with where no metrics")

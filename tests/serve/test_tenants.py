@@ -3,7 +3,7 @@
 import inspect
 import json
 from collections.abc import Callable, Iterable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,12 @@ def test_a_line_says_what_may_be_read(tmp_path: Path, line: str, scopes: set[str
         "WHERE tenant=a",
         "wheretenant=a",
         "search tenant=a",
+        "where tenant=18446744073709551615",
+        "where tenant=9223372036854775807",
+        "where tenant=9007199254740993.0",
+        "where tenant=1e19",
+        "where tenant=a where level<=9007199254740993",
+        'where level<="9007199254740993"',
         "metrics where tenant=a",
         "search metrics where tenant=a",
         "search where where tenant=a",
@@ -110,6 +116,59 @@ def test_a_line_that_is_cut_at_a_blank_gives_no_key_more(tmp_path: Path, blank: 
     key = accepted.identify(KEY)
     assert key is not None and len(accepted) == 1
     assert key.scopes == {words[1]} and key.mandatory == MandatoryConditions((words[3],))
+
+
+STORED = [
+    0,
+    1,
+    1.0,
+    2,
+    -1,
+    0.1,
+    20270101,
+    True,
+    "1",
+    "a",
+    "A",
+    "a b",
+    "b",
+    ["a", "b"],
+    [1, 2],
+    [],
+    None,
+    {"a": "a"},
+    "",
+]
+STORED += ["2024-03-01T00:00:00Z", "2027-01-01T00:00:00Z", *(2**53 + n for n in (-1, 0, 1, 2)), 2**60, 2**60 + 1]
+STORED += [2**63 - 2, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1, 20240301 * 10**6, 1_709_251_200 * 10**6]
+CONDITIONS: dict[str, Callable[[Any], bool]] = {
+    "tenant=1": lambda value: value in (1, "1"),
+    'tenant="1"': lambda value: value == "1",
+    "tenant=a": lambda value: value == "a",
+    **{f"tenant={number}": number.__eq__ for number in (2**53, 2**60, 2**63 - 2)},
+    "tenant<=1": lambda value: not isinstance(value, str) and value <= 1,
+    "tenant>=1": lambda value: not isinstance(value, str) and value >= 1,
+    "tenant>2024-03-01": lambda value: isinstance(value, str) and value[:4] == "2027",
+    "tenant<=2024-03-01T00:00:00Z": lambda value: isinstance(value, str) and value[:4] == "2024",
+}
+
+
+@pytest.mark.parametrize("index", [None, "keyword", "integer", "float", "bool", "datetime", "text"])
+def test_no_point_with_another_value_passes(client: QdrantClient, index: Any) -> None:
+    """Whatever the payload index: that of a server answers for values of other types in its own way."""
+    client.create_collection("c", {"v": models.VectorParams(size=1, distance=models.Distance.DOT)})
+    for number, value in enumerate(STORED):
+        point = models.PointStruct(id=number, vector={"v": [1.0]}, payload={"tenant": value})
+        with suppress(ValueError):  # gRPC has no larger integers
+            client.upsert("c", [point], wait=True)
+    if index is not None and not Collection(client, "c").is_embedded:
+        client.create_payload_index("c", "tenant", index, wait=True)
+    for condition, passes in CONDITIONS.items():
+        there = Collection(client, "c", mandatory=MandatoryConditions((condition,)))
+        for record in (record for page in there.scroll() for record in page):
+            stored = record.payload["tenant"]
+            values = stored if isinstance(stored, list) else [stored]
+            assert any(type(value) in (int, float, str) and passes(value) for value in values), (condition, stored)
 
 
 def _own(records: Iterable[Any]) -> set[str]:
