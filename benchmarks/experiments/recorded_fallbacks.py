@@ -16,7 +16,7 @@ import click
 import numpy as np
 import numpy.typing as npt
 from care_trainer.learn.learn import learn
-from care_trainer.learn.settings import UPDATE, LearnSettings
+from care_trainer.learn.settings import LearnSettings
 from qdrant_client import QdrantClient, models
 
 from benchmarks.experiments.learn_from_vectors import COLLECTION, write_collection
@@ -126,7 +126,7 @@ def run(source: Source, seed: int, scratch: Path) -> Run:
 
     def updated(name: str, rows: npt.NDArray[np.int64]) -> Kept:
         asked = QueryFile(Questions([source.log[row] for row in rows], source.logged[rows]), None)
-        settings = replace(UPDATE, seed=seed)
+        settings = LearnSettings(seed=seed)
         learn(client, COLLECTION, scratch / name, settings=settings, questions=lambda _: asked, start=first, force=True)
         return score(scratch / name, source, sample)
 

@@ -242,7 +242,7 @@ def _switch(
 
 
 def _draw(picture: Path | None, comparison: "Comparison", collection: str, before: str, after: str) -> None:
-    from care_qdrant.switch.picture import draw
+    from care_qdrant.cli.switch_picture import draw
 
     if picture is not None:
         picture.parent.mkdir(parents=True, exist_ok=True)

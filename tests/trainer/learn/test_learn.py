@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from care_trainer.learn.learn import learn
-from care_trainer.learn.settings import UPDATE
+from care_trainer.learn.settings import LearnSettings
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import FingerprintMismatch, SchemaMismatch
@@ -112,7 +112,7 @@ def test_new_texts_by_the_same_model_are_searched_without_a_word(copied, caplog)
 
 
 def test_an_update_follows_new_documents(tmp_path: Path) -> None:
-    client, folder, settings = QdrantClient(":memory:"), tmp_path / "queries", replace(UPDATE, batch=64, seed=3)
+    client, folder, settings = QdrantClient(":memory:"), tmp_path / "queries", LearnSettings(batch=64, seed=3)
     write_langchain(client, TEXTS[:400], WordModel().encode(TEXTS[:400]))
     first = learn(client, "articles", folder, settings=SETTINGS)
     add_points(client, range(400, len(TEXTS)), TEXTS[400:], WordModel().encode(TEXTS[400:]))
