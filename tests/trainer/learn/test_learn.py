@@ -1,5 +1,6 @@
 """From a foreign collection to a query encoder: what it finds, what is refused, and what stays refused afterwards."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,13 +8,16 @@ import numpy as np
 import pytest
 from care_trainer.learn.learn import learn
 from care_trainer.learn.settings import LearnSettings
+from click.testing import CliRunner
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.cli import care
 from care_qdrant.errors import FingerprintMismatch, SchemaMismatch
 from care_qdrant.model.care_model import CareModel
 from care_qdrant.model.folder import verify_checkpoint
 from care_qdrant.qdrant.checks import check_contract, require_learned_from
 from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.connection import open_client
 from care_qdrant.search.retriever import Retriever
 from tests.trainer.learn.collections import WordModel, add_points, word_texts, write_langchain
 from tests.trainer.learn.conftest import SETTINGS, TEXTS
@@ -135,3 +139,16 @@ def test_an_update_is_not_measured_on_what_the_earlier_encoder_learned_from(tmp_
     update = learn(client, "articles", folder, settings=SETTINGS, start=folder)
     anew = learn(client, "articles", tmp_path / "anew", settings=SETTINGS)
     assert update.held_out == anew.held_out
+
+
+def test_an_update_that_learns_anew_trains_as_much_as_the_first_time(tmp_path: Path) -> None:
+    """An update's shorter training is for an encoder that is there already."""
+    with open_client(path=tmp_path / "qdrant") as client:
+        write_langchain(client, TEXTS[:300], WordModel().encode(TEXTS[:300]))
+    words = ["learn", "articles", "--path", str(tmp_path / "qdrant"), "--output", str(tmp_path / "queries"), "--json"]
+    first, update = (CliRunner().invoke(care, [*words, *more]) for more in ([], ["--update"]))
+    assert (first.exit_code, update.exit_code) == (0, 0), update.output
+    trained = [
+        {key: json.loads(done.stdout)[key] for key in ("steps", "best_step", "tokens")} for done in (first, update)
+    ]
+    assert trained[0] == trained[1]

@@ -178,10 +178,8 @@ def _learn(
     from care_qdrant.errors import InputError, MissingExtra
     from care_qdrant.progress import parts_bar
     from care_trainer.learn.report import paragraphs, plot, write_report
-    from care_trainer.learn.settings import FOLDER, UPDATE
+    from care_trainer.learn.settings import FOLDER
 
-    if update:
-        settings = replace(UPDATE, sample=settings.sample)
     with target.open() as client, parts_bar() as show:
 
         def note(part: str, done: int, total: int) -> None:

@@ -102,6 +102,9 @@ def learn(
     """Learn a query encoder from one vector of a collection, write it to a CARE folder and register it.
 
     Nothing of the collection but its metadata is changed. An interrupted training run is continued by the same call.
+
+    With ``start``, the folder of an earlier encoder, training continues from that, with less training
+    (`LearnSettings.continued`); where fewer than 100 documents are new to it, it starts anew, with all of it.
     """
     began, cpu_began = time.monotonic(), time.process_time()
     with needs_extra("learn", "learning a query encoder"):
@@ -128,7 +131,9 @@ def learn(
     split = Split.of(pairs, settings, earlier)
     where = f"vector {vector_name!r} of collection {collection.name!r}"
     new_documents = None if earlier is None else split.drift(earlier, settings)
-    if not split.continues:  # an encoder that has learned from the held-out documents would be measured on them
+    if split.continues:
+        settings = settings.continued
+    else:  # an encoder that has learned from the held-out documents would be measured on them
         earlier = None
     state = output.with_name(f".{output.name}.learning")
     trained = train(

@@ -1,6 +1,7 @@
 """The settings of a query encoder that is learned from stored vectors."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 FOLDER = "learn"
 """Folder inside the CARE folder with the report, the plot and the points that were read."""
@@ -44,6 +45,7 @@ class LearnSettings:
     seed: int = 0
     """Seed of the sample, the split, the start and the order of the batches."""
 
-
-UPDATE = LearnSettings(learning_rate=1e-3, epochs=8)
-"""Defaults of an update: the encoder is already trained and only adapts to new documents."""
+    @property
+    def continued(self) -> "LearnSettings":
+        """Settings with which training goes on from an earlier encoder, which only adapts to new documents."""
+        return replace(self, learning_rate=self.learning_rate / 3, epochs=math.ceil(self.epochs * 2 / 7))
