@@ -44,7 +44,7 @@ class Record:
             redacted: Regular expression: what it matches is kept as ``*``; empty for nothing.
         """
         self.folder, self._days, self._redacted = folder, days, re.compile(redacted)
-        self._lock = threading.Lock()
+        self._lock, self._cleaned = threading.Lock(), date.min
         self._is_failing = False
 
     def redact(self, text: str) -> str:
@@ -54,7 +54,7 @@ class Record:
     def keep(
         self, folder_name: str, text: str, hits: Sequence[str], fingerprint: str | None, vector: Sequence[float] | None
     ) -> None:
-        """Add a search to the file of the day, and remove the files of the days that are over.
+        """Add a search to the file of the day; the first one of a day removes the files of the days that are over.
 
         Args:
             folder_name: Folder of the view that was searched.
@@ -64,9 +64,13 @@ class Record:
             vector: The old model's vector of the query, where it was asked; left out if a part of the text is redacted,
                 since the vector tells of that part.
         """
+        now, kept = datetime.now(UTC), self.redact(text)
+        with self._lock:
+            if self._cleaned != now.date():
+                self._remove_before(now.date() - timedelta(days=self._days - 1))
+                self._cleaned = now.date()
         if not self._days:
             return
-        now, kept = datetime.now(UTC), self.redact(text)
         row: dict[str, object] = {
             "time": now.isoformat(timespec="seconds"),
             "text": kept,
@@ -81,7 +85,6 @@ class Record:
             with self._lock:
                 if not file.exists():
                     folder.mkdir(parents=True, exist_ok=True)
-                    self._remove_before(folder, now.date() - timedelta(days=self._days - 1))
                 _append(file, (json.dumps(row, ensure_ascii=False) + "\n").encode(errors="replace"))
             self._is_failing = False
         except OSError as error:
@@ -89,10 +92,15 @@ class Record:
                 logger.warning("searches are not recorded (%s: %s)", error.filename or folder, error.strerror)
             self._is_failing = True
 
-    def _remove_before(self, folder: Path, first: date) -> None:
-        for file in folder.iterdir():
-            if (match := _FILE.fullmatch(file.name)) and match[1] < first.isoformat():
-                file.unlink(missing_ok=True)  # another worker removes the same files
+    def _remove_before(self, first: date) -> None:
+        """Remove the files of the days before, also those of collections and tenants that nobody has searched since."""
+        for depth in ("*", "*/*"):
+            for file in self.folder.glob(f"{depth}/{SEARCHES.format(day='*')}"):
+                if (match := _FILE.fullmatch(file.name)) and match[1] < first.isoformat():
+                    try:
+                        file.unlink(missing_ok=True)  # another worker removes the same files
+                    except OSError as error:
+                        logger.warning("%s: searches of a day that is over are not removed (%s)", file, error.strerror)
 
 
 def _append(file: Path, line: bytes) -> None:

@@ -119,17 +119,46 @@ def test_the_pattern_decides_what_is_redacted(tmp_path: Path, pattern: str, kept
     assert Record(tmp_path, days=1, redacted=pattern).redact("ab 12") == kept
 
 
-@pytest.mark.parametrize("days", [1, 3])
-def test_files_of_days_that_are_over_are_removed(tmp_path: Path, days: int) -> None:
-    folder, today = tmp_path / "c", datetime.now(UTC).date()
-    folder.mkdir()
+@pytest.mark.parametrize("days", [0, 1, 3])
+@pytest.mark.parametrize("place", ["c", "not-searched-any-more", "c/tenant=a-0123"])
+def test_files_of_days_that_are_over_are_removed(tmp_path: Path, days: int, place: str) -> None:
+    folder, today = tmp_path / place, datetime.now(UTC).date()
+    folder.mkdir(parents=True)
     names = [f"searches-{today - timedelta(days=back)}.jsonl" for back in range(1, 5)]
     mine = ["searches.jsonl", "searches-2020-01-01.jsonl.bak", "my-searches-2020-01-01.jsonl", "queries.jsonl"]
     for name in (*names, *mine):
         (folder / name).write_text("{}\n")
     Record(tmp_path, days=days).keep("c", "a", [], None, None)
-    kept = {file.name for file in folder.iterdir()}
-    assert kept == {f"searches-{today}.jsonl", *names[: days - 1], *mine}
+    assert (tmp_path / "c" / f"searches-{today}.jsonl").exists() is bool(days)
+    kept = {file.name for file in folder.iterdir()} - {f"searches-{today}.jsonl"}
+    assert kept == {*names[: max(0, days - 1)], *mine}
+
+
+def test_a_day_that_is_over_is_noticed_by_a_running_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clock:
+        now = staticmethod(lambda _zone: datetime(2026, 11, 30, 0, 0, tzinfo=UTC) + timedelta(hours=next(hours)))
+
+    hours = iter((-1, 0, 1, 24, 48))
+    monkeypatch.setattr("care_qdrant.serve.record.datetime", Clock)
+    record = Record(tmp_path, days=2)
+    for name in ("a", "b", "c", "c", "c"):
+        record.keep(name, "text", [], None, None)
+    left = {f"{file.parent.name} {file.stem[-5:]}" for file in tmp_path.glob("*/*")}
+    assert left == {"c 12-01", "c 12-02"}
+
+
+def test_a_file_that_cannot_be_removed_costs_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_file: Path, **_: bool) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "searches-2020-01-01.jsonl").write_text("{}\n")
+    Record(tmp_path, days=1).keep("c", "a", [], None, None)
+    assert [row["text"] for row in lines(tmp_path / "c")] == ["a"]
+    assert "searches-2020-01-01.jsonl: searches of a day that is over are not removed" in caplog.text
 
 
 def test_a_full_disk_costs_no_search_and_no_line(
