@@ -1,6 +1,5 @@
 """Make a CARE folder of weights: published CARE models, asymmetric sentence-transformers models, two encoders."""
 
-import json
 import logging
 import re
 import shutil
@@ -10,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from care_qdrant.corpus.json_lines import read_rows
 from care_qdrant.encoders.local.weights import read_json, read_settings, settings_of, write_json
 from care_qdrant.encoders.references import REFERENCE_TEXTS
 from care_qdrant.errors import InputError, ModelError, require_packages
@@ -183,9 +183,8 @@ def join_encoders(
 def read_probe_texts(path: Path) -> list[str]:
     """Read the ``text`` of each JSON line."""
     texts = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            texts.append(str(json.loads(line)["text"]))
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f'{path}:{number}: expected {{"text": …}}, found {line[:60]!r}') from error
+    for row, where in read_rows(path):
+        if not isinstance(row.get("text"), str):
+            raise InputError(f'{where}: expected {{"text": …}}, found {str(row)[:60]}')
+        texts.append(row["text"])
     return texts

@@ -18,7 +18,7 @@ from care_qdrant.cli import model as model_cli
 from care_qdrant.encoders.local.architecture import native_config
 from care_qdrant.errors import InputError, ModelError, SchemaMismatch
 from care_qdrant.ingestion.ingest import ingest
-from care_qdrant.model.adopt.importing import import_model
+from care_qdrant.model.adopt.importing import import_model, read_probe_texts
 from care_qdrant.model.card import read_card
 from care_qdrant.model.care_model import CareModel
 from care_qdrant.model.folder import verify_checkpoint
@@ -180,6 +180,18 @@ def test_a_stock_router_model_becomes_a_pair(pair_folder: Path, tmp_path: Path) 
     model = CareModel.load(tmp_path / "care", precision="fp32")
     np.testing.assert_allclose(model.encode_query(QUERIES), stock.encode_query(QUERIES), atol=1e-5)
     np.testing.assert_allclose(model.encode_document(tiny.TEXTS), stock.encode_document(tiny.TEXTS), atol=1e-5)
+
+
+def test_probe_queries_are_read_as_every_file_of_json_lines(tmp_path: Path) -> None:
+    """Blank lines, a byte order mark and the line separators of Unicode inside a text end no line."""
+    file, texts = tmp_path / "probe.jsonl", ["头痛\u2028三天", "fever"]
+    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts]
+    file.write_text("\ufeff" + "\n\n".join(lines) + "\n", encoding="utf-8")
+    assert read_probe_texts(file) == texts
+    for wrong in ('{"text": null}', '{"text": ["a"]}', "[]", "[" * 100_000, '{"text": "caf\xe9"}'):
+        file.write_bytes(wrong.encode("latin-1"))
+        with pytest.raises(InputError):
+            read_probe_texts(file)
 
 
 def test_what_is_no_pair_is_refused(published: Path, tmp_path: Path) -> None:
