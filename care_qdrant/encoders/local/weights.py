@@ -8,12 +8,16 @@ import json
 import logging
 import math
 import shutil
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+from zipfile import is_zipfile
+
+import numpy as np
 
 from care_qdrant.encoders.local.architecture import native_folder
 from care_qdrant.errors import AlteredModel, IncompleteModel, ModelError, counted, needs_extra
@@ -35,6 +39,14 @@ CHECK_FILE = "check_vectors.json"
 _BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U8": 8, "BOOL": 8}
 _BITS |= {"F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "U16": 16, "U32": 32, "U64": 64, "F4": 4, "C64": 64}
 _FLOATS = ("F64", "F32", "F16", "BF16")
+_INFINITY = {
+    "F64": ("<u8", 0x7FF << 52),
+    "F32": ("<u4", 0xFF << 23),
+    "F16": ("<u2", 31 << 10),
+    "BF16": ("<u2", 255 << 7),
+}
+"""Bits of infinity by the type of weights, as an unsigned integer: those of NaN are a larger one, but for the sign."""
+_PIECE_BYTES = 1 << 26
 _PLAIN_STARTS = (True, False, "gaussian", "orthogonal")
 """Initialisations of LoRA that leave the base as it is; the others change it, and peft does not store that."""
 
@@ -141,7 +153,7 @@ def read_tensors(files: Iterable[Path]) -> dict[str, Tensor]:
 def check_model(folder: Path) -> None:
     """Check the weights of a saved sentence-transformers or transformers model, all modules, without loading them.
 
-    Where transformers is not installed (a serving machine), only that each file is whole.
+    Where transformers is not installed (a serving machine), only that each file is whole, and holds numbers.
     """
     from importlib.util import find_spec
 
@@ -150,6 +162,8 @@ def check_model(folder: Path) -> None:
     else:
         with settings_of(folder), readable_model(folder):
             pass
+    for file in sorted(folder.rglob("*.safetensors")):
+        _require_numbers(file)
 
 
 @contextmanager
@@ -168,6 +182,8 @@ def readable_model(folder: str | Path) -> Iterator[Path]:
     """
     folder = Path(folder)
     _check_files(folder)
+    for file in sorted(folder.rglob("pytorch_model*.bin")):
+        deque(_entries(file), maxlen=0)
     if (folder / INT8).is_file():
         with TemporaryDirectory(prefix="care-floats-") as copy:
             _write_floats(folder, Path(copy))
@@ -213,6 +229,20 @@ def _check_files(folder: Path) -> None:
     read_settings(folder)
     for file in sorted(folder.rglob("*.safetensors")):
         read_header(file)
+
+
+def _require_numbers(file: Path) -> None:
+    """Refuse a safetensors file with NaN: a vector may be finite all the same, and is then wrong."""
+    header, start = read_header(file)
+    for name, entry in header.items():
+        if name == "__metadata__" or entry["dtype"] not in _INFINITY:
+            continue
+        kind, infinity = _INFINITY[entry["dtype"]]
+        begin, end = entry["data_offsets"]
+        for at in range(begin, end, _PIECE_BYTES):
+            bits = np.fromfile(file, kind, min(_PIECE_BYTES, end - at) // np.dtype(kind).itemsize, offset=start + at)
+            if (bits & np.iinfo(kind).max // 2 > infinity).any():
+                raise ModelError(f"{file}: {name!r} holds weights that are not numbers (NaN); copy it again")
 
 
 def check_adapter(adapter: Path, base: Path) -> None:
@@ -393,7 +423,7 @@ def _entries(file: Path) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
     import torch
 
     try:
-        content: Mapping[str, Any] = torch.load(file, map_location="meta", weights_only=True, mmap=True)
+        content: Mapping[str, Any] = torch.load(file, map_location="meta", weights_only=True, mmap=is_zipfile(file))
     except Exception as error:  # a zip file's errors, a pickle's errors, torch's own
         raise IncompleteModel(f"{file}: is cut off, or holds more than tensors ({_first_line(error)})") from error
     names = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 import torch
 from care_trainer.models import towers
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
@@ -18,6 +21,7 @@ from transformers import AutoModel
 
 from care_qdrant.cli import model as model_cli
 from care_qdrant.encoders.local.torch import load_sentence_transformer
+from care_qdrant.encoders.local.weights import check_model
 from care_qdrant.encoders.references import keep_check_vectors
 from care_qdrant.errors import AlteredModel, IncompleteModel, InputError, ModelError
 from care_qdrant.model.adopt.importing import join_encoders
@@ -318,6 +322,51 @@ def test_a_module_behind_the_transformer_that_is_cut_off_is_refused(published: P
     for load in (towers.load, load_sentence_transformer):
         with pytest.raises(IncompleteModel, match="cut off"):
             load(tmp_path / "document")
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04cut off"])
+def test_a_module_of_pickled_weights_that_is_damaged_is_refused(
+    pair_folder: Path, content: bytes, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(pair_folder / "document", tmp_path / "document"))
+    [dense] = folder.glob("*_Dense/model.safetensors")
+    dense.unlink()
+    dense.with_name("pytorch_model.bin").write_bytes(content)
+    with pytest.raises(IncompleteModel, match=r"Dense/pytorch_model.bin: is cut off"):
+        CareModel.load(folder, device="cpu").encode_document(TEXTS)
+    with pytest.raises(IncompleteModel, match=r"Dense/pytorch_model.bin: is cut off"):
+        join_encoders(pair_folder / "query", folder, tmp_path / "pair", name="pair")
+    assert not (tmp_path / "pair").exists()
+
+
+@given(
+    dtype=st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int32]),
+    value=st.sampled_from([float("nan"), -float("nan"), float("inf"), -float("inf"), 65504.0, -1e-7, 0.0]),
+    place=st.integers(0, 9),
+)
+def test_weights_that_are_not_numbers_are_found_wherever_they_lie(
+    tmp_path_factory: pytest.TempPathFactory, dtype: torch.dtype, value: float, place: int
+) -> None:
+    folder = tmp_path_factory.mktemp("numbers")
+    weights = torch.ones(2, 5).to(dtype)
+    if dtype.is_floating_point:
+        weights.view(-1)[place] = value
+    save_file({"first": torch.ones(3), "weights": weights, "none": torch.ones(0)}, folder / "model.safetensors")
+    with pytest.raises(ModelError, match="'weights' holds") if weights.isnan().any() else nullcontext():
+        check_model(folder)
+
+
+@pytest.mark.parametrize("side", ["query", "document"])
+def test_a_side_whose_weights_are_not_numbers_is_neither_joined_nor_loaded(
+    pair_folder: Path, side: str, tmp_path: Path
+) -> None:
+    sides = {name: Path(shutil.copytree(pair_folder / name, tmp_path / name)) for name in ("query", "document")}
+    rewrite(sides[side], lambda tensors: {name: tensor.fill_(torch.nan) for name, tensor in tensors.items()})
+    with pytest.raises(ModelError, match="not numbers"):
+        join_encoders(sides["query"], sides["document"], tmp_path / "pair", name="pair")
+    assert not (tmp_path / "pair").exists()
+    with pytest.raises(ModelError, match="not numbers"):
+        CareModel.load(sides[side], device="cpu").encode_query(TEXTS)
 
 
 def test_the_command_refuses_and_leaves_nothing(published: Path, tmp_path: Path) -> None:
