@@ -166,9 +166,8 @@ class OnnxEncoder:
 
 def _load_tokenizer(folder: Path, max_tokens: int) -> Tokenizer:
     tokenizer = read_tokenizer(folder)
-    direction = (tokenizer.truncation or {}).get("direction", "right")
     tokenizer.no_padding()
-    tokenizer.enable_truncation(max_tokens, direction=direction)
+    tokenizer.enable_truncation(max_tokens)  # from the right, as every encoder that was exported
     return tokenizer
 
 

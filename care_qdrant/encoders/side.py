@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, ModelError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -24,8 +24,16 @@ def geometry_by(kinds: Sequence[str]) -> Geometry:
 
 
 def static_limit(tokenizer: "Tokenizer") -> int:
-    """Return the longest input of a static encoder in tokens: the truncation of its tokenizer, its only limit."""
-    return int(tokenizer.truncation["max_length"]) if tokenizer.truncation else UNLIMITED
+    """Return the longest input of a static encoder in tokens: the truncation of its tokenizer, its only limit.
+
+    Raises:
+        ModelError: It cuts texts at their beginning.
+    """
+    if tokenizer.truncation is None:
+        return UNLIMITED
+    if tokenizer.truncation["direction"] != "right":
+        raise ModelError("tokenizer.json cuts long texts at their beginning; save it with truncation at the end")
+    return int(tokenizer.truncation["max_length"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,15 @@ _POOLING_FLAGS = {
     "weightedmean": "pooling_mode_weightedmean_tokens",
     "lasttoken": "pooling_mode_lasttoken",
 }
+_READING = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""Files of the settings of a Transformer, of which the first one counts."""
+_KNOWN_SETTINGS = {"max_seq_length", "do_lower_case", "in_features", "out_features", "bias", "activation_function"}
+"""Settings of a Transformer and a Dense that every version of sentence-transformers has."""
+_OTHER_TOKENS = ("processing_kwargs", "query_length", "document_length", "query_expansion")
+"""Settings by which sentence-transformers alone cuts a text into tokens."""
 _LATER_SETTINGS: dict[str, tuple[Any, ...]] = {
     "transformer_task": ("feature-extraction",),
     "modality_config": ({"text": {"method": "forward", "method_output_name": "last_hidden_state"}},),
@@ -286,12 +296,19 @@ def _described(folder: Path, side: str) -> tuple[Side, int]:
     else:
         pooling = read_json(by_type["Pooling"] / "config.json")
         modes = _pooling_modes(pooling)
+        if own := [key for key in _OTHER_TOKENS if _reading(folder).get(key)]:
+            raise ModelError(
+                f"{folder}: sets {', '.join(own)}, by which sentence-transformers alone reads a text; save it without"
+            )
         eos = _eos(folder) if "lasttoken" in modes else None
         described = Side(pooling="+".join(modes), max_tokens=_max_tokens(folder), prompt=prompt, eos=eos)
         dim = len(modes) * (pooling.get("embedding_dimension") or pooling.get("word_embedding_dimension"))
-    kinds = [*by_type]
-    if "Dense" in kinds and (is_static or kinds.index("Dense") > kinds.index("Pooling")):
-        dim = read_json(by_type["Dense"] / "config.json")["out_features"]
+    kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]
+    for module, kind in list(zip(modules, kinds, strict=True))[
+        kinds.index("StaticEmbedding" if is_static else "Pooling") :
+    ]:
+        if kind == "Dense":
+            dim = read_json(folder / module["path"] / "config.json")["out_features"]
     return described, int(dim)
 
 
@@ -305,9 +322,9 @@ def require_whole_vectors(folder: Path, settings: Mapping[str, Any]) -> None:
 
 
 def _pooling_modes(settings: Mapping[str, Any]) -> list[str]:
-    """Return the pooling modes of a Pooling module; the vectors of several are concatenated."""
+    """Return the pooling modes of a Pooling module, by default the mean; the vectors of several are concatenated."""
     named = settings.get("pooling_mode") or [mode for mode, flag in _POOLING_FLAGS.items() if settings.get(flag)]
-    return [named] if isinstance(named, str) else list(named)
+    return [named] if isinstance(named, str) else list(named) or ["mean"]
 
 
 def geometry_of(folder: Path) -> Geometry:
@@ -368,12 +385,12 @@ def write_for_servers(folder: Path) -> None:
     kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]
     if kinds[0] != "Transformer" or not set(kinds) <= {"Transformer", "Pooling", "Normalize", "Dense"}:
         return
-    reading = _read_optional(folder / "sentence_bert_config.json")
+    reading = _reading(folder)
     files = [folder / module["path"] / "config.json" for module in modules]
     dense = [read_json(file) for file, kind in zip(files, kinds, strict=True) if kind == "Dense"]
-    later = [(settings.get(key), usual) for settings in (reading, *dense) for key, usual in _LATER_SETTINGS.items()]
-    if any(value not in (None, {}, False, *usual) for value, usual in later):
-        return
+    for key, value in chain.from_iterable(settings.items() for settings in (reading, *dense)):
+        if key not in _KNOWN_SETTINGS and value not in (None, {}, False, *_LATER_SETTINGS.get(key, ())):
+            return
     for module, kind, file in zip(modules, kinds, files, strict=True):
         module["type"] = f"sentence_transformers.models.{kind}"
         if kind == "Pooling":
@@ -433,13 +450,21 @@ def _eos(folder: Path) -> str:
 
 
 def _max_tokens(folder: Path) -> int:
-    legacy = _read_optional(folder / "sentence_bert_config.json").get("max_seq_length")
-    limit = legacy or _read_optional(folder / "tokenizer_config.json").get("model_max_length")
+    reading = _reading(folder)
+    own = reading.get("processor_kwargs") or reading.get("tokenizer_args") or {}
+    limit = own.get("model_max_length") or reading.get("max_seq_length")
+    limit = limit or _read_optional(folder / "tokenizer_config.json").get("model_max_length")
     positions = read_json(folder / "config.json").get("max_position_embeddings")
-    limits = [int(value) for value in (limit, positions) if value]
+    # transformers writes 10^30 where a tokenizer has no limit.
+    limits = [int(value) for value in (limit, positions) if value and 0 < value < UNLIMITED]
     if not limits:
         raise ModelError(f"{folder}: says nowhere how many tokens it reads at most")
     return min(limits)
+
+
+def _reading(folder: Path) -> dict[str, Any]:
+    """Return the settings of the Transformer of a saved model."""
+    return next(filter(None, (_read_optional(folder / name) for name in _READING)), {})
 
 
 def _read_optional(path: Path) -> Any:

@@ -16,6 +16,7 @@ from sentence_transformers import SentenceTransformer
 
 from care_qdrant.errors import AlteredModel, IncompleteModel, InputError, ModelError, NewerFormat
 from care_qdrant.model.card import CARD_FILE, read_card
+from care_qdrant.model.care_model import CareModel
 from care_qdrant.model.folder import verify_checkpoint, write_checkpoint
 from tests import tiny
 
@@ -54,7 +55,7 @@ def test_each_side_is_written_as_embeddings_servers_read_it(pair_folder: Path, s
     ("file", "settings", "is_renamed"),
     [
         ("sentence_bert_config.json", {"do_lower_case": True}, True),
-        ("sentence_bert_config.json", {"document_length": 7}, False),
+        ("sentence_bert_config.json", {"tokenizer_args": {"model_max_length": 7}}, False),
         ("Dense", {"use_residual": True, "activation_function": "torch.nn.modules.activation.Tanh"}, False),
     ],
 )
@@ -73,6 +74,8 @@ def test_a_setting_that_changes_vectors_is_kept(
     found = SentenceTransformer(str(tmp_path / "pair/document"), device="cpu").encode_document(tiny.TEXTS)
     assert not np.array_equal(expected, plain)
     np.testing.assert_array_equal(found, expected)
+    own = CareModel.load(tmp_path / "pair", device="cpu").encode_document(tiny.TEXTS)
+    np.testing.assert_allclose(own, expected, atol=1e-4)
     kinds = [module["type"] for module in json.loads((tmp_path / "pair/document/modules.json").read_text())]
     assert kinds[0].startswith("sentence_transformers.models.") is is_renamed
 

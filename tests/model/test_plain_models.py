@@ -28,7 +28,7 @@ from care_qdrant.model.care_model import CareModel
 from care_qdrant.model.folder import write_checkpoint
 from tests import tiny
 
-TEXTS = [*tiny.medical_texts(6), "Fever and COUGH", "短"]
+TEXTS = [*tiny.medical_texts(6), "Fever and COUGH", "短", "咳嗽 [SEP] 发烧"]
 WIDTH = 32
 POOLINGS = ("cls", "mean", "max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens", ("mean", "max"), ("cls", "mean"))
 PROMPTS: tuple[dict[str, str] | None, ...] = (
@@ -92,6 +92,32 @@ def heads(names: Sequence[str], width: int) -> tuple[list[torch.nn.Module], int]
     return made, width
 
 
+OTHER_TOKENS: dict[str, Any] = {
+    "processing_kwargs": {"text": {"add_special_tokens": False}},
+    "query_length": 6,
+    "document_length": 6,
+    "split_special_tokens": True,
+}
+SAVED = (*OTHER_TOKENS, "limit of the tokenizer", "former name", "cut at the beginning")
+
+
+def save_otherwise(folder: Path, how: str, *, lower: bool) -> None:
+    """Change the settings of a saved model to what other versions, or their options, write."""
+    reading, of_tokenizer = folder / "sentence_bert_config.json", folder / "tokenizer_config.json"
+    files = {file: json.loads(file.read_text(encoding="utf-8")) for file in (reading, of_tokenizer)}
+    if how == "former name":
+        reading.unlink()
+        files = {folder / "sentence_roberta_config.json": {"max_seq_length": 16, "do_lower_case": lower}}
+    elif how == "limit of the tokenizer":
+        files[reading]["tokenizer_args"] = {"model_max_length": 12}
+    elif how == "cut at the beginning":
+        files[of_tokenizer]["truncation_side"] = "left"
+    else:
+        files[of_tokenizer if how == "split_special_tokens" else reading][how] = OTHER_TOKENS[how]
+    for file, content in files.items():
+        file.write_text(json.dumps(content), encoding="utf-8")
+
+
 @pytest.fixture(scope="module")
 def routed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A CARE folder whose query side is a table of token vectors."""
@@ -113,7 +139,7 @@ JSON_VALUES = st.recursive(
 
 @given(
     base=st.sampled_from(["bert", "qwen3", "fnet", "gpt2", "t5"]),
-    convolved=st.sampled_from([False, False, True]),
+    between=st.sampled_from([None, None, "cnn", "dense"]),
     pooling=st.sampled_from(POOLINGS),
     include_prompt=st.booleans(),
     after=AFTER,
@@ -124,13 +150,14 @@ JSON_VALUES = st.recursive(
     length=st.sampled_from([8, 32]),
     truncate=st.sampled_from([None, None, None, 8]),
     normalised=st.sampled_from([1, 1, 2, 0]),
+    saved=st.sampled_from([None, None, None, *SAVED]),
 )
 @settings(max_examples=40)
 def test_vectors_are_those_of_sentence_transformers_or_refused(
     towers: dict[str, Path],
     tmp_path_factory: pytest.TempPathFactory,
     base: str,
-    convolved: bool,
+    between: str | None,
     pooling: str | tuple[str, str],
     include_prompt: bool,
     after: list[str],
@@ -141,22 +168,27 @@ def test_vectors_are_those_of_sentence_transformers_or_refused(
     length: int,
     truncate: int | None,
     normalised: int,
+    saved: str | None,
 ) -> None:
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("random") / "model"
     first = Transformer(str(towers[base]), max_seq_length=length, do_lower_case=lower)
     width = int(first.get_embedding_dimension())
-    between = [CNN(width, out_channels=width // 2, kernel_sizes=[1, 3])] if convolved else []
+    own: dict[str | None, list[torch.nn.Module]] = {
+        "cnn": [CNN(width, out_channels=width // 2, kernel_sizes=[1, 3])],
+        "dense": [Dense(width, width, module_input_name="token_embeddings")],
+    }
+    of_tokens = own.get(between, [])
     pooled = Pooling(width, pooling, include_prompt=include_prompt)  # type: ignore[arg-type]
     width = int(pooled.get_embedding_dimension())
     last, dim = heads(after, width)
     tail: list[torch.nn.Module] = (
         [Normalize(), Dense(dim, dim), Normalize()][-2 * normalised + 1 :] if normalised else []
     )
-    modules: list[torch.nn.Module] = [first, *between, pooled, *last, *tail]
+    modules: list[torch.nn.Module] = [first, *of_tokens, pooled, *last, *tail]
     if routed == "after pooling":
         routes = [[*last, Dense(dim, 8)] for _ in range(2)]
-        modules = [first, *between, pooled, Router.for_query_document(*routes), *tail]
+        modules = [first, *of_tokens, pooled, Router.for_query_document(*routes), *tail]
     elif routed == "whole":
         modules = [Router.for_query_document([first, pooled, *tail], [first, pooled, *tail])]
     known = default if default in (prompts or {}) else None
@@ -164,11 +196,14 @@ def test_vectors_are_those_of_sentence_transformers_or_refused(
         modules=modules, device="cpu", prompts=prompts, default_prompt_name=known, truncate_dim=truncate
     )
     made.save_pretrained(str(folder), create_model_card=False)
+    if routed != "whole" and saved is not None:
+        save_otherwise(folder, saved, lower=lower)
     stock = SentenceTransformer(str(folder), device="cpu")
     try:
         model = CareModel.load(folder, device="cpu")
+        assert model.query_encoder.dim == model.dim and model.document_tokenizer.max_tokens == stock.max_seq_length
     except ModelError as error:
-        assert routed != "no" or truncate is not None or not normalised, error
+        assert routed != "no" or truncate is not None or not normalised or saved in OTHER_TOKENS, error
         return
     assert routed == "no" and truncate is None and normalised and model.geometry == "unit"
     for own, theirs in ((model.encode_query, stock.encode_query), (model.encode_document, stock.encode_document)):
@@ -227,6 +262,32 @@ SETTINGS = (
     *("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json", "1_Pooling/config.json"),
     *("config.json", "tokenizer_config.json", "tokenizer.json"),
 )
+
+
+def test_a_tokenizer_without_a_limit_is_refused_where_the_model_has_none_either(
+    towers: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(towers["t5"], tmp_path / "t5"))
+    for name, unlimited in (
+        ("sentence_bert_config.json", {"max_seq_length": None}),
+        ("tokenizer_config.json", {"model_max_length": 10**30}),
+    ):
+        content = json.loads((folder / name).read_text(encoding="utf-8"))
+        (folder / name).write_text(json.dumps({**content, **unlimited}), encoding="utf-8")
+    with pytest.raises(ModelError, match="says nowhere how many tokens"):
+        CareModel.load(folder, device="cpu")
+
+
+@pytest.mark.parametrize("flags", [{}, {"pooling_mode_cls_token": False}, {"pooling_mode_max_tokens": True}])
+def test_a_pooling_without_a_named_mode_is_the_mean_as_in_sentence_transformers(
+    towers: dict[str, Path], tmp_path: Path, flags: dict[str, bool]
+) -> None:
+    folder = Path(shutil.copytree(towers["bert"], tmp_path / "bert"))
+    settings = {"word_embedding_dimension": WIDTH, **flags}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    expected, model = SentenceTransformer(str(folder), device="cpu").encode(TEXTS), CareModel.load(folder, device="cpu")
+    assert model.dim == WIDTH
+    np.testing.assert_allclose(model.encode_query(TEXTS), expected, atol=1e-5)
 
 
 @given(name=st.sampled_from(SETTINGS), seed=st.integers(0, 10**6))

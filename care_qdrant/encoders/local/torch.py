@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from pickle import PickleError
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -64,6 +65,9 @@ _TOLERANCE = 1e-2
 """Largest accepted distance of a vector's length from 1: bfloat16 has eight bits of precision."""
 _SHORT, _LONG = "a", "a b c d e f g h i"
 """A short text, and a longer one with which it is padded."""
+_MIXED = "HbA1c ÄÖ Café ﬁ 头痛"
+_MOST_REPEATED = 4_096
+"""Repetitions of the longer text in one that is cut off."""
 _PADDING_LIMITS = {"torch.float32": 1e-5}
 """Largest distance, as 1 - cosine, between a text's vector alone and in a batch with a longer text, by dtype; 1e-2 for
 types of less precision. Above it, padding takes part in the vector."""
@@ -105,6 +109,8 @@ class TorchEncoder:
         with self._lock:
             self.max_tokens = self._limit(max_tokens)
             self._copy = self._copy_tokenizer()
+            if self._copy is not None and not self._is_table:
+                require_same_tokens(model, self._copy.encode, self.max_tokens, side)
         self.prompt = prompt if prompt is not None else (self._model.prompts.get(side) or "")
         self.dim = int(self._model.get_embedding_dimension() or 0)
         self.budget = Budget(batch_tokens or (CPU_BATCH_TOKENS if self.device == "cpu" else BATCH_TOKENS))
@@ -379,6 +385,28 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
+def require_same_tokens(
+    model: "SentenceTransformer", read: Callable[[str], Encoding], max_tokens: int, side: Literal["query", "document"]
+) -> None:
+    """Refuse a model whose texts sentence-transformers cuts into other tokens than ``read``.
+
+    Each of its versions may add settings that do so.
+
+    Raises:
+        ModelError: Some text has other tokens.
+    """
+    special = " ".join(map(str, model.tokenizer.all_special_tokens))
+    for text in (_SHORT, f"{_MIXED} {special}", _LONG * min(max_tokens, _MOST_REPEATED)):
+        own = stock = None
+        with suppress(ValueError), tokenizer_errors():  # of a text that the tokenizer does not know
+            own, stock = read(text).ids, model.preprocess([text], task=side)["input_ids"][0].tolist()
+        if own != stock:
+            raise ModelError(
+                f"sentence-transformers reads {text[:40]!r} as other tokens than the tokenizer gives; save the model "
+                f"with max_seq_length = {max_tokens} and without further settings of its tokenizer"
+            )
+
+
 def cuts_unit_vectors(model: "SentenceTransformer") -> bool:
     """Return whether a model has a linear layer after its normalisation: its vectors must not be normalised again."""
     return geometry_by([type(module).__name__ for module in model.children()]) == "cut"
@@ -458,7 +486,7 @@ def loading(folder: str | Path) -> Iterator[None]:
 
 _OF_A_BROKEN_MODEL = (
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError),
-    *(OSError, RuntimeError, TypeError, ValueError),
+    *(EOFError, OSError, PickleError, RuntimeError, TypeError, ValueError),
 )
 """Errors of sentence-transformers and torch where the modules of a folder do not fit together, or lack a setting."""
 
@@ -469,6 +497,8 @@ def _run_once(model: "SentenceTransformer") -> "SentenceTransformer":
     The second one is longer, so that the padding is read as well.
     """
     _take_any_dtype(model)
+    if wrong := next((name for name, weights in model.named_parameters() if bool(weights.isnan().any())), None):
+        raise ValueError(f"weights of {wrong} are not numbers")
     vectors, dim = model.encode_query([_SHORT, _LONG], show_progress_bar=False), model.get_embedding_dimension()
     width = vectors.shape[1]
     if width != dim:

@@ -18,7 +18,8 @@ import numpy as np
 
 from care_qdrant.destinations import require_writable
 from care_qdrant.encoders.agreement import LEAST_INT8_WEIGHTS
-from care_qdrant.encoders.local.torch import cuts_unit_vectors, load_sentence_transformer
+from care_qdrant.encoders.batching import read_tokenizer
+from care_qdrant.encoders.local.torch import cuts_unit_vectors, load_sentence_transformer, require_same_tokens
 from care_qdrant.encoders.local.weights import INT8, read_tensors, weight_files
 from care_qdrant.encoders.onnx import OnnxEncoder
 from care_qdrant.encoders.references import REFERENCE_TEXTS, Reference, make_references
@@ -225,8 +226,13 @@ def _load_tower(folder: Path) -> "SentenceTransformer":
     with needs_extra("onnx", "the ONNX export"):
         import onnxscript  # noqa: F401  # torch's exporter needs it
 
-    describe_side(folder, "query")  # refuses modules that make no single vector of a text
+    settings, _ = describe_side(folder, "query")  # refuses modules that make no single vector of a text
     tower = load_sentence_transformer(folder, "cpu", "float32")
+    if settings.special_tokens:
+        tokenizer = read_tokenizer(folder)
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(settings.max_tokens)
+        require_same_tokens(tower, tokenizer.encode, settings.max_tokens, "query")
     if not all(getattr(module, "include_prompt", True) for module in tower):
         raise ModelError(
             f"{folder}: pools without its prompt, which the exported graph cannot; pool over the prompt too"
