@@ -34,21 +34,28 @@ def compare_results(folders: Sequence[Path]) -> list[TaskComparison]:
 
 
 def _compare(task: TaskInfo, saved: Mapping[str, tuple[Result, list[PerQuery]]]) -> TaskComparison:
-    scores: dict[str, list[float]] = {}
-    for label, (result, entries) in saved.items():
+    entries: dict[str, PerQuery] = {}
+    for label, (result, per_query) in saved.items():
         info = _find(result, task.name)
         if info is None or info.revision != task.revision:
             raise InputError(
                 f"{label}: task {task.name} has other data ({info and info.revision[:12]}, not "
                 f"{task.revision[:12]}); scores over different queries cannot be paired"
             )
-        for entry in entries:
-            if entry.task == task.name:
-                scores[f"{label}/{entry.system}"] = entry.scores[task.measure]
-    base = next(iter(scores))
+        entries |= {f"{label}/{entry.system}": entry for entry in per_query if entry.task == task.name}
+    base, first = next(iter(entries.items()))
+    scores = {name: _in_order(entry, first.queries, task.measure, name) for name, entry in entries.items()}
     means = {name: sum(values) / len(values) for name, values in scores.items()}
     intervals = {name: mean_interval(values) for name, values in scores.items()}
     return TaskComparison(task.name, task.measure, means, intervals, compare_with_base(base, scores))
+
+
+def _in_order(entry: PerQuery, queries: Sequence[str], measure: str, name: str) -> list[float]:
+    """Return the scores of an entry in the order of these queries."""
+    of_query = dict(zip(entry.queries, entry.scores.get(measure, ()), strict=False))
+    if of_query.keys() != set(queries):
+        raise InputError(f"{name}: has {measure} of other queries on task {entry.task}; scores cannot be paired")
+    return [of_query[query] for query in queries]
 
 
 def _find(result: Result, task: str) -> TaskInfo | None:
