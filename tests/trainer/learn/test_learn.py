@@ -18,6 +18,7 @@ from care_qdrant.model.folder import verify_checkpoint
 from care_qdrant.qdrant.checks import check_contract, require_learned_from
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
+from care_qdrant.search.judged import QueryFile, Questions
 from care_qdrant.search.retriever import Retriever
 from tests.trainer.learn.collections import WordModel, add_points, word_texts, write_langchain
 from tests.trainer.learn.conftest import SETTINGS, TEXTS
@@ -59,6 +60,33 @@ def test_an_interrupted_run_is_continued_to_the_same_encoder(tmp_path: Path) -> 
     assert halves.training.steps == whole.training.steps and halves.held_out.recall_at_10 == pytest.approx(
         whole.held_out.recall_at_10, abs=0.1
     )
+
+
+@pytest.mark.parametrize("change", ["nothing", "questions", "texts"])
+def test_a_run_of_other_texts_or_questions_does_not_continue_an_interrupted_one(change: str, tmp_path: Path) -> None:
+    client, first = QdrantClient(":memory:"), list[int]()
+    write_langchain(client, TEXTS, WordModel().encode(TEXTS))
+
+    def run(last: int, questions: QueryFile | None = None) -> None:
+        def stop(part: str, done: int, _total: int) -> None:
+            if part == "training":
+                first.append(done)
+                if done >= last:
+                    raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            read = None if questions is None else lambda _: questions
+            learn(client, "articles", tmp_path / "out", settings=SETTINGS, questions=read, on_progress=stop)
+
+    run(100)
+    first.clear()
+    if change == "texts":
+        client.delete_collection("articles")
+        write_langchain(client, [f"{text}附记。" for text in TEXTS], WordModel().encode(TEXTS))
+    asked = [text[:20] for text in TEXTS[:40]]
+    log = QueryFile(Questions(asked, WordModel().encode(asked)), None) if change == "questions" else None
+    run(0, log)
+    assert (first[0] > 1) == (change == "nothing")
 
 
 @pytest.mark.parametrize("distance", [models.Distance.DOT, models.Distance.EUCLID])

@@ -3,11 +3,9 @@
 A sentence or the title of a held-out document has to find its document.
 """
 
-import hashlib
-import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -110,11 +108,6 @@ class Split:
         candidates = np.concatenate([self.pairs.vectors[new], self.candidates])
         encoded = replace(earlier.table, basis=None).encode(questions)
         return measure(ranks(encoded, candidates, np.arange(len(new))), len(candidates))
-
-    def digest(self, settings: LearnSettings) -> str:
-        """Return what an interrupted run must have in common with this one to be continued."""
-        content = [asdict(settings), list(map(str, self.pairs.ids)), len(self.train)]
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def question_of(text: str, title: str, generator: np.random.Generator) -> str:

@@ -1,7 +1,9 @@
 """One training run: split, tokenizer, start, the table without the held-out texts and then with them."""
 
+import hashlib
+import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -169,11 +171,19 @@ class Trainings:
             settings,
             score,
             lambda done, total: self.on_step(self.steps_before + done, self.steps_before + total * self.fits_left),
-            tables.Resume(self.state / f"{name}.npz", self.split.digest(self.settings)),
+            tables.Resume(self.state / f"{name}.npz", self._digest(texts)),
         )
         self.steps_before += fit.steps
         self.fits_left -= 1
         return fit
+
+    def _digest(self, texts: TrainingTexts) -> str:
+        """Return what an interrupted run must have in common with this one to be continued."""
+        digest = hashlib.sha256(json.dumps(asdict(self.settings)).encode())
+        earlier = [] if self.earlier is None else [self.earlier.table.vectors]
+        for part in (texts.tokens.flat, texts.tokens.starts, texts.targets, *earlier):
+            digest.update(np.ascontiguousarray(part).data)
+        return digest.hexdigest()
 
     def _read(self, tokens: Tokens, rows: npt.NDArray[np.int64]) -> TrainingTexts:
         texts, targets = [self.split.texts[row] for row in rows], self.split.pairs.vectors[rows]
