@@ -36,8 +36,11 @@ def show_report(report: Any, *, as_json: bool = False) -> None:
 
 def show_json(value: Any) -> None:
     """Print a value as one line of JSON."""
+    line = json.dumps(value, ensure_ascii=False, default=float)
+    # JSON has no NaN and no Infinity, which a payload of the embedded database may hold.
+    value = json.loads(line, parse_constant=lambda _: None)
     # The path of a file may hold bytes that are not UTF-8: in JSON they are escapes.
-    line = json.dumps(value, ensure_ascii=False, default=float).encode("utf-8", "backslashreplace").decode()
+    line = json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
     click.echo(harmless(line))
 
 

@@ -65,6 +65,17 @@ def test_an_escape_is_one_of_json(text: str) -> None:
     assert json.loads(harmless(json.dumps(text, ensure_ascii=False))) == text
 
 
+@given(
+    st.recursive(st.floats() | st.text(max_size=3), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+)
+def test_a_report_in_json_is_one_to_every_reader(value: object) -> None:
+    """Python writes NaN and Infinity, which JSON does not have, and a payload may hold them."""
+    with terminal() as stream:
+        show_json({"payload": value})
+    read = json.loads(stream.getvalue(), parse_constant=pytest.fail)
+    assert read == json.loads(json.dumps({"payload": value}), parse_constant=lambda _: None)
+
+
 def test_texts_of_others_are_harmless_wherever_they_are_printed() -> None:
     logs.set_up_logs()
     with terminal() as stream:
