@@ -6,6 +6,7 @@ of any age does no harm; points that were added or edited since are left to `car
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from care_qdrant.bulk.job import MANIFEST, Job, Manifest
@@ -13,9 +14,8 @@ from care_qdrant.bulk.slices import Plan, list_slices
 from care_qdrant.bulk.units import require_same
 from care_qdrant.contracts.layouts import Layout
 from care_qdrant.encoders import TokenCounter
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, UnusableText
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.types import half_character
 from care_qdrant.vectors.points import stored_text
 from care_qdrant.vectors.preflight import examine
 
@@ -49,9 +49,7 @@ def plan_points(
     draft = replace(draft, collection=target.name, text_field=layout.text_field, overflow="truncate")
     if former is not None:
         require_same(former, draft, job.url, sparse=False)
-    sample = _sample(target, layout)
-    share = sum(counter.count_tokens(sample)) / max(1, sum(map(len, sample)))
-    plan = Plan(job, draft, layout, share)
+    plan = Plan(job, draft, layout, _tokens_per_character(target, layout, counter))
     new = list_slices(plan, target, preflight.points, on_progress)
     units = former.units if former is not None else ()
     if not units and not new:
@@ -65,8 +63,14 @@ def plan_points(
     return manifest
 
 
-def _sample(target: Collection, layout: Layout) -> list[str]:
-    """Return the texts of sampled points that can be encoded."""
+def _tokens_per_character(target: Collection, layout: Layout, counter: TokenCounter) -> float:
+    """Return the tokens per character of the texts of sampled points, those left out that the model cannot read."""
     payloads = [record.payload or {} for record in target.sample(SAMPLED)]
-    texts = (stored_text(layout, payload) for payload in payloads if layout.of_point(payload).find_text(payload))
-    return [text for text in texts if not half_character(text)]
+    tokens = characters = 0
+    for payload in payloads:
+        if layout.of_point(payload).find_text(payload):
+            with suppress(UnusableText):  # which its worker rejects
+                text = stored_text(layout, payload)
+                tokens += counter.count_tokens([text])[0]
+                characters += len(text)
+    return tokens / max(1, characters)

@@ -11,7 +11,7 @@ from care_qdrant.contracts.layouts import NODE_TEXTS, Layout, guess_layout, look
 from care_qdrant.contracts.payload import content_hash, node_embedded_texts, stored_hash
 from care_qdrant.contracts.stand_in import STAND_INS
 from care_qdrant.encoders import TokenCounter
-from care_qdrant.errors import InputError, counted
+from care_qdrant.errors import InputError, UnusableText, counted
 from care_qdrant.ingestion.pipeline import WINDOW_TEXTS, Task, Window
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.readable import PointId
@@ -122,10 +122,14 @@ class PointReader:
             else:
                 text = stored_text(self.layout, payload)
                 todo.append((record.id, text, expected, self.layout.of_point(payload).conditions(payload)))
-        lengths = self.counter.count_tokens([text for _, text, _, _ in todo])
+        names = [f"point {id_!r}" for id_, *_ in todo]
+        try:
+            lengths = self.counter.count_tokens([text for _, text, _, _ in todo])
+        except UnusableText as error:
+            raise error.named(names) from error
         window.encode += [
-            PointTask(id_, digest, text=text, tokens=tokens, name=f"point {id_!r}", kind="attach", unchanged=unchanged)
-            for (id_, text, digest, unchanged), tokens in zip(todo, lengths, strict=True)
+            PointTask(id_, digest, text=text, tokens=tokens, name=name, kind="attach", unchanged=unchanged)
+            for (id_, text, digest, unchanged), tokens, name in zip(todo, lengths, names, strict=True)
         ]
 
 

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from care_qdrant.bulk.load import load_points, verify
 from care_qdrant.bulk.points import plan_points
 from care_qdrant.bulk.units import read_unit
 from care_qdrant.cli import care
-from care_qdrant.errors import ContractError, InputError
+from care_qdrant.errors import ContractError, InputError, UnusableText
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.qdrant.readable import SLICES_SINCE
@@ -91,6 +91,30 @@ def test_a_job_writes_what_attach_writes(client: QdrantClient, tmp_path: Path) -
     assert attach_vector(client, "docs", MODEL).encoded == 0
     assert verify(Job(str(tmp_path)), Collection(client, "docs")).problems == []
     assert verify_collection(client, "docs", MODEL).problems == []
+
+
+def test_a_text_on_which_the_tokenizer_fails_stops_no_plan_and_is_named_by_attach(
+    client: QdrantClient, tmp_path: Path
+) -> None:
+    class Choosy(HashModel):
+        """Its tokenizer fails on one text, as one without an unknown token does."""
+
+        def __init__(self) -> None:
+            super().__init__(max_tokens=40)
+            count = self._encoder.count_tokens
+
+            def count_or_fail(texts: Sequence[str]) -> list[int]:
+                if failing := {place: "fails" for place, text in enumerate(texts) if "（7）" in text}:
+                    raise UnusableText(failing)
+                return count(texts)
+
+            self._encoder.count_tokens = count_or_fail  # type: ignore[method-assign]
+
+    fill(client, "docs")
+    planned = plan(client, tmp_path / "job", model=Choosy())
+    assert sum(unit.documents for unit in planned.units) == 49 and planned.tokens > 0
+    with pytest.raises(UnusableText, match="point 7 fails"):
+        attach_vector(client, "docs", Choosy())
 
 
 def test_what_others_write_meanwhile_is_left_alone_and_planned_next(client: QdrantClient, tmp_path: Path) -> None:
