@@ -105,6 +105,29 @@ def test_no_step_mixes_sources_on_any_number_of_processes(
         assert set(seen.values()) == {1}
 
 
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    weights=st.lists(st.sampled_from([0.1, 0.5, 1.0, 2.5]), min_size=4, max_size=4),
+    batch_size=st.integers(1, 4),
+    processes=st.integers(1, 3),
+    by_source=st.booleans(),
+)
+def test_every_weight_of_a_small_source_makes_an_epoch_as_long_as_it_says(
+    sizes: list[int], weights: list[float], batch_size: int, processes: int, by_source: bool
+) -> None:
+    codes = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+    sources = (codes, [str(number) for number in range(len(sizes))]) if by_source else None
+    of_row = [weights[code] for code in codes]
+    try:
+        sampler = EpochSampler(
+            range(len(codes)), batch_size, False, of_row, codes, sources=sources, processes=processes
+        )
+    except InputError:  # an epoch without a row
+        assert sum(of_row) < len(sizes)
+        return
+    assert len(_epoch(sampler, 1)) == len(sampler) > 0
+
+
 def test_sources_alternate_at_random_and_weights_count() -> None:
     weights = [1.0 if row % 3 else 0.5 for row in range(60)]
     sampler = EpochSampler(range(60), 4, False, weights, lengths=range(60), sources=SOURCES)

@@ -120,4 +120,5 @@ class EpochSampler(DefaultBatchSampler):
             batches.extend(part[at : at + self.batch_size] for at in range(0, len(part), self.batch_size))
         full = [batch for batch in batches if len(batch) == self.batch_size]
         rest = [batch for batch in batches if len(batch) < self.batch_size]
-        return np.concatenate([full[at] for at in random.permutation(len(full))] + rest)
+        # A source of one row may draw none in an epoch.
+        return np.concatenate([order[:0], *(full[at] for at in random.permutation(len(full))), *rest])
