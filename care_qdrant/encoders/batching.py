@@ -99,6 +99,7 @@ class TokenizerFile:
 
 def unread_words(unread: UnreadWords, text: str, read: Callable[[str], Encoding]) -> list[str]:
     """Return the words of a text that its tokenizer does not read: all of them where it fails on the text."""
+    text = text.encode(errors="ignore").decode()  # half characters are no words
     try:
         [encoding] = tokenised([text], read)
     except UnusableText:

@@ -21,6 +21,7 @@ from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.encoders.ahead import Meter, alike_of, calls_of, run_ahead
 from care_qdrant.encoders.batching import ALIKE, token_batches
 from care_qdrant.encoders.usable import require_usable
+from care_qdrant.errors import UnusableText
 from care_qdrant.ingestion.settings import DocumentModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import tune_embedded
@@ -99,7 +100,10 @@ def document_vectors(model: DocumentModel, dim: int) -> Maker:
     """Return the maker that encodes with a model's document encoder, and refuses vectors that no search would find."""
 
     def make(tasks: Sequence[Task]) -> Rows:
-        vectors = model.document_encoder.encode([task.text for task in tasks])
+        try:
+            vectors = model.document_encoder.encode([task.text for task in tasks])
+        except UnusableText as error:
+            raise error.named([task.name for task in tasks]) from error
         require_usable(vectors, (len(tasks), dim), lambda row: tasks[row].name)
         return vectors
 

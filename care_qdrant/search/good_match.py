@@ -16,6 +16,7 @@ import numpy as np
 
 from care_qdrant.contracts.layouts import read_hit
 from care_qdrant.contracts.metadata import GOOD_MATCH
+from care_qdrant.errors import UnusableText
 from care_qdrant.qdrant.measurements import Measurement
 from care_qdrant.search.fusion import NEAREST_LEAST
 from care_qdrant.search.overview import SAMPLE_POINTS, Question, own_questions
@@ -121,7 +122,10 @@ def measure_good_match(
         if time.monotonic() > until:
             return None
         asked = questions[start : start + _BATCH]
-        answers = retriever.search([question.text for question in asked], 2, encode=encode)
+        try:
+            answers = retriever.search([question.text for question in asked], 2, encode=encode)
+        except UnusableText:  # one has no token that the model weighs
+            continue
         for question, hits in zip(asked, answers, strict=True):
             others = (hit.score for hit in hits if hit.document_id != question.document_id)
             scores += list(others)[:1]

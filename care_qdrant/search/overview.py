@@ -11,7 +11,7 @@ from care_qdrant.contracts.layouts import read_hit
 from care_qdrant.errors import InputError
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.search.conditions import written_key
-from care_qdrant.types import Hit
+from care_qdrant.types import Hit, half_character
 
 Scalar = str | int | float | bool
 
@@ -68,7 +68,7 @@ def own_questions(hits: Iterable[Hit]) -> list[Question]:
     """Return one question of each text, no question twice; those that ask something come first."""
     questions: dict[str, Question] = {}
     for hit in hits:
-        if text := _question(hit.title or hit.text):
+        if (text := _question(hit.title or hit.text)) and not half_character(text):
             questions.setdefault(text, Question(text, hit.document_id))
     return sorted(questions.values(), key=lambda question: _ASKS.search(question.text) is None)
 

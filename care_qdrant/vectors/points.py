@@ -15,7 +15,7 @@ from care_qdrant.errors import InputError, UnusableText, counted
 from care_qdrant.ingestion.pipeline import WINDOW_TEXTS, Task, Window
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.readable import PointId
-from care_qdrant.types import CARE_KEY, embedded_text, half_character
+from care_qdrant.types import CARE_KEY, embedded_text, half_character, is_blank
 
 MOST_UNREADABLE = 100
 """Largest number of ids that a report lists for points with half a character in their text."""
@@ -174,21 +174,22 @@ def expected_hash(layout: Layout, payload: Mapping[str, Any], vector_name: str, 
 
 
 def is_unreadable(layout: Layout, payload: Mapping[str, Any]) -> bool:
-    """Return whether a point has a text, and its text or title holds half a character."""
-    return layout.of_point(payload).find_text(payload) is not None and bool(
-        half_character(stored_text(layout, payload))
-    )
+    """Return whether a point has a text that no encoder reads: with half a character, or with nothing that shows."""
+    if layout.of_point(payload).find_text(payload) is None:
+        return False
+    text = stored_text(layout, payload)
+    return bool(half_character(text)) or is_blank(text)
 
 
 def unreadable_warning(points: Sequence[PointId]) -> str | None:
-    """Return the warning about points with half a character in their text; None without such points."""
+    """Return the warning about points whose text no encoder reads; None without such points."""
     if not points:
         return None
     count = f"{len(points)} points" if len(points) < MOST_UNREADABLE else f"{MOST_UNREADABLE} or more points"
     which = f"point {points[0]!r}" if len(points) == 1 else f"{count} (the first is {points[0]!r})"
     return (
-        f"a text of {which} holds an unpaired surrogate, which is not a character: no encoder reads it, so it has no "
-        "vector, and no search finds it. Fix the text, then run care attach again"
+        f"a text of {which} holds an unpaired surrogate, which is not a character, or invisible characters alone: no "
+        "encoder reads it, so it has no vector, and no search finds it. Fix the text, then run care attach again"
     )
 
 

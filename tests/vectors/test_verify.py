@@ -20,8 +20,11 @@ from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
+from care_qdrant.search.good_match import fixed_questions, measure_good_match
+from care_qdrant.search.retriever import Retriever
 from care_qdrant.types import Document, point_id
 from care_qdrant.vectors.attach import AttachSettings, attach_vector
+from care_qdrant.vectors.status import inspect_collection
 from care_qdrant.vectors.verify import verify_collection
 from care_qdrant.vectors.verify_report import VerifyReport, VerifySettings
 from tests.tiny import HashModel
@@ -241,11 +244,12 @@ def test_an_attach_that_has_not_begun_its_points(attached: QdrantClient) -> None
     assert report.problems
 
 
-def test_half_a_character_is_named_and_stops_no_other_point() -> None:
-    """Only the embedded database can hold one."""
+@pytest.mark.parametrize("unread", ["第17条：少吃盐。\ud835", "\u200b\u2060", "\ue000\ue001", "\x07\x1b"])
+def test_a_text_that_no_encoder_reads_is_named_and_stops_no_other_point(unread: str) -> None:
+    """Half a character, which only the embedded database can hold, and characters that show nothing."""
     client, model = QdrantClient(":memory:"), CareModel.load()
     client.create_collection("c", {"old": models.VectorParams(size=4, distance=models.Distance.COSINE)})
-    rows = [f"第{n}条：少吃盐。" + "\ud835" * (n == 17) for n in range(40)]
+    rows = [unread if n == 17 else f"第{n}条：少吃盐。" for n in range(40)]
     points = [
         models.PointStruct(id=n, vector={"old": [1, 0, 0, n]}, payload={"text": row}) for n, row in enumerate(rows)
     ]
@@ -256,6 +260,10 @@ def test_half_a_character_is_named_and_stops_no_other_point() -> None:
     assert (found.with_text, found.covered, found.unreadable) == (39, 39, [17])
     (problem,) = found.problems
     assert problem.startswith("a text of point 17 holds an unpaired surrogate")
+    assert inspect_collection(Collection(client, "c")).unread_by_included is not None
+    retriever = Retriever(client, "c", model)
+    measured = measure_good_match(retriever, fixed_questions(retriever))
+    assert measured is not None and measured.score is not None
     client.set_payload("c", {"text": "第17条：少吃盐。"}, points=[17])
     assert attach_vector(client, "c", model).encoded == 1
     assert verify_collection(client, "c", model).problems == []
