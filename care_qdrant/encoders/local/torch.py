@@ -396,7 +396,7 @@ def require_same_tokens(
         ModelError: Some text has other tokens.
     """
     special = " ".join(map(str, model.tokenizer.all_special_tokens))
-    for text in (_SHORT, f"{_MIXED} {special}", _LONG * min(max_tokens, _MOST_REPEATED)):
+    for text in (_SHORT, f"{special} {_MIXED}", _LONG * min(max_tokens, _MOST_REPEATED)):
         own = stock = None
         with suppress(ValueError), tokenizer_errors():  # of a text that the tokenizer does not know
             own, stock = read(text).ids, model.preprocess([text], task=side)["input_ids"][0].tolist()
