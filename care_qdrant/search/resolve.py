@@ -116,7 +116,7 @@ class CollectionResolver:
         if config.expected not in (None, active.now.fingerprint):
             self._told = active.now
             logger.warning(
-                "collection %r was switched to vector %r of model %s, and this search is by another model: it goes on "
+                "collection %r was switched to vector %r by %s, and this search is by another model: it goes on "
                 "with vector %r while that is there",
                 *(resolved.name, active.now.vector, active.now.model, resolved.vector_name),
             )
