@@ -12,7 +12,7 @@ from qdrant_client import models
 from care_qdrant.contracts.contract import Contract, SparseContract, VectorContract
 from care_qdrant.contracts.learned import LearnedContract, agreement, probe_ids, probe_texts, probe_vectors, signs
 from care_qdrant.encoders.terms.analyser import find_analyser
-from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch, next_command
+from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch, UnusableText, next_command
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.schema import CollectionSchema
 from care_qdrant.types import Vectors
@@ -163,7 +163,12 @@ def _agreeing(
     known = [point_id for point_id in stored if texts.get(point_id, "").strip()]
     if len(known) < 3:  # nothing to stand out among
         return set()
-    values = agreement(encode([texts[point_id] for point_id in known]), np.stack([stored[key] for key in known]))
+    try:
+        made = encode([texts[point_id] for point_id in known])
+    except UnusableText as error:  # of half characters, for example: its vector is not made of it
+        readable = [point_id for place, point_id in enumerate(known) if place not in error.problems]
+        return _agreeing({point_id: texts[point_id] for point_id in readable}, stored, encode)
+    values = agreement(made, np.stack([stored[key] for key in known]))
     return {point_id for point_id, value in zip(known, values, strict=True) if value >= _MIN_AGREEMENT}
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from care_qdrant.contracts.active import SearchedVector
 from care_qdrant.contracts.metadata import SHARE
-from care_qdrant.errors import FingerprintMismatch, QdrantError, Rejected
+from care_qdrant.errors import EncodingError, FingerprintMismatch, QdrantError, Rejected
 from care_qdrant.qdrant.checks import require_learned_from
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.measurements import Measurement
@@ -83,7 +83,7 @@ class CollectionResolver:
         """Refuse a learned query encoder by samples of all points; a reader of some of them is told no counts."""
         try:
             require_learned_from(collection.unrestricted(), vector_name, config.encode)
-        except FingerprintMismatch as error:
+        except (FingerprintMismatch, EncodingError) as error:  # the latter may quote a text
             if collection.mandatory is None:
                 raise
             logger.error("%s", error)

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +13,13 @@ from click.testing import CliRunner
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.cli import care
-from care_qdrant.errors import FingerprintMismatch, SchemaMismatch
+from care_qdrant.errors import EncodingError, FingerprintMismatch, SchemaMismatch
 from care_qdrant.model.care_model import CareModel
 from care_qdrant.model.folder import verify_checkpoint
 from care_qdrant.qdrant.checks import check_contract, require_learned_from
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
+from care_qdrant.search.conditions import MandatoryConditions
 from care_qdrant.search.judged import QueryFile, Questions
 from care_qdrant.search.retriever import Retriever
 from tests.trainer.learn.collections import WordModel, add_points, word_texts, write_langchain
@@ -141,6 +143,30 @@ def test_new_texts_by_the_same_model_are_searched_without_a_word(copied, caplog)
     # Who has only the fingerprint cannot compare with the texts, and counts what was written again.
     with pytest.raises(FingerprintMismatch, match="32 are left and 32 are other vectors than before"):
         require_learned_from(Collection(client, "articles"), "")
+
+
+def test_a_text_that_no_model_reads_stops_no_search(copied, caplog) -> None:  # type: ignore[no-untyped-def]
+    client, folder = copied
+    replace_probes(client, 0.1, WordModel(seed=9).encode(TEXTS), ["\u200b"] * len(TEXTS))
+    [hits] = Retriever(client, "articles", CareModel.load(folder)).search(["心痛"])
+    assert hits and "32 are left and 3 do not belong to their texts" in caplog.text
+
+
+def test_a_reader_of_some_points_is_told_nothing_of_the_sampled_ones(  # type: ignore[no-untyped-def]
+    copied, caplog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, folder = copied
+    replace_probes(client, 0.3, WordModel(seed=9).encode(TEXTS))
+    model, mandatory = CareModel.load(folder), MandatoryConditions(("tenant=a",))
+
+    def fail(texts: list[str], **_: Any) -> None:
+        raise EncodingError(f"the graph fails on {texts[0]!r}")
+
+    for error in ("do not belong", "the graph fails"):
+        with pytest.raises(FingerprintMismatch, match=r"no longer fits .* the log has the reason") as raised:
+            Retriever(client, "articles", model, mandatory=mandatory).search(["心痛"])
+        assert error in caplog.text and error not in str(raised.value)
+        monkeypatch.setattr(CareModel, "encode_query", lambda _model, texts, **_: fail(texts))
 
 
 def test_an_update_follows_new_documents(tmp_path: Path) -> None:
