@@ -65,7 +65,7 @@ def overview(collection: Collection) -> Overview:
 
 
 def own_questions(hits: Iterable[Hit]) -> list[Question]:
-    """Return one question of each text, no question twice; those that ask something come first."""
+    """Return one question of each text that has one, no question twice; those that ask something come first."""
     questions: dict[str, Question] = {}
     for hit in hits:
         if (text := _question(hit.title or hit.text)) and not half_character(text):
@@ -74,6 +74,7 @@ def own_questions(hits: Iterable[Hit]) -> list[Question]:
 
 
 def _question(text: str) -> str:
-    """Return the first sentence of a text, with its question mark where it has one."""
+    """Return the first sentence of a text, with its question mark where it has one; empty where no model reads it."""
     match = re.match(r"\s*([^。！!.\n?？]+[?？]?)", text)
-    return match[1].strip()[:_QUESTION_CHARACTERS] if match else ""
+    question = match[1].strip()[:_QUESTION_CHARACTERS] if match else ""
+    return question if any(map(str.isalnum, question)) else ""

@@ -1,5 +1,7 @@
 """The overview of a collection, whichever tool wrote it."""
 
+from contextlib import closing
+
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.qdrant.collection import Collection
@@ -19,6 +21,13 @@ def test_questions_come_first_and_each_once(client: QdrantClient) -> None:
     assert held.points == 5
     assert {question.text for question in held.questions[:2]} == {"感冒怎么办？", "What helps?"}
     assert [question.text for question in held.questions[2:]] == ["糖尿病的饮食"]
+
+
+def test_a_question_is_one_that_a_model_reads() -> None:
+    with closing(QdrantClient(":memory:")) as embedded:  # servers take no half characters
+        texts = ["\u200b", "……", "🦄", "\ud800", "fe\ud800ver", " - 发烧"]
+        held = overview(written(embedded, [{"text": text, "doc_id": f"d{n}"} for n, text in enumerate(texts)]))
+    assert {question.text for question in held.questions} == {"- 发烧"}
 
 
 def test_keys_come_with_their_values_from_any_layout(client: QdrantClient) -> None:
