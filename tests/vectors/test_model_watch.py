@@ -11,8 +11,6 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.cli import care
@@ -40,11 +38,7 @@ def _encode(texts: Sequence[str], seed: int) -> Vectors:
     return np.array([sum(tokens[term] * count for term, count in text.items()) for text in counts])
 
 
-def _model(seed: int) -> Vectors:
-    return _encode(TEXTS, seed)
-
-
-OLD, NEW = _model(0), _model(1)
+OLD, NEW = _encode(TEXTS, 0), _encode(TEXTS, 1)
 
 
 def _write(client: QdrantClient, rows: Sequence[int], vectors: Vectors, vector_name: str = "") -> None:
@@ -116,14 +110,15 @@ def test_a_model_that_writes_all_points_again_is_noticed(qdrant: QdrantClient) -
     assert not watch.check(Collection(qdrant, NAME)).alarm
 
 
-@given(seed=st.integers(2, 10_000), sizes=st.lists(st.integers(1, 8), min_size=1, max_size=8))
-@settings(max_examples=5, deadline=None)
-def test_however_writes_are_cut_into_checks_eight_of_another_model_alarm_and_no_others(
-    seed: int, sizes: list[int]
-) -> None:
-    """Other models are tables of other seeds, rotations, and the vectors of other texts."""
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_however_writes_are_cut_into_checks_eight_of_another_model_alarm_and_no_others(seed: int) -> None:
+    """Other models are another table, a rotation, and the vectors of other texts.
+
+    The seeds are fixed: a statistic is not right for every draw (`benchmarks/experiments/model_watch.py`).
+    """
     random = np.random.default_rng(seed)
-    others = [_model(seed), OLD @ np.linalg.qr(random.normal(size=(DIM, DIM)))[0], np.roll(OLD, seed % 300 + 9, axis=0)]
+    sizes = random.integers(1, 9, size=6).tolist()
+    others = [NEW, OLD @ np.linalg.qr(random.normal(size=(DIM, DIM)))[0], np.roll(OLD, seed % 300 + 9, axis=0)]
     rows = random.permutation(len(TEXTS))
     first, rows = rows[:BEGINNING], rows[BEGINNING:].tolist()
     with closing(QdrantClient(":memory:")) as client:
@@ -141,7 +136,7 @@ def test_however_writes_are_cut_into_checks_eight_of_another_model_alarm_and_no_
             _write(client, written, other)
             report = watch.check(Collection(client, NAME))
             judged += report.judged
-        assert report.alarm or judged < 8
+        assert report.alarm and judged >= 8
 
 
 def test_a_new_topic_or_language_is_no_alarm(qdrant: QdrantClient) -> None:
