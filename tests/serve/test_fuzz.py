@@ -188,7 +188,7 @@ def health_is_watched(url: str) -> Iterator[list[float]]:
 def address(  # type: ignore[no-untyped-def]
     request, make_service, listen, filled: QdrantClient, tmp_path: Path
 ) -> str:
-    settings: dict[str, Any] = {"labels": tmp_path / "labels", "mcp": True, "documents": True}
+    settings: dict[str, Any] = {"record": tmp_path / "labels", "mcp": True, "documents": True}
     if request.param == "keys":
         (tmp_path / "keys").write_text(f"{KEY}\n{OTHER_KEY} search:corpus\n")
         settings["keys_file"] = tmp_path / "keys"
