@@ -8,12 +8,14 @@ reference points whose vectors were rewritten, by whether their vectors belong t
 import json
 import math
 import uuid
+import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -71,6 +73,7 @@ class WatchReport:
 class _State:
     """What a check has to know of the earlier ones."""
 
+    collection: str
     vector_name: str
     layout: Layout
     language: str
@@ -124,8 +127,12 @@ class Watch:
         present = list(chain.from_iterable(collection.ids()))
         keys = np.frombuffer(b"".join(place_in_order(point_id, _SEED) for point_id in present), dtype="<u8")
         state = self._state or _draw(collection, name, self._text_field, keys)
-        if state.vector_name != name or state.vectors.shape[1] != dense[name].size:
-            raise InputError(f"{self._file}: is the state of another vector; give another file with --state")
+        if (state.collection, state.vector_name, state.vectors.shape[1]) != (collection.name, name, dense[name].size):
+            raise InputError(
+                f"{self._file or 'the watch'}: has the state of vector {state.vector_name!r} of collection "
+                f"{state.collection!r}, in {state.vectors.shape[1]} dimensions, not of {name!r} of {collection.name!r} "
+                f"in {dense[name].size}; give another file with --state"
+            )
         expectation = Expectation(state.terms, state.vectors)
         new = [present[row] for row in np.flatnonzero(~np.isin(keys, state.known))]
         rewritten, seen = _rewritten(collection, state)
@@ -170,7 +177,7 @@ def _draw(collection: Collection, name: str, text_field: str | None, known: npt.
     layout = guess_layout(payloads, text_field=text_field)
     language = language_of(layout.find_text(payload) or "" for payload in payloads)
     none = np.zeros((0, collection.schema.dense[name].size), dtype=np.float32)
-    state = _State(name, layout, language, len(known), [], [], none, none, known)
+    state = _State(collection.name, name, layout, language, len(known), [], [], none, none, known)
     state.ids, state.vectors, state.terms = _read(collection, state, [record.id for record in sample])
     state.seen = state.vectors
     if len(state.ids) < LEAST_REFERENCES:
@@ -224,6 +231,7 @@ def _save(file: Path, state: _State) -> None:
     header, content = json.dumps(values, default=str), BytesIO()
     np.savez_compressed(content, header=np.array(header), **{name: getattr(state, name) for name in _ARRAYS})
     draft = file.with_name(f".{file.name}.{uuid.uuid4().hex[:8]}")
+    file.parent.mkdir(parents=True, exist_ok=True)
     try:
         draft.write_bytes(content.getvalue())
         draft.replace(file)
@@ -233,12 +241,12 @@ def _save(file: Path, state: _State) -> None:
 
 def _load(file: Path) -> _State:
     try:
-        with np.load(file, allow_pickle=False) as arrays:
+        with np.load(BytesIO(file.read_bytes()), allow_pickle=False) as arrays:
             values = json.loads(str(arrays["header"]))
             values["layout"] = Layout(**values["layout"])
             values["terms"] = [dict(zip(*counts, strict=True)) for counts in values["terms"]]
             return _State(**values, **{name: arrays[name] for name in _ARRAYS})
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile, zlib.error) as error:
         raise InputError(
             f"{file}: is not the state of care verify; give another file with --state ({error})"
         ) from error

@@ -175,8 +175,14 @@ def test_one_check_goes_on_where_the_last_program_ended(tmp_path: Path) -> None:
         result = CliRunner().invoke(care, [*command, "--json"])
         assert isinstance(result.exception, NotVerified) and json.loads(result.stdout)["alarm"]
     assert "another model has made them" in str(result.exception)
-    state.write_bytes(b"PK")
-    assert isinstance(CliRunner().invoke(care, command).exception, InputError)
+    with pytest.raises(InputError, match=f"of collection '{NAME}'"):
+        client = QdrantClient(":memory:")
+        client.create_collection("other", {"dense": models.VectorParams(size=DIM, distance=models.Distance.COSINE)})
+        Watch(None, file=state).check(Collection(client, "other"))
+    whole = state.read_bytes()
+    for damaged in (b"", b"PK", whole[: len(whole) // 2], whole[:-10], whole[:200] + b"\0" * 40 + whole[240:]):
+        state.write_bytes(damaged)
+        assert isinstance(CliRunner().invoke(care, command).exception, InputError)
     assert CliRunner().invoke(care, [*command, "--model", "built-in"]).exit_code == 2
 
 
