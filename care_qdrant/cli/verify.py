@@ -1,5 +1,6 @@
 """``care verify``: check the vectors of a collection against its model records."""
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -221,7 +222,7 @@ def _alarm(report: "WatchReport") -> str:
 
 def _exporter(port: int) -> "Callable[[WatchReport], None]":
     """Start a server of /metrics on loopback, and return the function that shows it a report."""
-    from care_qdrant.errors import needs_extra
+    from care_qdrant.errors import InputError, needs_extra
 
     with needs_extra("serve", "--metrics-port"):
         from prometheus_client import CollectorRegistry, Gauge, start_http_server
@@ -230,12 +231,16 @@ def _exporter(port: int) -> "Callable[[WatchReport], None]":
         name: Gauge(f"care_watch_{name}", what, ["collection", "vector"], registry=registry)
         for name, what in WATCH_GAUGES.items()
     }
-    start_http_server(port, addr="127.0.0.1", registry=registry)
+    try:
+        start_http_server(port, addr="127.0.0.1", registry=registry)
+    except OSError as error:
+        raise InputError(
+            f"--metrics-port {port}: cannot be listened on ({error.strerror}); give another one"
+        ) from error
 
     def export(report: "WatchReport") -> None:
         for name, gauge in series.items():
             value = time.time() if name == "checked_seconds" else getattr(report, name)
-            if value is not None:
-                gauge.labels(report.collection, report.vector_name).set(value)
+            gauge.labels(report.collection, report.vector_name).set(math.nan if value is None else value)
 
     return export

@@ -9,6 +9,7 @@ import json
 import math
 import uuid
 import zlib
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -58,7 +59,7 @@ class WatchReport:
     rewritten: int = 0
     """Reference points whose vector is another one than at the check before."""
     judged: int = 0
-    """New and rewritten points whose text the reference texts explain; the others are too new to be judged."""
+    """Different texts of new and rewritten points that the reference texts explain; the others are too new to judge."""
     agreement: float | None = None
     """Mean agreement of their vectors with their texts, about 0 for vectors of another model; None without any."""
     expected: float = 0.0
@@ -71,7 +72,7 @@ class WatchReport:
 
 @dataclass(slots=True)
 class _State:
-    """What a check has to know of the earlier ones."""
+    """State that a check leaves to the next one."""
 
     collection: str
     vector_name: str
@@ -124,6 +125,10 @@ class Watch:
             )
         name = next(iter(dense)) if name is None else name
         require_vector(collection.schema, name)
+        if dense[name].multivector_config is not None:
+            raise InputError(
+                f"vector {name!r} of collection {collection.name!r} is a multivector, which is not watched"
+            )
         present = list(chain.from_iterable(collection.ids()))
         keys = np.frombuffer(b"".join(place_in_order(point_id, _SEED) for point_id in present), dtype="<u8")
         state = self._state or _draw(collection, name, self._text_field, keys)
@@ -132,6 +137,11 @@ class Watch:
                 f"{self._file or 'the watch'}: has the state of vector {state.vector_name!r} of collection "
                 f"{state.collection!r}, in {state.vectors.shape[1]} dimensions, not of {name!r} of {collection.name!r} "
                 f"in {dense[name].size}; give another file with --state"
+            )
+        if self._text_field not in (None, state.layout.text_field):
+            raise InputError(
+                f"{self._file}: has the state of texts in field {state.layout.text_field!r}, not in "
+                f"{self._text_field!r}; give another file with --state"
             )
         expectation = Expectation(state.terms, state.vectors)
         new = [present[row] for row in np.flatnonzero(~np.isin(keys, state.known))]
@@ -157,8 +167,12 @@ def _judge(
 ) -> None:
     """Judge the observed points and the changed ones, in this order."""
     ids, vectors, terms = _read(collection, state, [*state.observed, *changed])
-    values = expectation.judge(terms, vectors).tolist()
-    known = {point_id: value for point_id, value in zip(ids, values, strict=True) if not math.isnan(value)}
+    by_text: dict[frozenset[tuple[int, float]], list[tuple[PointId, float]]] = defaultdict(list)
+    for point_id, counts, value in zip(ids, terms, expectation.judge(terms, vectors).tolist(), strict=True):
+        if not math.isnan(value):
+            by_text[frozenset(counts.items())].append((point_id, value))
+    # Points of one text are one piece of evidence: what is odd about the text is odd about each of them.
+    known = {points[0][0]: sum(value for _, value in points) / len(points) for points in by_text.values()}
     judged = [known[point_id] for point_id in changed if point_id in known]
     report.judged = len(judged)
     report.agreement = round(sum(judged) / len(judged), 2) if judged else None
@@ -173,6 +187,7 @@ def _draw(collection: Collection, name: str, text_field: str | None, known: npt.
     """Draw reference points; refuse a collection whose texts say too little about its vectors."""
     where = f"vector {name!r} of collection {collection.name!r}"
     sample = collection.sample(REFERENCES)
+    _require_enough(where, len(sample), len(sample))
     payloads = [record.payload or {} for record in sample]
     layout = guess_layout(payloads, text_field=text_field)
     language = language_of(layout.find_text(payload) or "" for payload in payloads)
@@ -180,11 +195,7 @@ def _draw(collection: Collection, name: str, text_field: str | None, known: npt.
     state = _State(collection.name, name, layout, language, len(known), [], [], none, none, known)
     state.ids, state.vectors, state.terms = _read(collection, state, [record.id for record in sample])
     state.seen = state.vectors
-    if len(state.ids) < LEAST_REFERENCES:
-        raise TooFewDocuments(
-            f"{where}: {counted(len(state.ids), 'point', 'have', of=len(sample))} of a sample text and vector; "
-            f"{LEAST_REFERENCES} are needed"
-        )
+    _require_enough(where, len(state.ids), len(sample))
     if not Expectation(state.terms, state.vectors).tells:
         raise InputError(
             f"{where}: the vectors do not follow the words of their texts closely enough to judge new ones: several "
@@ -192,6 +203,14 @@ def _draw(collection: Collection, name: str, text_field: str | None, known: npt.
             f"{layout.text_field!r} was encoded (--text-field)"
         )
     return state
+
+
+def _require_enough(where: str, usable: int, sampled: int) -> None:
+    if usable < LEAST_REFERENCES:
+        raise TooFewDocuments(
+            f"{where}: {counted(usable, 'sampled point', 'have', of=sampled)} a text and a vector, and "
+            f"{LEAST_REFERENCES} are needed"
+        )
 
 
 def _read(collection: Collection, state: _State, ids: Sequence[PointId]) -> tuple[list[PointId], Vectors, list[Terms]]:

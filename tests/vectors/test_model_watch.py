@@ -85,6 +85,33 @@ def test_another_model_is_noticed_within_eight_writes_until_its_vectors_are_gone
     assert contents(qdrant).keys() == before.keys()
 
 
+def test_one_text_is_one_piece_of_evidence(qdrant: QdrantClient) -> None:
+    """A text that is unlike the others may agree little: many points of it are no model."""
+    _fill(qdrant)
+    watch = Watch(None)
+    watch.check(Collection(qdrant, NAME))
+    for n in range(12):
+        point = models.PointStruct(id=1_000 + n, vector=NEW[310].tolist(), payload={"body": TEXTS[310]})
+        qdrant.upsert(NAME, [point], wait=True)
+    report = watch.check(Collection(qdrant, NAME))
+    assert (report.new, report.judged, report.alarm) == (12, 1, False)
+
+
+def test_what_cannot_be_watched_is_said(qdrant: QdrantClient, tmp_path: Path) -> None:
+    params = models.VectorParams(size=DIM, distance=models.Distance.COSINE)
+    several = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
+    qdrant.create_collection("empty", params)
+    qdrant.create_collection("multi", params.model_copy(update={"multivector_config": several}))
+    with pytest.raises(TooFewDocuments, match="200 are needed"):
+        Watch(None).check(Collection(qdrant, "empty"))
+    with pytest.raises(InputError, match="multivector"):
+        Watch(None).check(Collection(qdrant, "multi"))
+    _fill(qdrant)
+    Watch(None, file=tmp_path / "new" / "state.npz").check(Collection(qdrant, NAME))
+    with pytest.raises(InputError, match="in field 'body', not in 'page'"):
+        Watch(None, "page", tmp_path / "new" / "state.npz").check(Collection(qdrant, NAME))
+
+
 def test_vectors_that_are_deleted_end_the_alarm(qdrant: QdrantClient) -> None:
     _fill(qdrant)
     watch = Watch(None)
