@@ -38,7 +38,7 @@ class Row:
     writes: str
     """Source of the writes."""
     vectors: str
-    """What made or changed the vectors of the writes."""
+    """Model of the vectors of the writes, or how they were changed."""
     checks: int
     alarms: int
     judged: float

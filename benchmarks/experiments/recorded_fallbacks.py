@@ -1,4 +1,4 @@
-"""What the vectors of recorded fallbacks are worth: how many queries still have to go to the old model after an update.
+"""Measures how many queries still have to go to the old model after an update from those that it answered.
 
 Six sources are collections whose vectors the document encoder of the included pair made; it is the old model. A
 query encoder is learned from each, and the share of queries of which it is least sure goes to the old model, as
@@ -37,7 +37,7 @@ SOURCES = {
     "smilechat": "dialogues",
     "tcm_books": "titles of old books",
 }
-"""Those with more than 7,000 questions."""
+"""Sources with more than 7,000 questions, and their kinds."""
 DOCUMENTS, QUESTIONS, LOG = 3_000, 500, 25_000
 SHARES = (0.0, 0.05, 0.1, 0.2, 1.0)
 SENT = 0.2
@@ -64,7 +64,7 @@ class Kept:
 
     dense: Mapping[str, float]
     with_bm25: Mapping[str, float]
-    """Of the old model's with BM25."""
+    """Part of the nDCG@10 of the old model with BM25."""
 
 
 @dataclass(frozen=True, slots=True)
