@@ -18,9 +18,8 @@ score is the dot product. Under a cosine they would be normalised, and rank othe
 
 
 def geometry_by(kinds: Sequence[str]) -> Geometry:
-    """Return the geometry of the vectors that modules of these kinds make, in order: a linear layer may come last."""
-    last = len(kinds) - kinds[::-1].index("Normalize") if "Normalize" in kinds else len(kinds)
-    return "cut" if "Dense" in kinds[last:] else "unit"
+    """Return the geometry of the vectors that modules of these kinds make, in order."""
+    return "cut" if list(kinds[-2:]) == ["Normalize", "Dense"] else "unit"
 
 
 def static_limit(tokenizer: "Tokenizer") -> int:

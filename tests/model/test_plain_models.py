@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from care_trainer.learn.token_table import TokenTable
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
@@ -220,6 +220,14 @@ def test_vectors_are_those_of_sentence_transformers_or_refused(
     normalised=st.booleans(),
     prompts=st.sampled_from(PROMPTS),
     truncate=st.sampled_from([None, None, None, 8]),
+)
+@example(
+    behind=["dense", "norm"],
+    names=("query", "document"),
+    wildcard=False,
+    normalised=True,
+    prompts=None,
+    truncate=None,
 )
 @settings(max_examples=15)
 def test_each_side_of_a_router_is_imported_with_the_vectors_of_sentence_transformers_or_refused(

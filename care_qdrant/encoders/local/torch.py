@@ -408,7 +408,7 @@ def require_same_tokens(
 
 
 def cuts_unit_vectors(model: "SentenceTransformer") -> bool:
-    """Return whether a model has a linear layer after its normalisation: its vectors must not be normalised again."""
+    """Return whether a model ends with a linear layer after its normalisation: its vectors must not be normalised."""
     return geometry_by([type(module).__name__ for module in model.children()]) == "cut"
 
 
