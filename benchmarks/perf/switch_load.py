@@ -5,38 +5,49 @@ for no text, so that the server has as much to do as it ever can.
 """
 
 import multiprocessing
+import tempfile
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from itertools import pairwise
+from multiprocessing.context import SpawnProcess
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
+from uuid import UUID
 
 import click
 import numpy as np
 from qdrant_client import QdrantClient, models
+from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
 from care_qdrant.contracts.contract import VectorContract
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.encoders.terms.analyser import DEFAULT, Analyser
+from care_qdrant.errors import CareError
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.search.retriever import Retriever
 from care_qdrant.switch.switch import retire_vector, switch_collection, undo_switch
 from care_qdrant.types import TermVector, Vectors
 from care_qdrant.vectors.attach import attach_vector
+from tests.reliability.processes import QdrantServer
 from tests.reliability.ready_model import SENTENCES, ReadyModel
+from tests.reliability.switching import VICTIMS
+from tests.reliability.trials import GONE_SECONDS
 
-from .measured import output_option, save_measured
+from .measured import output_option, save_measured, scratch_option
 
 if TYPE_CHECKING:
     from care_qdrant.model.care_model import CareModel
 
 COLLECTION = "articles"
 BATCH = 1_000
+LEAST_SCORE = 0.5
+"""Below the score of every near point, and above that of every point in a vector of the other model."""
 _ROWS = 4_096
 _SPAWN = multiprocessing.get_context("spawn")
 
@@ -81,6 +92,10 @@ class Phase:
     seconds: float
     queries: int
     failed: int
+    """Queries without an answer while the server was there."""
+    failed_while_the_server_was_gone: int
+    mixed: int
+    """Queries whose first hit is farther than any point is in the vector of the query's model."""
     p50_ms: float
     p95_ms: float
     found_first: float
@@ -110,59 +125,137 @@ def await_green(client: QdrantClient) -> None:
         time.sleep(1)
 
 
-def read(
-    url: str,
-    dim: int,
-    rate: float,
-    points: int,
-    begun: Event,
-    stop: Event,
-    seen: "Queue[list[tuple[float, float, int]]]",
-) -> None:
-    """Search stored texts in a steady rhythm; report the time, the seconds and the outcome of each query."""
-    random, rows = np.random.default_rng(0), []
+def ask(url: str, dim: int, rate: float, points: int, log: Path) -> None:
+    """Search stored texts in a steady rhythm; log the time, the seconds, the first hit's rightness and its score."""
+    random = np.random.default_rng(int(time.time()))
     old, new = (cast("CareModel", LoadModel(name, dim)) for name in ("before", "after"))
+    while True:  # until it is killed
+        with suppress(CareError), log.open("a") as file, open_client(url=url) as client:
+            retriever = Retriever(client, COLLECTION, old, mode="dense", other_models=[new])
+            next_at = time.perf_counter()
+            while True:
+                number = int(random.integers(points))
+                at, began = time.time(), time.perf_counter()
+                try:
+                    [hits] = retriever.search([text_of(number)], top_k=10)
+                    outcome, score = int(hits[0].point_id == str(number)), hits[0].score
+                except Exception:  # counted, whatever it is
+                    outcome, score = -1, 0.0
+                file.write(f"{at} {time.perf_counter() - began} {outcome} {score}\n")
+                file.flush()
+                next_at = max(next_at + 1 / rate, time.perf_counter())
+                time.sleep(max(0.0, next_at - time.perf_counter()))
+
+
+def write(url: str, rate: float, points: int, stop: Event, written: "Queue[int]") -> None:
+    """Add points without vectors in a steady rhythm, ten at a time, each until the server has acknowledged it."""
+    end, next_at = points, time.monotonic()
     with open_client(url=url) as client:
-        retriever = Retriever(client, COLLECTION, old, mode="dense", other_models=[new])
-        next_at = time.perf_counter()
         while not stop.is_set():
-            number = int(random.integers(points))
-            at, began = time.time(), time.perf_counter()
+            rows = [models.PointStruct(id=n, vector={}, payload={"text": text_of(n)}) for n in range(end, end + 10)]
             try:
-                [hits] = retriever.search([text_of(number)], top_k=10)
-                outcome = int(bool(hits) and hits[0].point_id == str(number))
-            except Exception:  # counted, whatever it is
-                outcome = -1
-            begun.set()
-            rows.append((at, time.perf_counter() - began, outcome))
-            next_at = max(next_at + 1 / rate, time.perf_counter())
-            time.sleep(max(0.0, next_at - time.perf_counter()))
-    seen.put(rows)
+                client.upsert(COLLECTION, rows, wait=True)
+                end += 10
+            except (ResponseHandlingException, UnexpectedResponse):
+                time.sleep(0.1)
+            next_at = max(next_at + 10 / rate, time.monotonic() - 1)
+            time.sleep(max(0.0, next_at - time.monotonic()))
+    written.put(end)
 
 
-def write(url: str, rate: float, points: int, stop: Event) -> None:
-    """Add points without vectors in a steady rhythm, ten at a time."""
-    number = points
+def switch(url: str, dim: int) -> None:
+    """Run the whole switch, as the command does."""
     with open_client(url=url) as client:
-        while not stop.is_set():
-            rows = [
-                models.PointStruct(id=n, vector={}, payload={"text": text_of(n)}) for n in range(number, number + 10)
-            ]
-            client.upsert(COLLECTION, rows, wait=False)
-            number += 10
-            time.sleep(10 / rate)
+        switch_collection(client, COLLECTION, LoadModel("after", dim), LoadModel("before", dim), accept="a measurement")
 
 
-def phases_of(rows: Sequence[tuple[float, float, int]], marks: Sequence[tuple[str, float]]) -> list[Phase]:
+def kept_alive(target: Callable[..., None], *args: object) -> SpawnProcess:
+    """Start a program of the measurement."""
+    process = _SPAWN.Process(target=target, args=args)
+    process.start()
+    return process
+
+
+@dataclass(slots=True)
+class Disturbance:
+    """The kills of a switch, each followed by a start of what was killed."""
+
+    server: QdrantServer
+    kills: int
+    every: float
+    """Mean seconds from one kill to the next."""
+    restarted: int = 0
+    """Times that the switch was started again."""
+    moments: list[list[object]] = field(default_factory=list)
+    """Who was killed, and seconds since the switch began."""
+    gone: list[tuple[float, float]] = field(default_factory=list)
+    """Times from which and until which there was no server."""
+
+    def switch(self, dim: int, reader: SpawnProcess, start_reader: Callable[[], SpawnProcess]) -> SpawnProcess:
+        """Run a switch to its end; return the reader that runs then."""
+        random, began = np.random.default_rng(0), time.time()
+        running = kept_alive(switch, self.server.url, dim)
+        while True:
+            left = len(self.moments) < self.kills
+            running.join(random.uniform(0, 2 * self.every) if left else None)
+            if running.exitcode == 0:
+                return reader
+            if running.exitcode is None:
+                victim = VICTIMS[len(self.moments) % len(VICTIMS)]
+                self.moments.append([victim, round(time.time() - began, 1)])
+                click.echo(f"killed: {self.moments[-1]}", err=True)
+                if victim == "switch":
+                    running.kill()
+                    running.join()
+                elif victim == "reader":
+                    reader.kill()
+                    reader.join()
+                    reader = start_reader()
+                else:
+                    at = time.time()
+                    self.server.kill()
+                    time.sleep(random.uniform(*GONE_SECONDS))
+                    self.server.start()
+                    self.gone.append((at, time.time() + GONE_SECONDS[1]))
+            if running.exitcode is not None:
+                self.restarted += 1
+                running = kept_alive(switch, self.server.url, dim)
+
+
+def differing(client: QdrantClient, total: int, after: LoadModel) -> int:
+    """Make the points anew in another collection; return how many differ from those of the switch in any bit."""
+    params = models.VectorParams(size=after._dim, distance=models.Distance.COSINE)
+    anew = f"{COLLECTION}-anew"
+    client.create_collection(anew, vectors_config={"after": params}, hnsw_config=models.HnswConfigDiff(m=0))
+    different = 0
+    for start in range(0, total, BATCH):
+        numbers: list[int | str | UUID] = [*range(start, min(start + BATCH, total))]
+        vectors = after.encode_query([text_of(int(number)) for number in numbers])
+        client.upsert(anew, models.Batch(ids=numbers, vectors={"after": vectors.tolist()}), wait=True)
+        ours, theirs = (
+            {record.id: cast("dict[str, list[float]]", record.vector)["after"] for record in page}
+            for page in (client.retrieve(name, numbers, with_vectors=["after"]) for name in (COLLECTION, anew))
+        )
+        different += sum(ours.get(number) != theirs[number] for number in numbers)
+    client.delete_collection(anew)
+    return different
+
+
+def phases_of(
+    rows: Sequence[Sequence[float]], marks: Sequence[tuple[str, float]], gone: Sequence[tuple[float, float]]
+) -> list[Phase]:
     """Return the figures of the queries between each mark and the next."""
     found = []
     for (name, start), (_, end) in pairwise(marks):
         those = [row for row in rows if start <= row[0] < end]
-        seconds = [row[1] for row in those] or [0.0]
-        p50, p95 = (round(1_000 * float(value), 1) for value in np.quantile(seconds, [0.5, 0.95]))
-        own, failed = sum(row[2] == 1 for row in those), sum(row[2] < 0 for row in those)
-        first = round(own / max(1, len(those) - failed), 4)
-        found.append(Phase(name, round(end - start, 1), len(those), failed, p50, p95, first))
+        answered = [row for row in those if row[2] >= 0]
+        lost = [row for row in those if row[2] < 0]
+        away = sum(any(since <= row[0] + row[1] and row[0] <= until for since, until in gone) for row in lost)
+        p50, p95 = (round(1_000 * float(v), 1) for v in np.quantile([row[1] for row in answered] or [0.0], [0.5, 0.95]))
+        first = round(sum(row[2] for row in answered) / max(1, len(answered)), 4)
+        mixed = sum(row[3] < LEAST_SCORE for row in answered)
+        seconds = round(end - start, 1)
+        found.append(Phase(name, seconds, len(those), len(lost) - away, away, mixed, p50, p95, first))
         click.echo(str(found[-1]), err=True)
     return found
 
@@ -173,56 +266,80 @@ def phases_of(rows: Sequence[tuple[float, float, int]], marks: Sequence[tuple[st
 @click.option("--queries", type=click.FloatRange(1), default=50.0, show_default=True, help="Queries a second.")
 @click.option("--writes", type=click.FloatRange(1), default=100.0, show_default=True, help="New points a second.")
 @click.option("--calm", type=click.FloatRange(1), default=30.0, show_default=True, help="Seconds before and after.")
-@click.option("--url", envvar="QDRANT_URL", show_envvar=True, required=True, help="URL of a Qdrant server.")
+@click.option("--kills", type=click.IntRange(0), default=0, show_default=True, help="Kills of switch, reader, server.")
+@click.option("--kill-every", type=click.FloatRange(0), default=60.0, show_default=True, help="Mean seconds between.")
+@click.option("--binary", envvar="QDRANT_BINARY", show_envvar=True, required=True, help="Program of a Qdrant server.")
+@scratch_option
 @output_option
-def main(points: int, dim: int, queries: float, writes: float, calm: float, url: str, output: Path) -> None:
+def main(
+    points: int,
+    dim: int,
+    queries: float,
+    writes: float,
+    calm: float,
+    kills: int,
+    kill_every: float,
+    binary: str,
+    scratch: Path | None,
+    output: Path,
+) -> None:
     """Measure queries before, during and after a switch, a rollback, and the end of the old vector.
 
     \b
     Example:
       python -m benchmarks.perf.switch_load --output benchmarks/results/switch-load.json
+      python -m benchmarks.perf.switch_load --kills 20 --output benchmarks/results/switch-load-kills.json
     """
     before, after = LoadModel("before", dim), LoadModel("after", dim)
-    begun, stop, seen, marks = _SPAWN.Event(), _SPAWN.Event(), _SPAWN.Queue(), []
+    stop, written, marks = _SPAWN.Event(), _SPAWN.Queue(), []
 
     def mark(name: str) -> None:
         marks.append((name, time.time()))
 
-    with open_client(url=url) as client:
+    with (
+        tempfile.TemporaryDirectory(dir=scratch) as folder,
+        QdrantServer(binary, Path(folder)) as server,
+        open_client(url=server.url) as client,
+    ):
+        log, disturbance = Path(folder) / "queries", Disturbance(server, kills, kill_every)
         fill(client, points, before)
         await_green(client)
-        others = [
-            _SPAWN.Process(target=read, args=(url, dim, queries, points, begun, stop, seen)),
-            _SPAWN.Process(target=write, args=(url, writes, points, stop)),
-        ]
-        for other in others:
-            other.start()
-        begun.wait()
-        steps: list[tuple[str, Callable[[], object]]] = [
-            ("before", lambda: time.sleep(calm)),
-            ("switch", lambda: switch_collection(client, COLLECTION, after, before, accept="a measurement")),
-            ("after the switch, while the graph is built", lambda: await_green(client)),
-            ("after", lambda: time.sleep(calm)),
-            ("rolled back", lambda: [undo_switch(client, COLLECTION), time.sleep(calm)]),
-            ("forth again", lambda: [undo_switch(client, COLLECTION), time.sleep(calm)]),
-            ("complete", lambda: switch_collection(client, COLLECTION, after, before)),
-        ]
-        for name, step in steps:
+
+        def start_reader() -> SpawnProcess:
+            return kept_alive(ask, server.url, dim, queries, points, log)
+
+        reader = start_reader()
+        writer = kept_alive(write, server.url, writes, points, stop, written)
+        while not log.exists() or not log.read_text():
+            time.sleep(0.1)
+        mark("before")
+        time.sleep(calm)
+        mark("switch")
+        reader = disturbance.switch(dim, reader, start_reader)
+        mark("after the switch, while the graph is built")
+        await_green(client)
+        mark("after")
+        time.sleep(calm)
+        for name in ("rolled back", "forth again"):
             mark(name)
-            step()
+            undo_switch(client, COLLECTION)
+            time.sleep(calm)
+        mark("complete")
+        switch_collection(client, COLLECTION, after, before)
         mark("end")
         stop.set()
-        rows = seen.get()
-        for other in others:
-            other.join()
+        expected = written.get()
+        writer.join()
+        reader.kill()
+        reader.join()
         switch_collection(client, COLLECTION, after, before)
         retire_vector(client, COLLECTION, grace_seconds=0)
         total = client.count(COLLECTION, exact=True).count
-        complete = client.count(
-            COLLECTION, models.Filter(must=[models.HasVectorCondition(has_vector="after")]), exact=True
-        ).count
-        client.delete_collection(COLLECTION)
-    found = phases_of(rows, marks)
+        has = models.Filter(must=[models.HasVectorCondition(has_vector="after")])
+        complete = client.count(COLLECTION, has, exact=True).count
+        different = differing(client, expected, after)
+        rows = [[float(value) for value in line.split()] for line in log.read_text().splitlines()]
+    found = phases_of([row for row in rows if len(row) == 4], marks, disturbance.gone)
     save_measured(
         output,
         {
@@ -230,8 +347,12 @@ def main(points: int, dim: int, queries: float, writes: float, calm: float, url:
             "dim": dim,
             "queries_per_second": queries,
             "writes_per_second": writes,
+            "kills": disturbance.moments,
+            "switch_started_again": disturbance.restarted,
+            "points_acknowledged": expected,
             "points_at_the_end": total,
             "of_them_with_the_new_vector": complete,
+            "different_from_points_made_anew": different,
             "phases": [asdict(phase) for phase in found],
         },
     )

@@ -156,7 +156,7 @@ def command(
             )
             _refuse_without_effect(retriever.mode)
             if keys is not None:
-                _tell_of_conditions(Collection(client, collection), conditions, keys, is_found=bool(hits))
+                _show_notice(Collection(client, collection), conditions, keys, is_found=bool(hits))
             if is_piped and not as_json:
                 echo(f"{text}:")
             _show(text, collection, retriever.mode, hits, group_by, as_json)
@@ -183,7 +183,7 @@ def _tell(note: str | None) -> None:
         echo(f"note: {note}", err=True)
 
 
-def _tell_of_conditions(collection: "Collection", conditions: Sequence[str], keys: "Keys", *, is_found: bool) -> None:
+def _show_notice(collection: "Collection", conditions: Sequence[str], keys: "Keys", *, is_found: bool) -> None:
     """Refuse a condition that no point meets, and note one that rules nothing out."""
     from care_qdrant.errors import InputError
     from care_qdrant.search.conditions import notice

@@ -45,7 +45,7 @@ def command(collection: str | None, target: Target, as_json: bool) -> None:
                 show_json(asdict(detail))
             else:
                 echo("\n".join(_detail_lines(detail)))
-                _tell_of_unfinished(detail.summary)
+                _show_unfinished(detail.summary)
             return
         summaries = describe_all(client)
     if as_json:
@@ -53,7 +53,7 @@ def command(collection: str | None, target: Target, as_json: bool) -> None:
     elif summaries:
         echo(_table(summaries))
         for summary in summaries:
-            _tell_of_unfinished(summary)
+            _show_unfinished(summary)
     else:
         echo(f"{target}: no collections yet; make one, " + next_command("care ingest corpus.jsonl"))
 
@@ -133,6 +133,6 @@ def _named(maker: str, fingerprint: str | None) -> str:
     return f"by {maker}" if fingerprint in (None, maker) else f"by {maker} ({fingerprint[:_SHOWN_FINGERPRINT]})"
 
 
-def _tell_of_unfinished(summary: "CollectionSummary") -> None:
+def _show_unfinished(summary: "CollectionSummary") -> None:
     if summary.unfinished is not None:
         echo(f"note: {summary.unfinished}", err=True)

@@ -45,7 +45,7 @@ class Command(click.Command):
         try:
             given = self.make_parser(ctx).parse_args(args=list(args))[0]
         except click.NoSuchOption as error:
-            _tell_place(ctx, error.option_name)
+            _show_place(ctx, error.option_name)
             raise
         for param in self.params:
             value = given.get(str(param.name))
@@ -66,7 +66,7 @@ class Command(click.Command):
         _write_environment(self, ctx, formatter)
 
 
-def _tell_place(ctx: click.Context, option: str) -> None:
+def _show_place(ctx: click.Context, option: str) -> None:
     """Refuse an option of the program that was typed after the command, and show where it belongs."""
     program = ctx.parent
     while program is not None:

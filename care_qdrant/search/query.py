@@ -164,7 +164,7 @@ class Query:
         if self.vector is not None and resolved.schema.has_index and not given.exact:  # searched by the graph
             added["hnsw_ef"] = resolved.hnsw_ef
             if passing := [each for each in (resolved.schema.mandatory, self._passing) if each is not None]:
-                _tell_unindexed(resolved, models.Filter(must=list(passing)))
+                _log_unindexed(resolved, models.Filter(must=list(passing)))
                 added["acorn"] = models.AcornSearchParams(enable=True)
         added = {name: value for name, value in added.items() if value is not None and getattr(given, name) is None}
         params = given.model_copy(update=added) if added else self.params
@@ -181,7 +181,7 @@ def find(resolved: ResolvedCollection, queries: Sequence[Query], what: str = "se
     return [[[resolved.read(point) for point in points] for points in lists] for lists in lists_by_query]
 
 
-def _tell_unindexed(resolved: ResolvedCollection, conditions: models.Filter) -> None:
+def _log_unindexed(resolved: ResolvedCollection, conditions: models.Filter) -> None:
     """Log once for each key of a filter without an index: a graph search then misses many matching points."""
     if resolved.schema.points < FEW_POINTS:
         return

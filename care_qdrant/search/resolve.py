@@ -108,7 +108,7 @@ class CollectionResolver:
         self._looked_at = now
         return is_switched
 
-    def _tell_of_switch(self, resolved: ResolvedCollection) -> None:
+    def _log_switch(self, resolved: ResolvedCollection) -> None:
         """Log once that the collection was switched to a model that this reader does not have."""
         active, config = resolved.schema.active, resolved.config
         if active is None or active.now == self._told or config.vector_name is not None:
@@ -170,7 +170,7 @@ class CollectionResolver:
         again, or loses a vector: what is there now is checked first.
         """
         resolved = self.resolve()
-        self._tell_of_switch(resolved)
+        self._log_switch(resolved)
         try:
             return work(resolved)
         except Rejected:

@@ -308,7 +308,7 @@ class Retriever:
                 asked = self._queries(resolved, batch, asked_as, encode, on_fallback)
             except UnusableText as error:
                 raise UnusableText({start + place: problem for place, problem in error.problems.items()}) from error
-            self._tell_fewer_candidates(resolved, asked_as.top_k)
+            self._log_fewer_candidates(resolved, asked_as.top_k)
             what = f"searching for {counted(len(asked), 'query')}"
             if grouping is None:
                 answers += [lists[0] if lists else [] for lists in find(resolved, asked, what)]
@@ -349,7 +349,7 @@ class Retriever:
         assert resolved.bm25 is not None, "without another encoder, the sparse vector is BM25 of this package"
         return (resolved.config.terms or bm25.query_vector)(text, resolved.bm25.analyser)
 
-    def _tell_fewer_candidates(self, resolved: ResolvedCollection, top_k: int) -> None:
+    def _log_fewer_candidates(self, resolved: ResolvedCollection, top_k: int) -> None:
         """Log once if the server's limit leaves a hybrid search fewer candidates than it should have."""
         required = candidates(top_k, fusion=self._fusion, max_limit=None)
         offered = candidates(top_k, fusion=self._fusion, max_limit=resolved.limits.query)

@@ -125,13 +125,13 @@ def plan_switch(
     """
     target = collection.whole()
     state = find_state(target.schema, model.contract(), None if old is None else old.contract(), vector_name)
-    _tell_of_left(target.schema, state)
+    _warn_of_earlier_vector(target.schema, state)
     field = _text_field(target.schema, state)
     plan = None if state.is_learned else plan_attach(target, model, vector_name=state.to.vector, text_field=field)
     if state.stage == "watch" or state.before is None:
         return SwitchPlan(state, plan)
-    old, judged = _means(target, state, old, questions)
-    refusal = _incomparable(target.schema, state, old, judged) if accept is None else None
+    old, judged = _references(target, state, old, questions)
+    refusal = _why_incomparable(target.schema, state, old, judged) if accept is None else None
     return SwitchPlan(state, plan, refusal)
 
 
@@ -171,15 +171,15 @@ def switch_collection(
     """
     target = collection.whole()
     state = find_state(target.schema, model.contract(), None if old is None else old.contract(), vector_name)
-    _tell_of_left(target.schema, state)
+    _warn_of_earlier_vector(target.schema, state)
     known, before, attached = parse_active(target.schema.metadata), state.before, None
     if not state.is_learned:
         on_stage("watch" if state.stage == "watch" else "backfill", state)
     if state.stage == "watch" or before is None:
         attached, lacking = (None, 0) if state.is_learned else _attach(target, model, state, on_progress)
         return SwitchReport(target.name, state, attached, None, lacking)
-    old, judged = _means(target, state, old, questions)
-    if accept is None and (refusal := _incomparable(target.schema, state, old, judged)) is not None:
+    old, judged = _references(target, state, old, questions)
+    if accept is None and (refusal := _why_incomparable(target.schema, state, old, judged)) is not None:
         raise NotSwitched(f"{refusal}. Nothing was written; --accept REASON switches readers without the verdict")
     if state.is_learned:
         require_learned_from(target, state.to.vector, model.encode_query)
@@ -205,7 +205,7 @@ def switch_collection(
         raise NotSwitched(f"vector {state.to.vector!r} of collection {target.name!r} was removed meanwhile")
     active = Active(state.to, now_noted(), before, evidence=_evidence(comparison, accept))
     _write_active(target, "switching its readers", known, active)
-    _tell_of_source(target.schema)
+    _warn_of_source(target.schema)
     return SwitchReport(target.name, replace(state, stage="watch"), attached, comparison, lacking)
 
 
@@ -230,7 +230,7 @@ def undo_switch(collection: Collection) -> Active:
         )
     back = replace(active, now=before, since=now_noted(), before=active.now, is_rolled_back=not active.is_rolled_back)
     _write_active(target, "switching its readers back", active, back)
-    _tell_of_source(target.schema)
+    _warn_of_source(target.schema)
     return back
 
 
@@ -302,7 +302,7 @@ def _write_active(target: Collection, what: str, known: Active | None, active: A
     raise NotSwitched(f"another run switched readers of collection {target.name!r} meanwhile: see care status")
 
 
-def _tell_of_source(schema: CollectionSchema) -> None:
+def _warn_of_source(schema: CollectionSchema) -> None:
     """Warn that the next version of a published collection has the active vector of its source."""
     if (record := schema.version_record) is not None and not record.withdrawn:
         logger.warning(
@@ -312,7 +312,7 @@ def _tell_of_source(schema: CollectionSchema) -> None:
         )
 
 
-def _tell_of_left(schema: CollectionSchema, state: SwitchState) -> None:
+def _warn_of_earlier_vector(schema: CollectionSchema, state: SwitchState) -> None:
     """Warn that this switch forgets the vector before the last one, which is then never retired."""
     active = schema.active
     if state.stage == "watch" or active is None or active.before is None or active.before.vector not in schema.dense:
@@ -439,7 +439,7 @@ def _outdated(target: Collection, name: str) -> int:
     return report.outdated
 
 
-def _means(
+def _references(
     target: Collection, state: SwitchState, old: QueryModel | None, questions: str | Path | None
 ) -> tuple[QueryModel | None, KnownLabels | None]:
     """Return the model of the vector before, if it was given, and the judged questions."""
@@ -451,7 +451,7 @@ def _means(
     return known, read_questions(target, Path(questions), dim, text_field=field)
 
 
-def _incomparable(
+def _why_incomparable(
     schema: CollectionSchema, state: SwitchState, old: QueryModel | None, judged: KnownLabels | None
 ) -> str | None:
     """Return why a switch could not be judged, before anything is written; None where it can be."""
