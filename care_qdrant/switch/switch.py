@@ -1,7 +1,7 @@
 """`switch_collection`: attach, compare, and switch the readers of a collection; `undo_switch` and `retire_vector`.
 
 Nothing but the collection remembers the stage: a vector that is missing or incomplete is written, one that readers do
-not search is compared, and the active one is kept complete. So the same call goes on after any interruption.
+not search is compared, and the active one is kept complete. So the same call resumes after any interruption.
 """
 
 import logging

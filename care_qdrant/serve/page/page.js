@@ -42,7 +42,7 @@ const TEXTS = {
     shared: (common) => `与第一列有 ${common} 条相同`, first: "其他列都与这一列比较",
     encode: "编码", qdrant: "Qdrant", wait: "等待", milliseconds: "毫秒",
     up: (n) => `上升 ${n}`, down: (n) => `下降 ${n}`, same: "名次相同", fresh: "第一列中没有", unreachable: "服务没有回应。",
-    more: "条件与条数", tryOne: "试试：", any: "不限", moreKeys: (keys) => `还可用：${keys}`, refused: "请求被拒绝", away: "Qdrant 没有回应", waiting: "Qdrant 尚未回应；本页会继续询问。", unsearchable: "这个集合现在不能搜索", busy: "服务繁忙，请稍后再试",
+    more: "筛选条件与结果条数", tryOne: "试试：", any: "不限", moreKeys: (keys) => `还可用：${keys}`, refused: "请求被拒绝", away: "Qdrant 没有回应", waiting: "Qdrant 尚未回应；本页会继续询问。", unsearchable: "这个集合现在不能搜索", busy: "服务繁忙，请稍后再试",
     about: (points, model) => `在 ${points.toLocaleString("zh")} 段文本中搜索${model ? `，使用模型 ${model}` : ""}。`,
     meansDense: "得分：问题与文本的余弦相似度，从 −1 到 1。",
     meansSparse: "得分：BM25，即共有词的权重之和；只能在同一个问题内比较。",
