@@ -1,9 +1,10 @@
 """Queries while `care switch` adds a vector to a large collection and moves the readers, and other programs write.
 
-A program asks in a steady rhythm with both models at hand, another one writes points without vectors; the model sleeps
-for no text, so that the server has as much to do as it ever can.
+A program asks in a steady rhythm with both models at hand, another one writes points without vectors. Without
+``--speed`` the model takes no time, so that the server has as much to do as it ever can.
 """
 
+import math
 import multiprocessing
 import tempfile
 import time
@@ -57,12 +58,12 @@ class LoadModel(ReadyModel):
 
     alpha, term_weights_digest = 1.0, None
 
-    def __init__(self, name: str, dim: int) -> None:
+    def __init__(self, name: str, dim: int, texts_per_second: float = math.inf) -> None:
         super().__init__(dim)
-        self.name, self._dim = name, dim
+        self.name, self._dim, self._speed = name, dim, texts_per_second
         rows = np.random.default_rng(zlib.crc32(name.encode())).normal(size=(2, _ROWS, dim)).astype(np.float32)
         self._rows = rows
-        self.document_encoder.encode = self.encode_query  # type: ignore[method-assign]
+        self.document_encoder.encode = self.encode_documents  # type: ignore[method-assign]
 
     @property
     def fingerprint(self) -> str:
@@ -78,6 +79,11 @@ class LoadModel(ReadyModel):
         hashes = np.array([int(sha256(text.encode()).hexdigest()[:12], 16) for text in texts], dtype=np.int64)
         made = self._rows[0][hashes % _ROWS] + 0.7 * self._rows[1][hashes // _ROWS % _ROWS]
         return np.asarray(made / np.linalg.norm(made, axis=1, keepdims=True), dtype=np.float32)
+
+    def encode_documents(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
+        """Encode documents as queries, and sleep as long as a model of this speed would take."""
+        time.sleep(len(texts) / self._speed)
+        return self.encode_query(texts, prompt=prompt)
 
     def query_terms(self, text: str, analyser: Analyser = DEFAULT) -> TermVector:
         """Return the BM25 terms of a query."""
@@ -163,10 +169,11 @@ def write(url: str, rate: float, points: int, stop: Event, written: "Queue[int]"
     written.put(end)
 
 
-def switch(url: str, dim: int) -> None:
+def switch(url: str, dim: int, speed: float = math.inf) -> None:
     """Run the whole switch, as the command does."""
     with open_client(url=url) as client:
-        switch_collection(client, COLLECTION, LoadModel("after", dim), LoadModel("before", dim), accept="a measurement")
+        new, old = LoadModel("after", dim, speed), LoadModel("before", dim)
+        switch_collection(client, COLLECTION, new, old, accept="a measurement")
 
 
 def kept_alive(target: Callable[..., None], *args: object) -> SpawnProcess:
@@ -191,10 +198,12 @@ class Disturbance:
     gone: list[tuple[float, float]] = field(default_factory=list)
     """Times from which and until which there was no server."""
 
-    def switch(self, dim: int, reader: SpawnProcess, start_reader: Callable[[], SpawnProcess]) -> SpawnProcess:
+    def switch(
+        self, dim: int, speed: float, reader: SpawnProcess, start_reader: Callable[[], SpawnProcess]
+    ) -> SpawnProcess:
         """Run a switch to its end; return the reader that runs then."""
         random, began = np.random.default_rng(0), time.time()
-        running = kept_alive(switch, self.server.url, dim)
+        running = kept_alive(switch, self.server.url, dim, speed)
         while True:
             left = len(self.moments) < self.kills
             running.join(random.uniform(0, 2 * self.every) if left else None)
@@ -219,7 +228,7 @@ class Disturbance:
                     self.gone.append((at, time.time() + GONE_SECONDS[1]))
             if running.exitcode is not None:
                 self.restarted += 1
-                running = kept_alive(switch, self.server.url, dim)
+                running = kept_alive(switch, self.server.url, dim, speed)
 
 
 def differing(client: QdrantClient, total: int, after: LoadModel) -> int:
@@ -265,6 +274,7 @@ def phases_of(
 @click.option("--dim", type=click.IntRange(1), default=384, show_default=True, help="Length of the vectors.")
 @click.option("--queries", type=click.FloatRange(1), default=50.0, show_default=True, help="Queries a second.")
 @click.option("--writes", type=click.FloatRange(1), default=100.0, show_default=True, help="New points a second.")
+@click.option("--speed", type=click.FloatRange(1), default=math.inf, help="Texts a second that the new model encodes.")
 @click.option("--calm", type=click.FloatRange(1), default=30.0, show_default=True, help="Seconds before and after.")
 @click.option("--kills", type=click.IntRange(0), default=0, show_default=True, help="Kills of switch, reader, server.")
 @click.option("--kill-every", type=click.FloatRange(0), default=60.0, show_default=True, help="Mean seconds between.")
@@ -276,6 +286,7 @@ def main(
     dim: int,
     queries: float,
     writes: float,
+    speed: float,
     calm: float,
     kills: int,
     kill_every: float,
@@ -315,7 +326,7 @@ def main(
         mark("before")
         time.sleep(calm)
         mark("switch")
-        reader = disturbance.switch(dim, reader, start_reader)
+        reader = disturbance.switch(dim, speed, reader, start_reader)
         mark("after the switch, while the graph is built")
         await_green(client)
         mark("after")
@@ -347,6 +358,7 @@ def main(
             "dim": dim,
             "queries_per_second": queries,
             "writes_per_second": writes,
+            "texts_per_second": None if math.isinf(speed) else speed,
             "kills": disturbance.moments,
             "switch_started_again": disturbance.restarted,
             "points_acknowledged": expected,
