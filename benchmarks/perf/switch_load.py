@@ -176,7 +176,7 @@ def switch(url: str, dim: int, speed: float = math.inf) -> None:
         switch_collection(client, COLLECTION, new, old, accept="a measurement")
 
 
-def kept_alive(target: Callable[..., None], *args: object) -> SpawnProcess:
+def started(target: Callable[..., None], *args: object) -> SpawnProcess:
     """Start a program of the measurement."""
     process = _SPAWN.Process(target=target, args=args)
     process.start()
@@ -203,7 +203,7 @@ class Disturbance:
     ) -> SpawnProcess:
         """Run a switch to its end; return the reader that runs then."""
         random, began = np.random.default_rng(0), time.time()
-        running = kept_alive(switch, self.server.url, dim, speed)
+        running = started(switch, self.server.url, dim, speed)
         while True:
             left = len(self.moments) < self.kills
             running.join(random.uniform(0, 2 * self.every) if left else None)
@@ -228,7 +228,9 @@ class Disturbance:
                     self.gone.append((at, time.time() + GONE_SECONDS[1]))
             if running.exitcode is not None:
                 self.restarted += 1
-                running = kept_alive(switch, self.server.url, dim, speed)
+                if self.restarted > self.kills:
+                    raise click.ClickException("the switch ends by itself, not by a kill: see above")
+                running = started(switch, self.server.url, dim, speed)
 
 
 def differing(client: QdrantClient, total: int, after: LoadModel) -> int:
@@ -317,10 +319,10 @@ def main(
         await_green(client)
 
         def start_reader() -> SpawnProcess:
-            return kept_alive(ask, server.url, dim, queries, points, log)
+            return started(ask, server.url, dim, queries, points, log)
 
         reader = start_reader()
-        writer = kept_alive(write, server.url, writes, points, stop, written)
+        writer = started(write, server.url, writes, points, stop, written)
         while not log.exists() or not log.read_text():
             time.sleep(0.1)
         mark("before")
