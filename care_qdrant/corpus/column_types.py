@@ -40,6 +40,8 @@ class ColumnGuess:
 
     def __init__(self, name: str) -> None:
         self._possible: frozenset[str] | None = _NOTHING if _IDENTIFIER.search(name) else None
+        self.odd = ""
+        """The only value so far that is neither a number nor a date, such as ``n/a``; empty without one."""
 
     @property
     def is_text(self) -> bool:
@@ -49,11 +51,19 @@ class ColumnGuess:
     def add(self, cell: str) -> None:
         """Take one cell that is not empty."""
         possible = _readings(cell)
-        self._possible = possible if self._possible is None else self._possible & possible
+        if not possible and self.odd in ("", cell):
+            self.odd = cell
+        else:
+            self._possible = possible if self._possible is None else self._possible & possible
 
     @property
     def type(self) -> ColumnType:
         """The type of all the cells so far."""
+        return "text" if self.odd else self.but_for_odd
+
+    @property
+    def but_for_odd(self) -> ColumnType:
+        """The type of all the cells so far except `odd`."""
         possible = self._possible or _NOTHING
         if "int" in possible:
             return "int"

@@ -205,6 +205,10 @@ class Corpus:
             self._file = None
         if None not in self._sizes:
             require_columns(self.fields.types, columns, ", ".join(map(str, self._paths)))
+        for name, guess in guesses.items():
+            if guess.odd and guess.but_for_odd != "text":
+                message = "column %r is text, so no filter orders its values: %r is in some cells; left empty, it is %s"
+                logger.warning(message, name, guess.odd, guess.but_for_odd)
         types = {**{name: guess.type for name, guess in guesses.items()}, **self.fields.types}
         return replace(self.fields, types=types, are_ids_whole=ids.are_whole)
 

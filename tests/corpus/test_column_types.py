@@ -49,6 +49,24 @@ def test_a_column_is_what_all_its_cells_say(name: str, cells: list[str], found: 
     assert guess.type == found
 
 
+@pytest.mark.parametrize(("cells", "kind"), [(["5", "0.5"], "float"), (["5"], "int"), (["2024-01-02"], "date")])
+@pytest.mark.parametrize("odd", ["n/a", "-", "无"])
+@pytest.mark.parametrize("first", [True, False])
+def test_the_one_value_that_keeps_a_column_from_being_numbers_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, cells: list[str], kind: str, odd: str, first: bool
+) -> None:
+    ordered = [odd, *cells, odd] if first else [*cells, odd]
+    rows = "".join(f"{n},文,{cell},{odd}\n" for n, cell in enumerate(ordered))
+    (tmp_path / "a.csv").write_text(f"id,text,dose,所见\n{rows}", encoding="utf-8")
+    assert [row["dose"] for row in read(tmp_path / "a.csv")] == ordered
+    assert "column 'dose' is text" in caplog.text and repr(odd) in caplog.text and f"it is {kind}" in caplog.text
+    assert "所见" not in caplog.text
+    caplog.clear()
+    (tmp_path / "a.csv").write_text(f"id,text,dose,所见\n{rows}9,文,?,?\n", encoding="utf-8")
+    assert [row["dose"] for row in read(tmp_path / "a.csv")] == [*ordered, "?"]
+    assert "is text" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("cells", "ids"),
     [
