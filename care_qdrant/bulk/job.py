@@ -25,8 +25,8 @@ from care_qdrant.errors import InputError, NewerFormat, require_counts
 
 FORMAT = 3
 MANIFEST = "manifest.json"
-ROWS = "rows"
-"""Folder with the rows of each unit."""
+ROWS = "care-rows"
+"""Folder with the rows of each unit, by which a corpus that holds the job leaves it out (`corpus.files.is_own`)."""
 DRAFT_SECONDS = 86_400
 _REPLAN = "plan the corpus again, into another folder"
 

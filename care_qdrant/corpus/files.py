@@ -411,7 +411,7 @@ def _listed(folder: str) -> tuple[dict[str, Format], dict[str, list[str]]]:
     return {paths[name]: chosen[name] for name in sorted(chosen)}, {why: sorted(names) for why, names in unread.items()}
 
 
-_OWN = ({"meta.json", "collection"}, {"care.json", "modules.json"}, {"manifest.json", "rows"})
+_OWN = ({"meta.json", "collection"}, {"care.json", "modules.json"}, {"care-rows"})
 """Names that a folder of an embedded database, a model or a bulk job holds."""
 
 

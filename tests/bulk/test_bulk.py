@@ -342,6 +342,23 @@ def test_a_job_of_other_settings_or_another_model_is_refused(corpus: Path, tmp_p
         encode_all(tmp_path / "job", HashModel(salt="other"))
 
 
+def test_a_plan_that_was_killed_beside_its_corpus_leaves_no_rows_in_it(corpus: Path, tmp_path: Path) -> None:
+    calls = itertools.count()
+
+    def killed(_rows: int) -> None:
+        if next(calls) == 3:
+            raise Killed
+
+    inside = Job(str(corpus / "job"))
+    with pytest.raises(Killed):
+        plan(
+            [str(corpus)], inside, draft(), MODEL.document_tokenizer, sparse=True, any_language=True, on_progress=killed
+        )
+    assert len(list(corpus.rglob("*.parquet"))) > 2
+    finished, whole = make_plan(corpus, inside.url), make_plan(corpus, tmp_path / "job")
+    assert finished.units == whole.units
+
+
 def test_a_manifest_of_another_version_is_refused(corpus: Path, tmp_path: Path) -> None:
     make_plan(corpus, tmp_path / "job")
     manifest = tmp_path / "job" / "manifest.json"
@@ -528,7 +545,7 @@ def test_a_model_that_is_not_there_is_said_before_any_unit(
 
 def test_a_unit_that_fails_holds_up_no_other_and_is_named(corpus: Path, tmp_path: Path) -> None:
     assert not CliRunner().invoke(care, ["bulk", "plan", str(corpus), f"{tmp_path}/job", "--unit-rows", "10"]).exit_code
-    gone, damaged = next((tmp_path / "job/rows").glob("a.j*")), next((tmp_path / "job/rows").glob("d.m*"))
+    gone, damaged = next((tmp_path / "job/care-rows").glob("a.j*")), next((tmp_path / "job/care-rows").glob("d.m*"))
     gone.unlink()
     damaged.write_bytes(b"PAR1")
     result = CliRunner().invoke(care, ["bulk", "encode", f"{tmp_path}/job", "--json"])

@@ -394,7 +394,7 @@ def test_a_file_has_one_name_wherever_the_run_stands(tmp_path: Path, monkeypatch
 
 def test_folders_of_our_own_are_no_corpus(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "rows.jsonl").write_text('{"line": 1, "id": "mine", "text": "头痛"}\n', encoding="utf-8")
-    for folder, files in (("qdrant", ("meta.json", "collection/")), ("job", ("manifest.json", "rows/"))):
+    for folder, files in (("qdrant", ("meta.json", "collection/")), ("job", ("care-rows/",))):
         for name in files:
             path = tmp_path / folder / name
             path.mkdir(parents=True) if name.endswith("/") else (path.parent.mkdir(), path.write_text("{}"))
