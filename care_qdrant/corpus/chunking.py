@@ -32,7 +32,8 @@ def cut_documents(
 ) -> Iterator[list[Chunk] | Reject]:
     """Return the chunks of each document, in order; or why it cannot be cut or encoded."""
     nothing = counter.count_tokens([""])[0]
-    for document, tokens in zip(documents, _lengths(documents, counter), strict=True):
+    lengths = count_or_fail([embedded_text(document.title, document.text) for document in documents], counter)
+    for document, tokens in zip(documents, lengths, strict=True):
         if isinstance(tokens, str):
             yield Reject.of(document, f"text {tokens}")
         elif tokens <= nothing and not _is_read(document, nothing, counter):
@@ -49,15 +50,13 @@ def cut_documents(
                 yield Reject.of(document, str(error))
 
 
-def _lengths(documents: Sequence[Document], counter: TokenCounter) -> list[int | str]:
-    """Return the tokens of each document, or why the tokenizer fails on it."""
-    texts = dict(enumerate(embedded_text(document.title, document.text) for document in documents))
+def count_or_fail(texts: Sequence[str], counter: TokenCounter) -> list[int | str]:
+    """Return the tokens of each text, or why the tokenizer fails on it."""
     try:
-        return [*counter.count_tokens([*texts.values()])]
+        return [*counter.count_tokens(texts)]
     except UnusableText as error:
-        sound = [place for place in texts if place not in error.problems]
-        lengths = dict(zip(sound, counter.count_tokens([texts[place] for place in sound]), strict=True))
-        return [lengths[place] if place in lengths else error.problems[place] for place in texts]
+        sound = iter(counter.count_tokens([text for place, text in enumerate(texts) if place not in error.problems]))
+        return [error.problems[place] if place in error.problems else next(sound) for place in range(len(texts))]
 
 
 def _is_read(document: Document, nothing: int, counter: TokenCounter) -> bool:

@@ -83,7 +83,7 @@ class AttachReport:
     without_text: int = 0
     """Points that get no vector: without a text or, for BM25, with a text that has no terms."""
     unreadable: list[PointId] = field(default_factory=list)
-    """Ids of the first points of `without_text` that do have a text, but one with half a surrogate pair."""
+    """Ids of the first points of `without_text` that do have a text, but one that the encoder cannot read."""
     in_other_field: int = 0
     """Points without text in `text_field` that have one in another field."""
     removed: int = 0

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from care_qdrant.contracts.contract import SparseContract, VectorContract
+from care_qdrant.corpus.chunking import count_or_fail
 from care_qdrant.encoders.terms.languages import SAMPLED_TEXTS
 from care_qdrant.ingestion.settings import DocumentModel, name_of_vector
 from care_qdrant.qdrant.collection import Collection
@@ -93,6 +94,6 @@ def plan_attach(
 def _tokens(model: DocumentModel, preflight: Preflight, points: int) -> int:
     """Return how many tokens the model would read for some points that have texts as long as the sampled ones."""
     tokenizer = model.document_tokenizer
-    readable = [text.encode(errors="ignore").decode() for text in preflight.texts]  # no half characters
-    read = sum(min(count, tokenizer.max_tokens) for count in tokenizer.count_tokens(readable))
+    counts = count_or_fail(preflight.texts, tokenizer)
+    read = sum(min(count, tokenizer.max_tokens) for count in counts if isinstance(count, int))
     return round(points * read / preflight.sampled)

@@ -10,8 +10,9 @@ from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.contracts.layouts import NODE_TEXTS, Layout, guess_layout, lookup
 from care_qdrant.contracts.payload import content_hash, node_embedded_texts, stored_hash
 from care_qdrant.contracts.stand_in import STAND_INS
+from care_qdrant.corpus.chunking import count_or_fail
 from care_qdrant.encoders import TokenCounter
-from care_qdrant.errors import InputError, UnusableText, counted
+from care_qdrant.errors import InputError, counted
 from care_qdrant.ingestion.pipeline import WINDOW_TEXTS, Task, Window
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.readable import PointId
@@ -42,7 +43,7 @@ class PointWindow(Window[PointTask]):
     read: int = 0
     without_text: int = 0
     unreadable: list[PointId] = field(default_factory=list)
-    """Points of `without_text` that do have a text, but one with half a character."""
+    """Points of `without_text` that do have a text, but one that the encoder cannot read."""
     in_other_field: int = 0
     """Number of points without a text under the layout's field that have one in another field."""
     text_gone: list[PointId] = field(default_factory=list)
@@ -103,34 +104,35 @@ class PointReader:
     def sort(self, window: PointWindow, records: Sequence[models.Record]) -> None:
         """Add stored points to a window: as tasks if they need a vector, as counts otherwise."""
         window.read += len(records)
-        todo = []
+        todo: list[tuple[models.Record, str]] = []
+        left_out: list[models.Record] = []
         for record in records:
             payload = record.payload or {}
             require_free_key(window.place.name, payload, record.id)
             expected = expected_hash(self.layout, payload, self.vector_name, self.constants)
-            stored = stored_hash(payload, self.vector_name)
             if expected is None:
-                window.without_text += 1
+                left_out.append(record)
                 window.unreadable += [record.id] if is_unreadable(self.layout, payload) else []
                 window.in_other_field += other_text_field(self.layout, payload) is not None
-                window.text_gone += [record.id] if stored is not None else []
-            elif stored == expected:
+            elif stored_hash(payload, self.vector_name) == expected:
                 window.unchanged += 1
-            elif not self.needs_vector(payload):
-                window.without_text += 1
-                window.text_gone += [record.id] if stored is not None else []
+            elif self.needs_vector(payload):
+                todo.append((record, expected))
             else:
-                text = stored_text(self.layout, payload)
-                todo.append((record.id, text, expected, self.layout.of_point(payload).conditions(payload)))
-        names = [f"point {id_!r}" for id_, *_ in todo]
-        try:
-            lengths = self.counter.count_tokens([text for _, text, _, _ in todo])
-        except UnusableText as error:
-            raise error.named(names) from error
-        window.encode += [
-            PointTask(id_, digest, text=text, tokens=tokens, name=name, kind="attach", unchanged=unchanged)
-            for (id_, text, digest, unchanged), tokens, name in zip(todo, lengths, names, strict=True)
-        ]
+                left_out.append(record)
+        texts = [stored_text(self.layout, record.payload or {}) for record, _ in todo]
+        for (record, digest), text, tokens in zip(todo, texts, count_or_fail(texts, self.counter), strict=True):
+            if isinstance(tokens, str):
+                left_out.append(record)
+                window.unreadable.append(record.id)
+                continue
+            payload = record.payload or {}
+            unchanged, name = self.layout.of_point(payload).conditions(payload), f"point {record.id!r}"
+            window.encode.append(
+                PointTask(record.id, digest, text=text, tokens=tokens, name=name, kind="attach", unchanged=unchanged)
+            )
+        window.without_text += len(left_out)
+        window.text_gone += [r.id for r in left_out if stored_hash(r.payload or {}, self.vector_name) is not None]
 
 
 def stored_text(layout: Layout, payload: Mapping[str, Any]) -> str:
@@ -182,14 +184,14 @@ def is_unreadable(layout: Layout, payload: Mapping[str, Any]) -> bool:
 
 
 def unreadable_warning(points: Sequence[PointId]) -> str | None:
-    """Return the warning about points whose text no encoder reads; None without such points."""
+    """Return the warning about points whose text the encoder cannot read; None without such points."""
     if not points:
         return None
     count = f"{len(points)} points" if len(points) < MOST_UNREADABLE else f"{MOST_UNREADABLE} or more points"
     which = f"point {points[0]!r}" if len(points) == 1 else f"{count} (the first is {points[0]!r})"
     return (
-        f"a text of {which} holds an unpaired surrogate, which is not a character, or invisible characters alone: no "
-        "encoder reads it, so it has no vector, and no search finds it. Fix the text, then run care attach again"
+        f"the encoder cannot read the text of {which}, for example since it holds an unpaired surrogate or invisible "
+        "characters alone, so it has no vector, and no search finds it. Fix the text, then run care attach again"
     )
 
 

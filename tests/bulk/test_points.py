@@ -25,6 +25,7 @@ from care_qdrant.qdrant.connection import open_client
 from care_qdrant.qdrant.readable import SLICES_SINCE
 from care_qdrant.types import Document
 from care_qdrant.vectors.attach import attach_vector
+from care_qdrant.vectors.attach_plan import plan_attach
 from care_qdrant.vectors.verify import verify_collection
 from tests.databases import require_server
 from tests.standin import StandIn
@@ -93,7 +94,7 @@ def test_a_job_writes_what_attach_writes(client: QdrantClient, tmp_path: Path) -
     assert verify_collection(client, "docs", MODEL).problems == []
 
 
-def test_a_text_on_which_the_tokenizer_fails_stops_no_plan_and_is_named_by_attach(
+def test_a_text_on_which_the_tokenizer_fails_stops_neither_a_plan_nor_an_attach(
     client: QdrantClient, tmp_path: Path
 ) -> None:
     class Choosy(HashModel):
@@ -113,8 +114,12 @@ def test_a_text_on_which_the_tokenizer_fails_stops_no_plan_and_is_named_by_attac
     fill(client, "docs")
     planned = plan(client, tmp_path / "job", model=Choosy())
     assert sum(unit.documents for unit in planned.units) == 49 and planned.tokens > 0
-    with pytest.raises(UnusableText, match="point 7 fails"):
-        attach_vector(client, "docs", Choosy())
+    assert plan_attach(client, "docs", Choosy()).new_tokens
+    report = attach_vector(client, "docs", Choosy())
+    assert (report.unreadable, report.covered + report.without_text, report.points) == ([7], 50, 50)
+    client.set_payload("docs", {"body": "改过（7）"}, points=[8])
+    report = attach_vector(client, "docs", Choosy())  # nor does it keep a vector of an earlier text
+    assert (report.unreadable, report.removed, report.covered) == ([7, 8], 1, report.points - report.without_text)
 
 
 def test_what_others_write_meanwhile_is_left_alone_and_planned_next(client: QdrantClient, tmp_path: Path) -> None:
@@ -163,7 +168,7 @@ def test_what_cannot_be_planned_is_refused(client: QdrantClient, tmp_path: Path)
     attach_vector(client, "docs", MODEL)
     with pytest.raises(InputError, match="every point with a text has vector"):
         plan(client, tmp_path / "new")
-    next((tmp_path / "job" / "rows").iterdir()).unlink()
+    next((tmp_path / "job" / "care-rows").iterdir()).unlink()
     with pytest.raises(InputError, match="no longer exists"):
         encode(tmp_path / "job")
 

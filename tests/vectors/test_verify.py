@@ -259,7 +259,7 @@ def test_a_text_that_no_encoder_reads_is_named_and_stops_no_other_point(unread: 
     found = verify_collection(client, "c", model)
     assert (found.with_text, found.covered, found.unreadable) == (39, 39, [17])
     (problem,) = found.problems
-    assert problem.startswith("a text of point 17 holds an unpaired surrogate")
+    assert problem.startswith("the encoder cannot read the text of point 17, for example since it holds an unpaired")
     assert inspect_collection(Collection(client, "c")).unread_by_included is not None
     retriever = Retriever(client, "c", model)
     measured = measure_good_match(retriever, fixed_questions(retriever))
