@@ -7,6 +7,7 @@ Filters of LlamaIndex, ``--filter`` and the conditions of the service all become
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -353,6 +354,11 @@ def equals(path: str, value: Value, kind: str | None = None) -> models.FieldCond
 def _any_of(path: str, values: Sequence[Sequence[Value]], kind: str | None) -> models.Condition:
     """Match points that have one of the values, in one of its forms that the index of the path answers for."""
     chosen = [form for forms in values for form in [form for form in forms if _fits(form, kind)] or forms[:1]]
+    if inexact := [form for form in chosen if isinstance(form, int) and not -_INTEGERS <= form < _INTEGERS]:
+        raise InputError(
+            f"Qdrant has no integer {inexact[0]}, and would take its neighbours for it; for the text, write it in "
+            "double quotes"
+        )
     texts = [form for form in chosen if isinstance(form, str)]
     if len(chosen) != 1 and len(texts) == len(chosen) and kind != "datetime":
         return models.FieldCondition(key=path, match=models.MatchAny(any=texts))
@@ -361,7 +367,9 @@ def _any_of(path: str, values: Sequence[Sequence[Value]], kind: str | None) -> m
 
 
 def _fits(value: Value, kind: str | None) -> bool:
-    """Return whether a payload index may answer for a value."""
+    """Return whether a point may hold a value, and a payload index may answer for it."""
+    if isinstance(value, int) and not -_INTEGERS <= value < 2 * _INTEGERS:
+        return False
     if kind is None:
         return True
     if kind in ("integer", "float", "bool"):
@@ -402,8 +410,14 @@ def ordered(path: str, bound: str, value: str | int | float, kind: str | None = 
         value: A text may hold a number, as language models write it, or a date; ``20240301`` holds both.
         kind: Type of the payload index of the path, where it has one. An index of numbers would answer for a date by
             its microseconds since 1970, and one of dates for a number: no value passes then.
+
+    Raises:
+        InputError: The value is a whole number and no float, by which Qdrant compares.
     """
     number = _parsed(value) if isinstance(value, str) else value
+    most = sys.float_info.max
+    if isinstance(number, int) and (rounded := int(float(max(-most, min(number, most))))) != number:
+        raise InputError(f"{number} would be {rounded} to Qdrant, which compares floats: write that, or less than 2^53")
     date = _date(value) if isinstance(value, str) else None
     ranges: list[models.Range | models.DatetimeRange] = []
     if isinstance(number, int | float) and not isinstance(number, bool):

@@ -160,6 +160,29 @@ def test_a_condition_passes_the_points_that_python_would_pick(
             assert passing(local, engine, payloads, where) == wanted
 
 
+ORDERS = {">=": comparison.ge, "<=": comparison.le, ">": comparison.gt, "<": comparison.lt}
+large = st.one_of(st.integers(-(2**63), 2**64 - 1), *(st.integers(2**n - 9, 2**n - 1) for n in (54, 55, 63, 64)))
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(stored=st.lists(large, min_size=1, max_size=4), operator=st.sampled_from(["=", "!=", *ORDERS]), data=st.data())
+def test_a_condition_takes_no_whole_number_for_its_neighbour(
+    local: QdrantClient, stored: list[int], operator: str, data: st.DataObject
+) -> None:
+    number = data.draw(st.sampled_from([near for one in stored for near in (one - 1, one, one + 1)]))
+    try:
+        where = parse_filter([f"n{operator}{number}"])
+    except InputError:
+        assert abs(number) > 2**53
+        return
+    local.delete("points", models.Filter())
+    points = [models.PointStruct(id=n, vector={"v": [1.0]}, payload={"n": each}) for n, each in enumerate(stored)]
+    local.upsert("points", points)
+    found = {int(record.id) for record in local.scroll("points", where, limit=100)[0]}
+    compare = {"=": comparison.eq, "!=": comparison.ne, **ORDERS}[operator]
+    assert found == {n for n, each in enumerate(stored) if compare(each, number)}
+
+
 WRITTEN = ["2020", "2020.5", "-1", "true", "True", "FALSE", '"2020"', '"true"', "new", "2024-03-01", "nan", "[", "-"]
 STORED = [
     2020,
@@ -177,7 +200,6 @@ STORED = [
     "nan",
     None,
 ]
-ORDERS = {">=": comparison.ge, "<=": comparison.le, ">": comparison.gt, "<": comparison.lt}
 
 
 def day(text: Any) -> datetime | None:
