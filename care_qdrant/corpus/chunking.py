@@ -1,7 +1,7 @@
 """Cuts long documents at sentence ends into overlapping chunks that an encoder reads whole."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -31,13 +31,10 @@ def cut_documents(
     documents: Sequence[Document], counter: TokenCounter, overflow: Overflow
 ) -> Iterator[list[Chunk] | Reject]:
     """Return the chunks of each document, in order; or why it cannot be cut or encoded."""
-    nothing = counter.count_tokens([""])[0]
     lengths = count_or_fail([embedded_text(document.title, document.text) for document in documents], counter)
     for document, tokens in zip(documents, lengths, strict=True):
         if isinstance(tokens, str):
             yield Reject.of(document, f"text {tokens}")
-        elif tokens <= nothing and not _is_read(document, nothing, counter):
-            yield Reject.of(document, "document has no token that the encoder reads")
         elif tokens <= counter.max_tokens or overflow == "truncate":
             yield [Chunk(document, document.text, tokens=min(tokens, counter.max_tokens))]
         elif overflow == "reject":
@@ -51,17 +48,22 @@ def cut_documents(
 
 
 def count_or_fail(texts: Sequence[str], counter: TokenCounter) -> list[int | str]:
-    """Return the tokens of each text, or why the tokenizer fails on it."""
+    """Return the tokens of each text, or why the encoder cannot read it: the tokenizer fails, or makes no token."""
+    problems: Mapping[int, str] = {}
     try:
-        return [*counter.count_tokens(texts)]
+        [nothing, *counts] = counter.count_tokens(["", *texts])
     except UnusableText as error:
-        sound = iter(counter.count_tokens([text for place, text in enumerate(texts) if place not in error.problems]))
-        return [error.problems[place] if place in error.problems else next(sound) for place in range(len(texts))]
+        problems = {place - 1: problem for place, problem in error.problems.items()}
+        sound = [text for place, text in enumerate(texts) if place not in problems]
+        [nothing, *counts] = counter.count_tokens(["", *sound])
+    left = iter(counts)
+    return [problems.get(place) or _or_no_token(next(left), text, nothing, counter) for place, text in enumerate(texts)]
 
 
-def _is_read(document: Document, nothing: int, counter: TokenCounter) -> bool:
-    """Return whether a text without more tokens than none has any: a blank that ends the prompt may be part of them."""
-    return counter.count_tokens([embedded_text(document.title, document.text) * 3])[0] > nothing
+def _or_no_token(tokens: int, text: str, nothing: int, counter: TokenCounter) -> int | str:
+    # A blank that ends the prompt may be part of a text's first token.
+    is_read = tokens > nothing or counter.count_tokens([text * 3])[0] > nothing
+    return tokens if is_read else "has no token that the encoder reads"
 
 
 def _cut(document: Document, counter: TokenCounter) -> list[Chunk] | Reject:

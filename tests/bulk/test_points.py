@@ -94,11 +94,11 @@ def test_a_job_writes_what_attach_writes(client: QdrantClient, tmp_path: Path) -
     assert verify_collection(client, "docs", MODEL).problems == []
 
 
-def test_a_text_on_which_the_tokenizer_fails_stops_neither_a_plan_nor_an_attach(
+def test_a_text_that_the_encoder_cannot_read_stops_neither_a_plan_nor_an_attach(
     client: QdrantClient, tmp_path: Path
 ) -> None:
     class Choosy(HashModel):
-        """Its tokenizer fails on one text, as one without an unknown token does."""
+        """Its tokenizer fails on one text, as one without an unknown token does, and makes no token of another."""
 
         def __init__(self) -> None:
             super().__init__(max_tokens=40)
@@ -107,7 +107,7 @@ def test_a_text_on_which_the_tokenizer_fails_stops_neither_a_plan_nor_an_attach(
             def count_or_fail(texts: Sequence[str]) -> list[int]:
                 if failing := {place: "fails" for place, text in enumerate(texts) if "（7）" in text}:
                     raise UnusableText(failing)
-                return count(texts)
+                return count([text if "（9）" not in text else "" for text in texts])
 
             self._encoder.count_tokens = count_or_fail  # type: ignore[method-assign]
 
@@ -116,10 +116,10 @@ def test_a_text_on_which_the_tokenizer_fails_stops_neither_a_plan_nor_an_attach(
     assert sum(unit.documents for unit in planned.units) == 49 and planned.tokens > 0
     assert plan_attach(client, "docs", Choosy()).new_tokens
     report = attach_vector(client, "docs", Choosy())
-    assert (report.unreadable, report.covered + report.without_text, report.points) == ([7], 50, 50)
+    assert (report.unreadable, report.covered, report.without_text) == ([7, 9], 47, 3)
     client.set_payload("docs", {"body": "改过（7）"}, points=[8])
     report = attach_vector(client, "docs", Choosy())  # nor does it keep a vector of an earlier text
-    assert (report.unreadable, report.removed, report.covered) == ([7, 8], 1, report.points - report.without_text)
+    assert (report.unreadable, report.removed, report.covered, report.without_text) == ([7, 8, 9], 1, 46, 4)
 
 
 def test_what_others_write_meanwhile_is_left_alone_and_planned_next(client: QdrantClient, tmp_path: Path) -> None:
