@@ -4,6 +4,7 @@ A point is read from both sides and written only where they differ, so that a ru
 running it again, and a run over a finished copy is a full comparison of it.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -233,12 +234,25 @@ class _Copy:
     changed: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
+    @property
+    def float_below(self) -> float:
+        """Bound of the floats that are what is stored: gRPC turns integers from 2^63 on into floats."""
+        over_grpc = getattr(self.source.client, "init_options", {}).get("prefer_grpc")
+        return 2.0**63 if over_grpc and not self.source.is_embedded else math.inf
+
     def writes(self, ids: Sequence[PointId]) -> Iterable[Write]:
         """Yield the writes that make the target's points of a page equal to the source's."""
         expected = self.source.retrieve(ids, vectors=True)
         stored = {} if self.is_new else self.target.retrieve([*expected], vectors=True)
         added = [record for point_id, record in expected.items() if point_id not in stored]
         changed = [expected[point_id] for point_id in stored if self._differs(expected[point_id], stored[point_id])]
+        for record in [] if self.target.is_embedded else added + changed:
+            if not _is_kept(record.payload, self.float_below):
+                raise InputError(
+                    f"the payload of point {record.id!r} holds a number that the copy would not have: NaN, an infinite "
+                    "one, an integer of more than 64 bits or, over gRPC, any from 2^63 on. Change it; for the last, "
+                    "unset CARE_GRPC_PORT"
+                )
         if changed and not (self.settings.overwrite or self.settings.dry_run):
             raise InputError(
                 f"point {changed[0].id!r} is in collection {self.target.name!r} with other content than in the "
@@ -263,6 +277,15 @@ class _Copy:
             self.added += added
             self.changed += changed
             self.on_progress(self.points, self.total)
+
+
+def _is_kept(value: Any, float_below: float) -> bool:
+    """Return whether a server stores all numbers of a payload as they are."""
+    if isinstance(value, dict | list):
+        return all(_is_kept(inner, float_below) for inner in (value.values() if isinstance(value, dict) else value))
+    if isinstance(value, float):
+        return abs(value) < float_below
+    return not isinstance(value, int) or -(2**63) <= value < 2**64
 
 
 def _page_size(collection: Collection, vectors: Dense) -> int:

@@ -40,6 +40,20 @@ def test_everything_comes_over(folder: QdrantClient, client: QdrantClient, schem
         assert client.get_collection("docs").payload_schema["doc_id"].data_type is models.PayloadSchemaType.KEYWORD
 
 
+@pytest.mark.parametrize("value", [float("nan"), {"a": [1.5, float("inf")]}, 2**64 + 1, [-(2**63) - 1]])
+def test_a_number_that_a_server_would_replace_is_refused(
+    folder: QdrantClient, client: QdrantClient, value: object
+) -> None:
+    fill(folder, "docs", SCHEMAS["named"], 40)
+    folder.set_payload("docs", {"odd": value}, points=[7])
+    for settings in (CopySettings(dry_run=True), CopySettings()):
+        with pytest.raises(InputError, match="holds a number that the copy would not have"):
+            promote_collection(*links(folder, client), settings)
+    folder.set_payload("docs", {"odd": [1e308, 5e-324, -(2**63), 2**63 - 1, True, None]}, points=[7])
+    promote_collection(*links(folder, client))
+    assert_same(contents(client, "docs"), contents(folder, "docs"))
+
+
 def test_an_empty_collection_comes_over(folder: QdrantClient, client: QdrantClient) -> None:
     fill(folder, "docs", SCHEMAS["named"], 1)
     folder.delete("docs", models.PointIdsList(points=[point(0, SCHEMAS["named"]).id]))

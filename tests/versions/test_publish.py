@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -422,3 +422,19 @@ def test_the_command_says_in_a_sentence_what_the_alias_points_at_now(tmp_path: P
     assert run("docs", "--as", "live") == "live → live_v2 (20 points of docs); live_v1 is kept"
     assert run("live", "--rollback").startswith("live → live_v1 (20 points); live_v2 is kept (20 points)")
     assert json.loads(run("docs", "--as", "live", "--keep", "0", "--json"))["alias"] == "live"
+
+
+@pytest.mark.parametrize("value", [2**53 + 1, 2**63, 2**64 - 1])
+def test_a_version_has_each_integer_of_its_source(qdrant: QdrantClient, value: int) -> None:
+    """gRPC turns integers from 2^63 on into floats."""
+    over_grpc = getattr(qdrant._client, "_prefer_grpc", False)
+    with closing(QdrantClient(url=qdrant.init_options["url"])) if over_grpc else nullcontext(qdrant) as plain:
+        fill(plain, "docs", SCHEMAS["named"], 5)
+        plain.set_payload("docs", {"hash": value}, points=[1])
+        if over_grpc and value >= 2**63:
+            with pytest.raises(InputError, match="over gRPC"):
+                publish_collection(Collection(qdrant, "docs"), "live")
+            return
+        publish_collection(Collection(qdrant, "docs"), "live")
+        [record] = plain.retrieve("live", [1])
+        assert (record.payload["hash"], type(record.payload["hash"])) == (value, int)
