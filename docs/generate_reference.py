@@ -24,6 +24,7 @@ from llama_index.vector_stores import care as vector_stores
 
 import care_qdrant
 from care_qdrant import CareModel, Document, errors
+from care_qdrant.cli.verify import WATCH_GAUGES
 from care_qdrant.contracts import metadata, payload
 from care_qdrant.serve.app import Service
 from care_qdrant.serve.metrics import Metrics
@@ -161,7 +162,7 @@ def exit_codes() -> Iterator[str]:
 
 
 def metrics() -> Iterator[str]:
-    """Yield the page of the counters of `care serve`."""
+    """Yield the page of the counters of `care serve` and the gauges of `care verify --every`."""
     yield "# Metrics\n\n`GET /metrics` of `care serve`, over all workers ([what to watch](../how-to/operate.md)).\n"
     yield "| metric | type | labels | meaning |\n|---|---|---|---|"
     for metric in vars(Metrics()).values():
@@ -169,6 +170,11 @@ def metrics() -> Iterator[str]:
             suffix = "_total" if metric._type == "counter" else ""
             labels = ", ".join(f"`{label}`" for label in metric._labelnames) or "–"
             yield f"| `{metric._name}{suffix}` | {metric._type} | {labels} | {metric._documentation} |"
+    yield (
+        "\n`/metrics` of `care verify --every SECONDS --metrics-port PORT` has gauges with the labels `collection` "
+        "(the name in the command) and `vector`.\n\n| gauge | meaning |\n|---|---|"
+    )
+    yield from (f"| `{name}` | {what} |" for name, what in WATCH_GAUGES.items())
     yield ""
 
 

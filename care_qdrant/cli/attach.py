@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     "--watch",
     "watch_seconds",
     metavar="SECONDS",
-    type=FiniteRange(0),
+    type=FiniteRange(0, min_open=True),
     help="Run until SIGTERM or Ctrl-C, with a pause of SECONDS after each pass. With --json, each pass prints one "
     "line.  [default: one pass]",
 )

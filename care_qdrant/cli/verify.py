@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 
 WATCH_GAUGES = {
-    "alarm": "1 while another model seems to have made vectors, else 0.",
-    "points": "Points of the collection.",
-    "judged": "New and rewritten points that the last check judged.",
-    "agreement": "Mean agreement of their vectors with their texts, about 0 for vectors of another model.",
-    "expected": "Mean agreement of the reference points.",
-    "recall_at_10": "Fraction of the ten exact neighbours that the graph finds.",
-    "checked_seconds": "Unix time of the last check.",
+    "care_watch_alarm": "1 while another model seems to have made vectors, else 0.",
+    "care_watch_points": "Points of the collection.",
+    "care_watch_judged": "New and rewritten points that the last check judged.",
+    "care_watch_agreement": "Mean agreement of their vectors with their texts, about 0 for vectors of another model.",
+    "care_watch_expected": "Mean agreement of the reference points.",
+    "care_watch_recall_at_10": "Fraction of the ten exact neighbours that the graph finds.",
+    "care_watch_checked_seconds": "Unix time of the last check.",
 }
 
 
@@ -54,7 +54,7 @@ WATCH_GAUGES = {
 @click.option(
     "--every",
     "watch_seconds",
-    type=FiniteRange(0),
+    type=FiniteRange(0, min_open=True),
     metavar="SECONDS",
     help="Run until SIGTERM or Ctrl-C: every SECONDS, judge new vectors by the words of their texts. With --json, each "
     "check prints one line.  [default: verify once]",
@@ -100,16 +100,24 @@ def command(
       care verify articles --url http://localhost:6333 --vector-name bm25
       care verify articles --url http://localhost:6333 --every 600
     """
+    from care_qdrant.console.watching import passes
     from care_qdrant.errors import NotVerified
     from care_qdrant.qdrant.collection import Collection
     from care_qdrant.vectors.verify import verify_collection
+    from care_qdrant.vectors.watch import Watch
 
     if metrics_port is not None and watch_seconds is None:
         raise click.UsageError("--metrics-port goes with --every: give both, or neither")
     if watch_seconds is not None or state_file is not None:
         if typed_model() is not None:
             raise click.UsageError("--every and --state compare texts with vectors, without a model: leave --model out")
-        _watch(target, collection, vector_name, text_field, watch_seconds, state_file, metrics_port, as_json)
+        watch = Watch(vector_name, text_field, state_file)
+
+        def check(_stop: object = None) -> "WatchReport":
+            with target.open() as client:
+                return watch.check(Collection(client, collection))
+
+        _watch([check()] if watch_seconds is None else passes(check, watch_seconds), metrics_port, as_json)
         return
     with target.open() as client:
         place = Collection(client, collection)
@@ -159,65 +167,34 @@ def _line(report: "VerifyReport") -> str:
     return f"{report.vector_name or 'the unnamed vector'}: {', '.join(parts)}"
 
 
-def _watch(
-    target: Target,
-    collection: str,
-    vector_name: str | None,
-    text_field: str | None,
-    seconds: float | None,
-    state_file: Path | None,
-    metrics_port: int | None,
-    as_json: bool,
-) -> None:
-    """Check the new points once, or again and again until a signal."""
-    from care_qdrant.console.watching import passes
-    from care_qdrant.destinations import require_writable
+def _watch(reports: "Iterable[WatchReport]", metrics_port: int | None, as_json: bool) -> None:
+    """Show what checks find: a single one, whose alarm is an error, or those of a loop."""
     from care_qdrant.errors import NotVerified
-    from care_qdrant.qdrant.collection import Collection
-    from care_qdrant.vectors.watch import Watch
 
-    if state_file is not None:
-        require_writable(state_file)
-    watch = Watch(vector_name, text_field, state_file)
-
-    def check(_stop: object = None) -> "WatchReport":
-        with target.open() as client:
-            return watch.check(Collection(client, collection))
-
-    if seconds is None:
-        report = check()
-        _show(report, as_json)
-        if report.alarm:
-            raise NotVerified(_alarm(report))
-        return
     export = None if metrics_port is None else _exporter(metrics_port)
-    for report in passes(check, seconds):
-        _show(report, as_json)
-        if report.alarm:
-            echo(f"alarm: {_alarm(report)}", err=True)
+    for report in reports:
+        if as_json:
+            show_report(report, as_json=True)
+        else:
+            agreement, recall = report.agreement, report.recall_at_10
+            judged = "" if agreement is None else f", agreement with their texts {agreement:.1f}"
+            nearest = "" if recall is None else f"; the graph finds {recall:.1%} of the nearest ten"
+            echo(
+                f"{counted(report.points, 'point')}: {report.new:,} new, {report.rewritten:,} rewritten; "
+                f"{report.judged:,} judged{judged} (reference points {report.expected:.1f}){nearest}"
+            )
         if export is not None:
             export(report)
-
-
-def _show(report: "WatchReport", as_json: bool) -> None:
-    if as_json:
-        show_report(report, as_json=True)
-        return
-    judged = "" if report.agreement is None else f", agreement with their texts {report.agreement:.1f}"
-    recall = "" if report.recall_at_10 is None else f"; the graph finds {report.recall_at_10:.1%} of the nearest ten"
-    echo(
-        f"{counted(report.points, 'point')}: {report.new:,} new, {report.rewritten:,} rewritten; {report.judged:,} "
-        f"judged{judged} (reference points {report.expected:.1f}){recall}"
-    )
-
-
-def _alarm(report: "WatchReport") -> str:
-    return (
-        f"vector {report.vector_name!r} of collection {report.collection!r}: the vectors of "
-        f"{counted(len(report.suspects), 'point')} (such as {report.suspects[0]!r}) do not belong to their texts, so "
-        "another model has made them, or their texts are others: write them again with the first model. If it was "
-        "changed on purpose, for all points, begin with a new --state"
-    )
+        if report.alarm:
+            alarm = (
+                f"vector {report.vector_name!r} of collection {report.collection!r}: the vectors of "
+                f"{counted(len(report.suspects), 'point')} (such as {report.suspects[0]!r}) do not belong to their "
+                "texts, so another model has made them, or their texts are others: write them again with the first "
+                "model. If it was changed on purpose, for all points, begin with a new --state"
+            )
+            if isinstance(reports, list):
+                raise NotVerified(alarm)
+            echo(f"alarm: {alarm}", err=True)
 
 
 def _exporter(port: int) -> "Callable[[WatchReport], None]":
@@ -226,21 +203,16 @@ def _exporter(port: int) -> "Callable[[WatchReport], None]":
 
     with needs_extra("serve", "--metrics-port"):
         from prometheus_client import CollectorRegistry, Gauge, start_http_server
-    registry = CollectorRegistry()
-    series = {
-        name: Gauge(f"care_watch_{name}", what, ["collection", "vector"], registry=registry)
-        for name, what in WATCH_GAUGES.items()
-    }
+    registry, labels = CollectorRegistry(), ("collection", "vector")
+    gauges = {name: Gauge(name, what, labels, registry=registry) for name, what in WATCH_GAUGES.items()}
     try:
         start_http_server(port, addr="127.0.0.1", registry=registry)
     except OSError as error:
-        raise InputError(
-            f"--metrics-port {port}: cannot be listened on ({error.strerror}); give another one"
-        ) from error
+        raise InputError(f"--metrics-port {port}: {error.strerror}; give another one") from error
 
     def export(report: "WatchReport") -> None:
-        for name, gauge in series.items():
-            value = time.time() if name == "checked_seconds" else getattr(report, name)
+        for name, gauge in gauges.items():
+            value = getattr(report, name.removeprefix("care_watch_"), time.time())
             gauge.labels(report.collection, report.vector_name).set(math.nan if value is None else value)
 
     return export

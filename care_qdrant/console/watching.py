@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from care_qdrant.console.text import echo
-from care_qdrant.errors import FolderLocked, TooFewDocuments, Unreachable
+from care_qdrant.errors import FolderLocked, NoCollection, Rejected, TooFewDocuments, Unreachable
+from care_qdrant.qdrant.retry import is_collection_gone
 
 Pass = TypeVar("Pass")
 
@@ -14,10 +15,11 @@ Pass = TypeVar("Pass")
 def passes(run_pass: Callable[[threading.Event], Pass], seconds: float) -> Iterator[Pass]:
     """Yield what each pass did; the first signal ends it after the current batch, a second one at once.
 
-    A pass fails where a server cannot be reached, where another process has the folder open, or where there are too few
-    documents at the moment: the next one tries again. Other errors are raised, since trying again would not help.
+    A pass fails where a server cannot be reached, where another process has the folder open, where there are too few
+    documents at the moment, or where a collection that an earlier pass found is being made again: the next one tries
+    again. Other errors are raised, since trying again would not help.
     """
-    stop = threading.Event()
+    stop, was_found = threading.Event(), False
 
     def end(number: int, _frame: object) -> None:
         stop.set()
@@ -28,8 +30,13 @@ def passes(run_pass: Callable[[threading.Event], Pass], seconds: float) -> Itera
     while not stop.is_set():
         try:
             done = run_pass(stop)
-        except (Unreachable, FolderLocked, TooFewDocuments) as error:
+        except (Unreachable, FolderLocked, TooFewDocuments, NoCollection, Rejected) as error:
+            is_gone = isinstance(error, NoCollection) or is_collection_gone(error)
+            is_final = not was_found if is_gone else isinstance(error, Rejected)
+            if is_final:
+                raise
             echo(f"this pass failed, the next one continues from there: {error}", err=True)
         else:
+            was_found = True
             yield done
         stop.wait(seconds)

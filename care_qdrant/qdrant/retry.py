@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc  # type: ignore[import-untyped]
 from google.protobuf.message import Error as MessageError  # type: ignore[import-untyped]
+from pydantic import ValidationError
 from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
@@ -100,6 +101,12 @@ def least_delay(error: Exception, where: str) -> float:
     message = describe_error(error)
     if _is_too_large(error, message):
         raise RequestTooLarge(message) from error
+    unread = error.source if isinstance(error, ResponseHandlingException) else None
+    if isinstance(unread, ValidationError) and any("score" in problem["loc"] for problem in unread.errors()):
+        raise QdrantError(
+            f"{where}: Qdrant's answer has a score that is no number, as of a stored vector with NaN or infinite "
+            f"numbers: write such points again ({message})"
+        ) from error
     if isinstance(error, ResourceExhaustedResponse):
         return min(float(error.retry_after_s), LONGEST_RETRY_AFTER_SECONDS)
     if _is_transient(error):

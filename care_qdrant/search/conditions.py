@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
-from hashlib import sha256
 from typing import Any
 
 from qdrant_client import models
@@ -284,12 +283,6 @@ class MandatoryConditions:
         mandatory = parse_filter(self.written, Keys.indexed(schema))
         assert mandatory is not None, "there is a condition"
         return mandatory
-
-    @property
-    def folder_name(self) -> str:
-        """Name of a folder for these conditions alone, in readable letters and a hash."""
-        text = " ".join(self.written)
-        return "-".join((re.sub(r"[^\w=-]", "_", text)[:60], sha256(text.encode()).hexdigest()[:12]))
 
 
 def _is_exact(condition: Condition) -> bool:

@@ -24,8 +24,8 @@ from care_qdrant.types import Vectors
 logger = logging.getLogger(__name__)
 
 Encode = Callable[[Sequence[str]], Vectors]
-OnFallback = Callable[[str, list[float]], object]
-"""Receives a query that the old model encoded, and its vector."""
+OnFallback = Callable[[str, list[float], str], object]
+"""Receives a query that the old model encoded, its vector, and the name of the vector that it searches."""
 _Place = tuple[str, str, str]
 """Collection, vector, and fingerprint of the encoder that was learned from it: another one after it was made again."""
 
@@ -80,7 +80,7 @@ class Fallback:
         texts: Sequence[str],
         vectors: list[list[float]],
         shard_key: models.ShardKeySelector | None = None,
-        on_fallback: OnFallback = lambda _text, _vector: None,
+        on_fallback: OnFallback = lambda _text, _vector, _name: None,
     ) -> list[list[float]]:
         """Return the query vectors to search with: the old model's in the place of those that are unsure.
 
@@ -111,7 +111,7 @@ class Fallback:
         improved = list(vectors)
         for row, vector in zip(unsure, asked.tolist(), strict=True):
             improved[row] = vector
-            on_fallback(texts[row], vector)
+            on_fallback(texts[row], vector, resolved.vector_name or "")
         return improved
 
     def _deviations(

@@ -49,15 +49,16 @@ class QueryFile:
     """Questions with known documents; None where there are none."""
 
 
-def read_queries(path: Path, dim: int) -> QueryFile:
+def read_queries(path: Path, dim: int, vector_name: str = "") -> QueryFile:
     """Read JSON lines with a ``text`` and a ``vector``, a list of ``relevant`` ids, or both.
 
     A line without ``relevant`` needs a vector; it is left out where a labelled question has the same text, since it may
     be trained on. Of lines with the same text the last one counts. Texts without letters and digits are left out.
 
-    A folder is one that ``care serve --record`` wrote for a collection; its searches without a vector are left out.
+    A folder is one that ``care serve --record`` wrote for a collection; its searches without a vector are left out, and
+    those with another ``vector_name``, whose vectors are of another model.
     """
-    rows = _recorded(path) if path.is_dir() else read_rows(path)
+    rows = _recorded(path, vector_name) if path.is_dir() else read_rows(path)
     lines = [_line(row, where, dim) for row, where in rows]
     questions = [line for line in lines if any(map(str.isalnum, line.text))]
     if not questions:
@@ -80,10 +81,14 @@ def read_queries(path: Path, dim: int) -> QueryFile:
     )
 
 
-def _recorded(folder: Path) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the labelled questions of a record, and the searches with a vector."""
+def _recorded(folder: Path, vector_name: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the labelled questions of a record, and the searches that have a vector for this name."""
     for file in sorted([*folder.glob(QUERIES), *folder.glob(SEARCHES.format(day="*"))]):
-        yield from ((row, where) for row, where in read_rows(file) if {"relevant", "vector"} & row.keys())
+        yield from (
+            (row, where)
+            for row, where in read_rows(file)
+            if "relevant" in row or ("vector" in row and row.get("vector_name") == vector_name)
+        )
 
 
 @dataclass(frozen=True, slots=True)

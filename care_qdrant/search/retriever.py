@@ -221,7 +221,7 @@ class Retriever:
         group_by: str | None = None,
         group_size: int = 1,
         encode: Callable[[Sequence[str]], Vectors] | None = None,
-        on_fallback: OnFallback = lambda _text, _vector: None,
+        on_fallback: OnFallback = lambda _text, _vector, _name: None,
     ) -> list[list[Hit]]:
         """Return the hits of each query, best first.
 
@@ -238,7 +238,8 @@ class Retriever:
             group_size: Most hits of a group.
             encode: Makes the query vectors in place of the model's own call: a cache, or batches shared with others.
                 Refused with ``other_models``.
-            on_fallback: Called with each query that the old model encoded (``fallback``), and its vector.
+            on_fallback: Called with each query that the old model encoded (``fallback``), its vector, and the name of
+                the searched vector.
 
         Returns:
             One list per query, in the order of the queries.

@@ -7,6 +7,7 @@ and by ``care verify``.
 """
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -131,7 +132,8 @@ def find_nearest(
 def measure_recall(collection: Collection, vector_name: str, queries: Sequence[Sequence[float]]) -> float | None:
     """Return the fraction of the `TOP_K` exact neighbours that a search by the graph finds, from 0 to 1.
 
-    Quantised copies are not read. Any hit as near as the last exact one counts, since equal vectors have no order.
+    Quantised copies are not read. Any hit as near as the last exact one counts, since equal vectors have no order;
+    points without a finite score, such as that of a vector with NaN, are left out.
 
     Returns:
         None where every search is exact, in the embedded database, where a server refuses exact searches, and without
@@ -143,7 +145,8 @@ def measure_recall(collection: Collection, vector_name: str, queries: Sequence[S
 
     def scores(*, exact: bool) -> list[list[float]]:
         params = models.SearchParams(exact=exact, quantization=_IGNORED)
-        return [[sign * hit.score for hit in hits] for hits in _hits(collection, vector_name, queries, params)]
+        answers = _hits(collection, vector_name, queries, params)
+        return [[sign * hit.score for hit in hits if math.isfinite(hit.score)] for hits in answers]
 
     expected = scores(exact=True)
     found = sum(

@@ -45,8 +45,8 @@ class AdmissionQueue:
             raise Refusal(
                 429,
                 "queue_full",
-                f"{counted(self._waiting, 'text', 'wait')} for the {self._side} encoder, and {len(texts)} more would "
-                f"pass the limit of {self._capacity}; ask again later, or start more workers",
+                f"at most {counted(self._capacity, 'text', 'wait')} for the {self._side} encoder, and there is no room "
+                f"for {len(texts)} more; ask again later, or start more workers",
             )
         self._count(len(texts))
         try:

@@ -4,14 +4,13 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, nullcontext
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from starlette.responses import Response
-from starlette.routing import Route, Router
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from care_qdrant.errors import needs_extra
 from care_qdrant.model.care_model import CareModel
@@ -20,8 +19,8 @@ from care_qdrant.serve.backend import Backend, View
 from care_qdrant.serve.catalogue import Catalogue
 from care_qdrant.serve.embeddings import SIDES, infer, openai_embeddings, openai_models
 from care_qdrant.serve.endpoint import Get, Post
-from care_qdrant.serve.gateway import METRICS_PATH, Exchange, Gateway, unknown_key, unknown_path
-from care_qdrant.serve.keys import EVERYTHING, Key, Keys, KeyScope
+from care_qdrant.serve.gateway import METRICS_PATH, Exchange, Gateway, unknown_key
+from care_qdrant.serve.keys import Key, Keys, KeyScope
 from care_qdrant.serve.metrics import CONTENT_TYPE, Metrics
 from care_qdrant.serve.models import ServedModel, ServedModels, check_answers
 from care_qdrant.serve.refusal import Refusal
@@ -62,7 +61,7 @@ class Service:
         self._searching = Searching(self._backend, self.models, self._metrics)
         self.mcp = self._make_mcp() if settings.mcp else None
         self.app = Gateway(
-            self._routes(),
+            self._paths(),
             keys=self._keys,
             metrics=self._metrics,
             host=settings.host,
@@ -92,14 +91,12 @@ class Service:
         for served in self.models:
             served.close()
 
-    def _routes(self) -> Router:
+    def _paths(self) -> Mapping[str, ASGIApp]:
         endpoints = self._endpoints()
         description = pages.describe(endpoints, keys_required=self._keys.required)
         endpoints += [Get(pages.PATH, "This description.", None, lambda _: description), *pages.page_files()]
-        routes = [Route(endpoint.path, endpoint) for endpoint in endpoints]
-        if self.mcp is not None:
-            routes.append(Route(MCP_PATH, self.mcp))
-        return Router(routes, redirect_slashes=False, default=_unknown_path)
+        paths: dict[str, ASGIApp] = {endpoint.path: endpoint for endpoint in endpoints}
+        return paths if self.mcp is None else paths | {MCP_PATH: self.mcp}
 
     def _endpoints(self) -> list[Post[Any] | Get]:
         texts, other = self._limits.of_texts, self._limits.of_others
@@ -168,14 +165,14 @@ class Service:
 
     def _check_token(self, body: bytes, exchange: Exchange) -> None:
         """Refuse a body that holds no accepted key, before it is parsed: Qdrant sends its key there."""
-        if not self._keys.required or exchange.key is not None:
+        if exchange.key is not None:
             return
         tokens = [match[1] for match in islice(_TOKEN.finditer(body), _MAX_TOKENS)]
         if all(self._keys.identify(_text_of(token)) is None for token in tokens):
             raise unknown_key(given=bool(tokens))
 
     async def _infer(self, request: schemas.InferenceRequest, exchange: Exchange) -> dict[str, Any]:
-        if self._keys.required and exchange.key is None:
+        if exchange.key is None:
             exchange.key = self._keys.identify(request.token)
             if exchange.key is None:
                 raise unknown_key(given=request.token is not None)
@@ -228,15 +225,7 @@ class Service:
         with needs_extra("mcp", "care serve --mcp"):
             from care_qdrant.serve.mcp import McpPath
 
-        async def enter(exchange: Exchange | None, name: str | None) -> View:
-            if exchange is None:
-                return await self._catalogue.served(name, EVERYTHING)
-            return await self._enter_search(exchange, name)
-
-        async def collections(exchange: Exchange | None) -> schemas.Collections:
-            return await self._catalogue.states(EVERYTHING if exchange is None else _key_of(exchange))
-
-        return McpPath(self._searching, self._limits.of_others, enter, collections)
+        return McpPath(self._searching, self._limits.of_others, self._enter_search, self._collections)
 
     def _ready(self, exchange: Exchange) -> schemas.State:
         state = self._state(exchange)
@@ -258,8 +247,7 @@ class Service:
         status: Literal["ok", "loading", "draining"] = "ok" if all(model.ready for model in models) else "loading"
         if self.app.draining:
             status = "draining"
-        known = exchange.key is not None or exchange.internal or not self._keys.required
-        return schemas.State(status=status, version=__version__, models=models if known else [])
+        return schemas.State(status=status, version=__version__, models=[] if exchange.key is None else models)
 
     async def _render_metrics(self, exchange: Exchange) -> Response:
         _key_of(exchange).require("metrics")
@@ -272,7 +260,7 @@ def serve_stdio(settings: ServeSettings) -> None:
     async def answer(service: Service) -> None:
         await service.load()
         assert service.mcp is not None  # set by `ServeSettings.mcp`
-        await service.mcp.server.run_stdio_async()
+        await service.mcp.run_stdio()
 
     with closing(Service(settings, settings.load_models())) as service:
         asyncio.run(answer(service))
@@ -288,9 +276,7 @@ def _text_of(token: bytes) -> str | None:
 
 
 def _key_of(exchange: Exchange) -> Key:
-    """Return the key of a request; at a service or a port that asks for none, the one that may do everything."""
-    return exchange.key or EVERYTHING
-
-
-async def _unknown_path(_scope: Scope, _receive: Receive, _send: Send) -> None:
-    raise unknown_path()
+    """Return the key of a request; refuse one without a key."""
+    if exchange.key is None:
+        raise unknown_key(given=False)
+    return exchange.key

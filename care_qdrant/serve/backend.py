@@ -1,6 +1,7 @@
 """The Qdrant of a service, and the threads that ask it: opened by the first search, since it may start later."""
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import sha256
 from typing import TypeVar
 
 from qdrant_client import QdrantClient
@@ -23,6 +25,9 @@ from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.settings import ServeSettings
 
 T = TypeVar("T")
+_FOLDER_NAME = re.compile(r"(?!\.{1,2}$)[^/\0]+")
+"""An alias may have another name, such as ``..`` or the path of another view's folder."""
+_NAME_BYTES = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,14 @@ class View:
     @property
     def folder_name(self) -> str:
         """Folder of its searches and judgements below that of the service; keys with the same conditions share one."""
-        return self.collection if self.mandatory is None else f"{self.collection}/{self.mandatory.folder_name}"
+        is_folder_name = _FOLDER_NAME.fullmatch(self.collection) and len(self.collection.encode()) <= _NAME_BYTES
+        name = self.collection if is_folder_name else _readable(self.collection)
+        return name if self.mandatory is None else f"{name}/{_readable(' '.join(self.mandatory.written))}"
+
+
+def _readable(text: str) -> str:
+    """Return the name of a folder for this text alone, in readable letters and a hash."""
+    return "-".join((re.sub(r"[^\w=-]", "_", text)[:60], sha256(text.encode()).hexdigest()[:12]))
 
 
 _RETRIEVERS = 256

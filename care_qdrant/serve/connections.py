@@ -37,6 +37,8 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # ch
     cycle: Any
     _deadline: asyncio.TimerHandle | None = None
     _head_bytes = 0
+    _held = b""
+    """Bytes that may be a part of the header that is ignored."""
 
     @override
     def connection_made(self, transport: Any) -> None:
@@ -51,7 +53,10 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # ch
         before = self.cycle
         if before is None or before.response_complete:
             # Java's clients offer HTTP/2 in this header. It need not be accepted, and the parser would drop the body.
-            head, blank, rest = data.partition(b"\r\n\r\n")
+            head, blank, rest = (self._held + data).partition(b"\r\n\r\n")
+            line = head[head.rfind(b"\n") + 1 :]  # its rest may be in the next packet
+            self._held = line if not blank and b"upgrade".startswith(line.rstrip(b" \t").lower()) else b""
+            head = head.removesuffix(self._held)
             data = _UPGRADE.sub(_IGNORED, head) + blank + rest
         super().data_received(data)
         if self.cycle is not before:

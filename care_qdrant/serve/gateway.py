@@ -15,7 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from care_qdrant.serve.keys import Key, Keys, presented_key
+from care_qdrant.serve.keys import EVERYTHING, Key, Keys, presented_key
 from care_qdrant.serve.metrics import Metrics
 from care_qdrant.serve.refusal import Refusal, refusal_of
 from care_qdrant.serve.settings import LOOPBACK
@@ -30,6 +30,7 @@ KEY_IN_BODY = "/inference"
 """Qdrant sends the key of its configuration in the body; the endpoint checks it."""
 
 _REQUEST_ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
+_TRACEPARENT = re.compile(r"[\w-]{1,128}", re.ASCII)
 _SECURITY = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -54,6 +55,7 @@ class Exchange:
     client: str | None = None
     """Address of the client, or of the proxy in front of the service."""
     key: Key | None = None
+    """Key of the client, or the one that stands for it where none is needed; None for a request that showed none."""
     internal: bool = False
     """Whether the request arrived at the metrics port."""
     route: str = "unknown"
@@ -67,8 +69,10 @@ class Exchange:
 class Gateway:
     """The outermost layer of the service."""
 
-    def __init__(self, app: ASGIApp, *, keys: Keys, metrics: Metrics, host: str, metrics_port: int | None) -> None:
-        self._app, self._keys, self._metrics, self._metrics_port = app, keys, metrics, metrics_port
+    def __init__(
+        self, paths: Mapping[str, ASGIApp], *, keys: Keys, metrics: Metrics, host: str, metrics_port: int | None
+    ) -> None:
+        self._paths, self._keys, self._metrics, self._metrics_port = paths, keys, metrics, metrics_port
         self._only_loopback = host in LOOPBACK and not keys.required
         self.draining = False
         """Whether each answer asks its client to open a new connection."""
@@ -91,7 +95,10 @@ class Gateway:
             try:
                 exchange.internal = (scope.get("server") or ("", None))[1] == self._metrics_port is not None
                 self._admit(headers, exchange)
-                await self._app(scope, receive, send_with_headers)
+                # The same text that was admitted: a pattern would also match a path with a line feed behind it.
+                if (app := self._paths.get(exchange.path)) is None:
+                    raise unknown_path()
+                await app(scope, receive, send_with_headers)
             except ClientGone:
                 exchange.status, exchange.code = 499, "client_gone"
             except Exception as error:
@@ -112,6 +119,7 @@ class Gateway:
         if exchange.path == METRICS_PATH and not exchange.internal and self._metrics_port is not None:
             raise unknown_path()
         if not self._keys.required or exchange.internal:
+            exchange.key = EVERYTHING
             return
         key = presented_key(headers)
         exchange.key = self._keys.identify(key)
@@ -164,7 +172,7 @@ def _line(exchange: Exchange, seconds: float) -> Mapping[str, Any]:
         "route": exchange.route,
         "status": exchange.status,
         "ms": round(seconds * 1000, 3),
-        "key": None if exchange.key is None else exchange.key.id,
+        "key": (exchange.key or EVERYTHING).id or None,
         "code": exchange.code,
         **exchange.facts,
     }
@@ -180,8 +188,8 @@ def _one_line(text: str) -> str:
 
 def _for_qdrant(headers: Headers, request_id: str) -> dict[str, str]:
     """Return the headers by which Qdrant's log and traces can be joined with this request."""
-    traceparent = headers.get("traceparent")
-    return {"x-request-id": request_id} | ({"traceparent": traceparent} if traceparent else {})
+    traceparent = headers.get("traceparent", "")
+    return {"x-request-id": request_id} | ({"traceparent": traceparent} if _TRACEPARENT.fullmatch(traceparent) else {})
 
 
 def _request_id(headers: Headers) -> str:

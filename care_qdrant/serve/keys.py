@@ -1,7 +1,6 @@
 """The API keys of a service, and what each may do: read from a file, and read again when it changes."""
 
 import base64
-import binascii
 import hashlib
 import logging
 import re
@@ -60,8 +59,8 @@ class Keys:
 
     Such as ``KEY search:articles where tenant=a``; ``#`` starts a comment line. A running service reads the file again
     within a second of a change. A file that cannot be read, holds no key or ends within a line, as one that is being
-    written does, leaves the former keys in force: it never opens the service to everyone, and a cut line gives no key
-    more than the whole one.
+    written does, is refused, and a running service keeps the former keys: it never opens to everyone, and a cut line
+    gives no key more than the whole one.
     """
 
     def __init__(self, file: Path | None) -> None:
@@ -106,7 +105,7 @@ class Keys:
         version = _version_of(file)
         keys: dict[bytes, Key] = {}
         lines_of_keys: dict[bytes, int] = {}
-        for number, line in _lines(file, is_read_again=bool(self._keys)):
+        for number, line in _lines(file):
             digest, key = _parse(file, number, line)
             if digest in keys:
                 raise InputError(
@@ -119,7 +118,7 @@ class Keys:
         self._version, self._looked_at, self._keys = version, time.monotonic(), keys
 
 
-def _lines(file: Path, *, is_read_again: bool) -> list[tuple[int, str]]:
+def _lines(file: Path) -> list[tuple[int, str]]:
     """Return the lines of a file with their numbers, without comments and blank ones."""
     try:
         text = file.read_text(encoding="utf-8-sig")  # editors of Windows begin a file with a byte order mark
@@ -127,7 +126,7 @@ def _lines(file: Path, *, is_read_again: bool) -> list[tuple[int, str]]:
         raise _unreadable(file, error) from error
     except UnicodeDecodeError as error:
         raise InputError(f"{file}: byte {error.start} is not UTF-8; save the file of API keys as UTF-8") from error
-    if is_read_again and text and not text.endswith("\n"):
+    if text and not text.endswith("\n"):
         raise InputError(f"{file}: its last line has no line end, so it may be half written; end it with one")
     lines = enumerate(map(str.strip, text.split("\n")), start=1)  # `splitlines` would cut at other blanks as well
     return [(number, line) for number, line in lines if line and not line.startswith("#")]
@@ -171,7 +170,7 @@ def presented_key(headers: Mapping[str, str]) -> str | None:
     if scheme.lower() == "basic":
         try:
             return base64.b64decode(credentials, validate=True).decode().partition(":")[2]
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:  # not base64, or not UTF-8
             return None
     return headers.get("x-api-key")
 

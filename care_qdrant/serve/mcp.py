@@ -26,6 +26,7 @@ from care_qdrant.encoders.unread import some_of
 from care_qdrant.serve.backend import View
 from care_qdrant.serve.endpoint import enter, read_body, while_connected
 from care_qdrant.serve.gateway import Exchange
+from care_qdrant.serve.keys import EVERYTHING
 from care_qdrant.serve.refusal import Refusal, invalid_body, refusal_of
 from care_qdrant.serve.schemas import NUMBER, Collections, SearchRequest, WholeDocument, WithoutNulls
 from care_qdrant.serve.searching import Searching
@@ -42,8 +43,8 @@ _INSTRUCTIONS = (
     "Searches document collections. Ask in the language of the documents, in whole questions or key words. "
     "Where good_match is false, say that the collection seems to have no answer."
 )
-_EXCHANGE: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
-"""The HTTP request that a tool is called by; None over stdio."""
+_EXCHANGE: ContextVar[Exchange] = ContextVar("exchange")
+"""The request that a tool is called by; a tool that is called without one fails."""
 
 Collection = Annotated[str | None, Field(description="Name, as list_collections says; null for the only one.")]
 
@@ -92,8 +93,7 @@ class _Tool(Tool):
             if refusal is None:  # the assistant reads that the tool failed, and nothing else
                 logger.exception("a tool failed")
                 raise
-            if (exchange := _EXCHANGE.get()) is not None:
-                exchange.code = refusal.code
+            _EXCHANGE.get().code = refusal.code
             raise ToolError(refusal.reason) from cause
 
 
@@ -114,8 +114,8 @@ class McpPath:
         self,
         searching: Searching,
         limits: BodyLimits,
-        enter: Callable[[Exchange | None, str | None], Awaitable[View]],
-        collections: Callable[[Exchange | None], Awaitable[Collections]],
+        enter: Callable[[Exchange, str | None], Awaitable[View]],
+        collections: Callable[[Exchange], Awaitable[Collections]],
     ) -> None:
         """Set up the tools.
 
@@ -140,6 +140,11 @@ class McpPath:
         """Answer at the path while the block runs; once, in the event loop of the requests."""
         async with self.server.session_manager.run():
             yield
+
+    async def run_stdio(self) -> None:
+        """Answer over stdin and stdout, with the rights of the user of this process, until stdin is closed."""
+        _EXCHANGE.set(Exchange("stdio", "", "", key=EVERYTHING))
+        await self.server.run_stdio_async()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""

@@ -144,17 +144,17 @@ def check_texts(texts: Sequence[str], side: Side, limits: Limits) -> None:
         )
     most = limits.query_characters if side == "query" else limits.document_characters
     for index, text in enumerate(texts):
-        if not _has_content(text):
-            raise Refusal(400, "blank_text", f"text {index} is blank: it has no meaning to encode; leave it out")
         if len(text) > most:
             raise Refusal(
                 400, "text_too_long", f"text {index} has {len(text)} characters; a {side} may have {most}: cut it"
             )
+        if not _has_content(text):
+            raise Refusal(400, "blank_text", f"text {index} is blank: it has no meaning to encode; leave it out")
 
 
 def _has_content(text: str) -> bool:
     """Return whether a text has a visible character; ingestion also rejects rows without a token."""
-    return any(unicodedata.category(character) not in _INVISIBLE for character in text)
+    return any(unicodedata.category(character) not in _INVISIBLE for character in set(text))
 
 
 def _listed(models: Sequence[ServedModel]) -> str:

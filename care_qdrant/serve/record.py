@@ -52,7 +52,12 @@ class Record:
         return self._redacted.sub(lambda match: "*" if match[0] else "", text)
 
     def keep(
-        self, folder_name: str, text: str, hits: Sequence[str], fingerprint: str | None, vector: Sequence[float] | None
+        self,
+        folder_name: str,
+        text: str,
+        hits: Sequence[str],
+        fingerprint: str | None,
+        encoded: tuple[Sequence[float], str] | None = None,
     ) -> None:
         """Add a search to the file of the day; the first one of a day removes the files of the days that are over.
 
@@ -61,8 +66,8 @@ class Record:
             text: The query.
             hits: Ids of the documents that it found, best first.
             fingerprint: Model that encoded the query; None without one.
-            vector: The old model's vector of the query, where it was asked; left out if a part of the text is redacted,
-                since the vector tells of that part.
+            encoded: The old model's vector of the query, where it was asked, and the name of the stored vectors that it
+                made. Left out if a part of the text is redacted, since the vector tells of that part.
         """
         now, kept = datetime.now(UTC), self.redact(text)
         with self._lock:
@@ -77,7 +82,8 @@ class Record:
             "hits": list(hits),
             "model": fingerprint,
         }
-        if vector is not None and kept == text:
+        if encoded is not None and kept == text:
+            vector, row["vector_name"] = encoded
             row["vector"] = [round(value, _DIGITS) for value in vector]
         folder = self.folder / folder_name
         try:

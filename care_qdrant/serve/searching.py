@@ -1,5 +1,6 @@
 """Searches of the served collections, behind the checks of `Retriever`."""
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -161,7 +162,7 @@ class Searching:
         encode = None if vectors is None else lambda _: vectors
         keys = retriever.keys if request.conditions else None
         filter_ = _filter(request, keys)
-        by_old_model: dict[str, list[float]] = {}
+        by_old_model: list[tuple[list[float], str]] = []
         with self._metrics.qdrant_seconds.labels(view.collection).time():
             [hits] = retriever.search(
                 [request.query],
@@ -171,7 +172,7 @@ class Searching:
                 group_by=request.group_by,
                 group_size=request.group_size,
                 encode=encode,
-                on_fallback=by_old_model.__setitem__,
+                on_fallback=lambda _query, vector, name: by_old_model.append((vector, name)),
             )
         good_match = None
         if served is not None and _has_scale(request):
@@ -186,13 +187,8 @@ class Searching:
         labels: Mapping[str, bool] = {}
         if (record := self._record) is not None:
             fingerprint = None if served is None else served.fingerprint
-            record.keep(
-                view.folder_name,
-                request.query,
-                [hit.document_id for hit in hits],
-                fingerprint,
-                by_old_model.get(request.query),
-            )
+            ids = [hit.document_id for hit in hits]
+            record.keep(view.folder_name, request.query, ids, fingerprint, *by_old_model[-1:])
             labels = kept_labels(record.folder / view.folder_name, record.redact(request.query))
         shown = _shown(request.query, hits, labels, retriever.analyser, marks.MAX_HITS if request.marks else 0)
         name, unfinished = retriever.resolved.name, retriever.unfinished
@@ -219,6 +215,10 @@ def _filter(request: SearchRequest, keys: Keys | None = None) -> models.Filter |
     conditions = parse_filter(request.conditions, keys)
     if request.filter is None:
         return conditions
+    try:
+        json.dumps(request.filter, allow_nan=False)  # qdrant-client sends null for NaN: a bound that is left out
+    except ValueError as error:
+        raise Refusal(400, "invalid_request", "filter: expected finite numbers", param="filter") from error
     try:
         given = models.Filter.model_validate(request.filter)
     except ValidationError as error:

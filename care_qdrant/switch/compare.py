@@ -101,13 +101,15 @@ class Comparison:
     """The questions with the largest losses, at most `LOSSES`, the largest first."""
 
 
-def read_questions(collection: Collection, path: Path, dim: int, *, text_field: str | None = None) -> KnownLabels:
+def read_questions(
+    collection: Collection, path: Path, vector_name: str, *, text_field: str | None = None
+) -> KnownLabels:
     """Read judged questions: JSON lines with ``text``, ``relevant`` and perhaps the old model's ``vector``.
 
     Raises:
         InputError: The file has no such lines, or the collection has none of their documents.
     """
-    labelled = read_queries(path, dim).labelled
+    labelled = read_queries(path, collection.schema.dense[vector_name].size, vector_name).labelled
     if labelled is None:
         raise InputError(f"{path}: no line has 'relevant', the list of ids of the documents that answer its question")
     return find_labels(

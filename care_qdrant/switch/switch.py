@@ -447,8 +447,8 @@ def _references(
     known = old if old is not None and old.contract().fingerprint == state.before.fingerprint else None
     if questions is None:
         return known, None
-    dim, field = target.schema.dense[state.before.vector].size, _text_field(target.schema, state)
-    return known, read_questions(target, Path(questions), dim, text_field=field)
+    field = _text_field(target.schema, state)
+    return known, read_questions(target, Path(questions), state.before.vector, text_field=field)
 
 
 def _why_incomparable(

@@ -7,29 +7,28 @@ reference points whose vectors were rewritten, by whether their vectors belong t
 
 import json
 import math
-import uuid
+import os
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from io import BytesIO
-from itertools import chain
+from itertools import compress
+from operator import itemgetter
 from pathlib import Path
 from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
-from qdrant_client import models
 
 from care_qdrant.contracts.layouts import Layout, guess_layout
 from care_qdrant.contracts.learned import probe_vectors
+from care_qdrant.destinations import require_writable
 from care_qdrant.encoders.agreement import LEAST_STORED, cosines
 from care_qdrant.encoders.terms.analyser import analyser_for
 from care_qdrant.encoders.terms.bm25 import DEFAULT_LEAD, term_counts
 from care_qdrant.encoders.terms.languages import language_of
-from care_qdrant.errors import InputError, TooFewDocuments, counted
-from care_qdrant.qdrant.checks import require_vector
+from care_qdrant.errors import InputError, QdrantError, TooFewDocuments, counted
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.measurements import holds
 from care_qdrant.qdrant.readable import PointId, place_in_order
@@ -43,6 +42,8 @@ LEAST_REFERENCES = 200
 MOST_NEW = 256
 """Largest number of new points that one check reads, drawn at random."""
 _SEED = 20261129
+Keys = npt.NDArray[np.uint64]
+"""Sorted keys of the ids of all points."""
 
 
 @dataclass(slots=True)
@@ -50,6 +51,7 @@ class WatchReport:
     """Findings of one check."""
 
     collection: str
+    """Name of the collection, or of the alias, that is watched."""
     vector_name: str
     alarm: bool = False
     """Whether another model seems to have made vectors that are still there."""
@@ -86,14 +88,13 @@ class _State:
     vectors: Vectors
     seen: Vectors
     """Their vectors at the last check."""
-    known: npt.NDArray[np.uint64]
-    """Keys of the ids of all points."""
+    known: Keys
     observed: list[PointId] = field(default_factory=list)
     """Points that are judged again: those of an alarm, and the last ones, one fewer than a window."""
 
 
 class Watch:
-    """Checks one vector of a collection again and again."""
+    """Checks one vector of a collection, or of the collection behind an alias, again and again."""
 
     def __init__(self, vector_name: str | None, text_field: str | None = None, file: Path | None = None) -> None:
         """Set up; no database is read.
@@ -104,62 +105,66 @@ class Watch:
             file: File that keeps the state between programs; None keeps it in memory.
 
         Raises:
-            InputError: The file is not the state of a watch.
+            InputError: The file is not the state of a watch, or cannot be written.
         """
         self._vector_name, self._text_field, self._file = vector_name, text_field, file
+        if file is not None:
+            require_writable(file)
         self._state = None if file is None or not file.exists() else _load(file)
 
-    def check(self, collection: Collection) -> WatchReport:
+    def check(self, place: Collection) -> WatchReport:
         """Judge what is new since the last check; the first one takes the collection as it is for its reference.
 
         Raises:
             TooFewDocuments: There are too few points with text and vector to learn how the two belong together.
             InputError: The texts do not say where the vectors are, or there is no such vector.
         """
-        collection = collection.whole()
-        dense, name = collection.schema.dense, self._vector_name
-        if name is None and len(dense) != 1:
-            names = ", ".join(map(repr, dense)) or "none"
+        collection, name, text_field, state = place.whole(), self._vector_name, self._text_field, self._state
+        dense = {key: params for key, params in collection.schema.dense.items() if params.multivector_config is None}
+        if name is None and len(dense) == 1:
+            name = next(iter(dense))
+        if name is None or name not in dense:
             raise InputError(
-                f"collection {collection.name!r}: choose a dense vector with --vector-name (it has: {names})"
+                f"collection {collection.name!r}: choose one of its dense vectors with --vector-name (it has, beside "
+                f"multivectors: {', '.join(map(repr, dense)) or 'none'})"
             )
-        name = next(iter(dense)) if name is None else name
-        require_vector(collection.schema, name)
-        if dense[name].multivector_config is not None:
+        keys, new = _read_ids(collection, None if state is None else state.known)
+        if state is None:
+            state = _draw(collection, place.name, name, text_field, keys)
+        kept = (state.collection, state.vector_name, state.vectors.shape[1], state.layout.text_field)
+        if kept != (required := (place.name, name, dense[name].size, text_field or state.layout.text_field)):
             raise InputError(
-                f"vector {name!r} of collection {collection.name!r} is a multivector, which is not watched"
-            )
-        present = list(chain.from_iterable(collection.ids()))
-        keys = np.frombuffer(b"".join(place_in_order(point_id, _SEED) for point_id in present), dtype="<u8")
-        state = self._state or _draw(collection, name, self._text_field, keys)
-        if (state.collection, state.vector_name, state.vectors.shape[1]) != (collection.name, name, dense[name].size):
-            raise InputError(
-                f"{self._file or 'the watch'}: has the state of vector {state.vector_name!r} of collection "
-                f"{state.collection!r}, in {state.vectors.shape[1]} dimensions, not of {name!r} of {collection.name!r} "
-                f"in {dense[name].size}; give another file with --state"
-            )
-        if self._text_field not in (None, state.layout.text_field):
-            raise InputError(
-                f"{self._file}: has the state of texts in field {state.layout.text_field!r}, not in "
-                f"{self._text_field!r}; give another file with --state"
+                f"{self._file or 'the watch'}: has the state of collection, vector, dimensions and text field {kept}, "
+                f"not of {required}; give another file with --state"
             )
         expectation = Expectation(state.terms, state.vectors)
-        new = [present[row] for row in np.flatnonzero(~np.isin(keys, state.known))]
         rewritten, seen = _rewritten(collection, state)
-        report = WatchReport(collection.name, name, points=len(present), new=len(new), rewritten=len(rewritten))
+        report = WatchReport(place.name, name, points=len(keys), new=len(new), rewritten=len(rewritten))
         report.expected = round(expectation.agreement, 2)
-        if len(new) > MOST_NEW:
-            new = sorted(new, key=lambda point_id: place_in_order(point_id, _SEED))[:MOST_NEW]
-        _judge(collection, state, expectation, [*new, *rewritten], report)
+        _judge(collection, state, expectation, [*new[:MOST_NEW], *rewritten], report)
         state.known, state.seen = keys, seen
-        report.recall_at_10 = measure_recall(collection, name, state.vectors[:QUERIES].tolist())
-        if not report.alarm and not holds(state.points, len(present)):
+        with suppress(QdrantError):  # it must not hide an alarm; one stored vector with NaN fails every search
+            report.recall_at_10 = measure_recall(collection, name, state.vectors[:QUERIES].tolist())
+        if not report.alarm and not holds(state.points, len(keys)):
             with suppress(InputError):  # the former references stay
-                state = replace(_draw(collection, name, self._text_field, keys), observed=state.observed)
+                state = replace(_draw(collection, place.name, name, text_field, keys), observed=state.observed)
         self._state = state
         if self._file is not None:
             _save(self._file, state)
         return report
+
+
+def _read_ids(collection: Collection, known: Keys | None) -> tuple[Keys, list[PointId]]:
+    """Return the keys of all points, and the ids of the new ones in random order; Qdrant does not say which are new."""
+    pages: list[Keys] = [np.zeros(0, dtype=np.uint64)]
+    new: list[tuple[int, PointId]] = []
+    for ids in collection.ids():
+        keys = np.frombuffer(b"".join(place_in_order(point_id, _SEED) for point_id in ids), dtype="<u8")
+        pages.append(keys)
+        if known is not None:
+            is_new = np.searchsorted(known, keys) == np.searchsorted(known, keys, "right")
+            new += compress(zip(keys.tolist(), ids, strict=True), is_new)
+    return np.sort(np.concatenate(pages)), [point_id for _, point_id in sorted(new, key=itemgetter(0))]
 
 
 def _judge(
@@ -183,19 +188,25 @@ def _judge(
     state.observed = list(dict.fromkeys([*suspects, *order[1 - WINDOW :]]))
 
 
-def _draw(collection: Collection, name: str, text_field: str | None, known: npt.NDArray[np.uint64]) -> _State:
+def _draw(collection: Collection, known_as: str, name: str, text_field: str | None, known: Keys) -> _State:
     """Draw reference points; refuse a collection whose texts say too little about its vectors."""
     where = f"vector {name!r} of collection {collection.name!r}"
     sample = collection.sample(REFERENCES)
-    _require_enough(where, len(sample), len(sample))
+    too_few = TooFewDocuments(
+        f"{where}: too few of {counted(len(sample), 'sampled point')} have a text and a vector; {LEAST_REFERENCES} are "
+        "needed"
+    )
+    if len(sample) < LEAST_REFERENCES:
+        raise too_few
     payloads = [record.payload or {} for record in sample]
     layout = guess_layout(payloads, text_field=text_field)
     language = language_of(layout.find_text(payload) or "" for payload in payloads)
     none = np.zeros((0, collection.schema.dense[name].size), dtype=np.float32)
-    state = _State(collection.name, name, layout, language, len(known), [], [], none, none, known)
+    state = _State(known_as, name, layout, language, len(known), [], [], none, none, known)
     state.ids, state.vectors, state.terms = _read(collection, state, [record.id for record in sample])
     state.seen = state.vectors
-    _require_enough(where, len(state.ids), len(sample))
+    if len(state.ids) < LEAST_REFERENCES:
+        raise too_few
     if not Expectation(state.terms, state.vectors).tells:
         raise InputError(
             f"{where}: the vectors do not follow the words of their texts closely enough to judge new ones: several "
@@ -205,30 +216,18 @@ def _draw(collection: Collection, name: str, text_field: str | None, known: npt.
     return state
 
 
-def _require_enough(where: str, usable: int, sampled: int) -> None:
-    if usable < LEAST_REFERENCES:
-        raise TooFewDocuments(
-            f"{where}: {counted(usable, 'sampled point', 'have', of=sampled)} a text and a vector, and "
-            f"{LEAST_REFERENCES} are needed"
-        )
-
-
 def _read(collection: Collection, state: _State, ids: Sequence[PointId]) -> tuple[list[PointId], Vectors, list[Terms]]:
     """Return those of some points that have text and vector, in their order, with vectors and terms."""
-    ids = list(dict.fromkeys(ids))
-    records = collection.retrieve(ids, vectors=[state.vector_name])
+    layout, analyser = state.layout, analyser_for(state.language)
+    records = collection.retrieve(list(dict.fromkeys(ids)), vectors=[state.vector_name])
     vectors = probe_vectors(records.values(), state.vector_name)
-    there = [point_id for point_id in ids if str(point_id) in vectors and _text(state.layout, records[point_id])]
-    rows = [vectors[str(point_id)] for point_id in there]
-    analyser = analyser_for(state.language)
-    texts = (_text(state.layout, records[point_id]) for point_id in there)
+    payloads = {point_id: record.payload or {} for point_id, record in records.items()}
+    has_text = {point_id for point_id, each in payloads.items() if layout.of_point(each).find_text(each)}
+    there = [point_id for point_id in dict.fromkeys(ids) if point_id in has_text and str(point_id) in vectors]
+    texts = (stored_text(layout, payloads[point_id]) for point_id in there)
     terms: list[Terms] = [term_counts(text, lead=DEFAULT_LEAD, analyser=analyser) for text in texts]
-    return there, np.array(rows, dtype=np.float32).reshape(len(rows), state.vectors.shape[1]), terms
-
-
-def _text(layout: Layout, record: models.Record) -> str:
-    payload = record.payload or {}
-    return stored_text(layout, payload) if layout.of_point(payload).find_text(payload) else ""
+    rows = np.array([vectors[str(point_id)] for point_id in there], dtype=np.float32)
+    return there, rows.reshape(len(there), state.vectors.shape[1]), terms
 
 
 def _rewritten(collection: Collection, state: _State) -> tuple[list[PointId], Vectors]:
@@ -245,26 +244,20 @@ _ARRAYS = ("vectors", "seen", "known")
 
 def _save(file: Path, state: _State) -> None:
     """Write a state in one step."""
-    values = {key: value for key, value in asdict(state).items() if key not in _ARRAYS}
-    values["terms"] = [[list(counts), list(counts.values())] for counts in state.terms]
-    header, content = json.dumps(values, default=str), BytesIO()
-    np.savez_compressed(content, header=np.array(header), **{name: getattr(state, name) for name in _ARRAYS})
-    draft = file.with_name(f".{file.name}.{uuid.uuid4().hex[:8]}")
+    values = asdict(state) | {"terms": [[*terms.items()] for terms in state.terms]}
+    arrays = {name: values.pop(name) for name in _ARRAYS}
     file.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        draft.write_bytes(content.getvalue())
-        draft.replace(file)
-    finally:
-        draft.unlink(missing_ok=True)
+    draft = file.with_name(f".{file.name}.{os.getpid()}.npz")
+    np.savez_compressed(draft, state=np.array(json.dumps(values, default=str)), **arrays)
+    draft.replace(file)
 
 
 def _load(file: Path) -> _State:
     try:
-        with np.load(BytesIO(file.read_bytes()), allow_pickle=False) as arrays:
-            values = json.loads(str(arrays["header"]))
-            values["layout"] = Layout(**values["layout"])
-            values["terms"] = [dict(zip(*counts, strict=True)) for counts in values["terms"]]
-            return _State(**values, **{name: arrays[name] for name in _ARRAYS})
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as content:
+            values = json.loads(str(content["state"])) | {name: content[name] for name in _ARRAYS}
+        values |= {"layout": Layout(**values["layout"]), "terms": list(map(dict, values["terms"]))}
+        return _State(**values)
     except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile, zlib.error) as error:
         raise InputError(
             f"{file}: is not the state of care verify; give another file with --state ({error})"

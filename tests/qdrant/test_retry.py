@@ -3,9 +3,11 @@
 import grpc  # type: ignore[import-untyped]
 import httpx
 import pytest
-from qdrant_client.http.exceptions import UnexpectedResponse
+from pydantic import TypeAdapter, ValidationError
+from qdrant_client import models
+from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
-from care_qdrant.errors import Rejected
+from care_qdrant.errors import QdrantError, Rejected
 from care_qdrant.qdrant.retry import least_delay
 
 # As Qdrant 1.18.3 answered a write to three nodes one of which had just been started again.
@@ -47,3 +49,23 @@ def test_a_node_that_does_not_know_the_collection_yet_is_waited_for(answer: type
 def test_a_point_that_is_gone_is_not_waited_for(answer: type[Exception]) -> None:
     with pytest.raises(Rejected, match="No point with id"):
         least_delay(answer(NO_POINT), "writing")
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_tried_again"),
+    [
+        ('[{"id": 1, "version": 0, "score": null}]', False),
+        ('[{"id": 1, "score": 0.5}]', True),
+        ("<html>", True),
+    ],
+)
+def test_an_answer_that_would_be_the_same_again_is_not_waited_for(answer: str, is_tried_again: bool) -> None:
+    """A server writes the score of a vector with NaN as null; a proxy may answer with a page of its own."""
+    with pytest.raises(ValidationError) as unread:
+        TypeAdapter(list[models.ScoredPoint]).validate_json(answer)
+    error = ResponseHandlingException(unread.value)
+    if is_tried_again:
+        assert least_delay(error, "searching") == 0.0
+        return
+    with pytest.raises(QdrantError, match="has a score that is no number"):
+        least_delay(error, "searching")

@@ -110,7 +110,7 @@ def serve_with_key(make_service: MakeService, listen: Callable[[Service], str], 
     """Serve both sides of a pair to those who have `KEY`; returns the address below which OpenAI's paths are."""
 
     async def serve(model: CareModel) -> str:
-        (tmp_path / "keys").write_text(KEY)
+        (tmp_path / "keys").write_text(f"{KEY}\n")
         service = make_service(model, documents=True, keys_file=tmp_path / "keys")
         await service.load()
         return f"{listen(service)}/v1"

@@ -106,21 +106,20 @@ def test_an_offer_of_another_protocol_is_ignored_with_no_loss_of_the_body(
     make_service: Callable[..., Service], listen: Any
 ) -> None:
     body = json.dumps({"input": "发烧", "model": "pair"}).encode()
-    lines = [
+    parts = [
         b"POST /v1/embeddings HTTP/1.1\r\n",
         b"Host: localhost\r\n",
         b"Connection: Upgrade, HTTP2-Settings\r\n",
         b"Content-Type: application/json\r\n",
         b"Content-Length: %d\r\n" % len(body),
         b"HTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n",
-        b"uPGRADE: h2c\r\n",
-        b"\r\n",
+        *(b"%c" % letter for letter in b"uPGRADE: h2c\r\n\r\n"),
         body,
     ]
     with connected(listen(make_service())) as client:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for cut in range(len(lines)):  # each time the rest of the request is in another packet
-            for part in (lines[:cut], lines[cut:]):
+        for cut in range(len(parts)):  # each time the rest of the request is in another packet
+            for part in (parts[:cut], parts[cut:]):
                 client.sendall(b"".join(part))
                 time.sleep(0.01)
             assert answered(client).startswith(b"HTTP/1.1 200"), cut

@@ -115,7 +115,7 @@ def test_the_compose_file_serves_the_collection_that_it_creates(tmp_path: Path) 
     services = compose()
     assert services["ingest"]["depends_on"]["qdrant"]["condition"] == "service_healthy"
     assert services["care"]["depends_on"]["ingest"]["condition"] == "service_completed_successfully"
-    (tmp_path / "keys").write_text(KEY)
+    (tmp_path / "keys").write_text(f"{KEY}\n")
     with StandIn() as qdrant:
         here = {
             "http://qdrant:6333": qdrant.url,

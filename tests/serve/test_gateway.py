@@ -42,11 +42,18 @@ async def test_a_key_is_taken_in_every_usual_place(make_service, connect, keys_f
         {"x-api-key": KEY},
     ):
         assert (await http.get("/v1/models", headers=headers)).status_code == 200
-    for headers in ({}, {"x-api-key": "wrong"}, {"authorization": "Basic %%"}, {"authorization": f"Digest {KEY}"}):
+    refused = ("Basic %%", "Basic é".encode("latin-1"), b"Basic \xff\xff==", "Basic //4=", f"Digest {KEY}")
+    for headers in ({}, {"x-api-key": "wrong"}, *({"authorization": each} for each in refused)):
         answer = await http.get("/v1/models", headers=headers)
         assert answer.status_code == 401
         assert answer.headers["www-authenticate"].startswith("Basic")
         assert answer.json()["error"]["code"] == "unauthorized"
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/metrics%0A", "/metrics/", "/%6Detrics", "/METRICS"])
+async def test_counters_with_a_port_of_their_own_are_on_no_other(make_service, connect, path: str) -> None:
+    http = connect(make_service(metrics_port=9464))
+    assert (await http.get(path)).status_code == 404
 
 
 async def test_qdrant_may_send_its_key_in_the_body(make_service, connect, keys_file: Path) -> None:
@@ -203,9 +210,16 @@ def test_a_file_cut_at_any_byte_gives_no_key_more_scopes(tmp_path: Path, monkeyp
     file.write_text(before)
     accepted = Keys(file)
     rightly = granted(before) | granted(after)
+    whole = granted(after)
     for end in range(len(after)):
         granted(before)
         assert granted(after[:end]) <= rightly, after[:end]
+        try:  # a worker that starts meanwhile has no former keys
+            accepted_at_first = Keys(file)
+        except InputError:
+            continue
+        first = {one for one in asked_for if (key := accepted_at_first.identify(one[0])) and key.may(one[1], one[2])}
+        assert first <= whole, after[:end]
     assert granted(after) == rightly
 
 

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx2
+import pytest
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
@@ -97,6 +98,18 @@ async def test_a_key_reaches_its_collections(
         assert (await http.post(f"{address}/mcp", json={})).status_code == 401
         plain = await http.post(f"{address}/mcp", content="x", headers={"authorization": f"Bearer {KEY}"})
     assert plain.status_code == 415
+
+
+async def test_a_tool_that_no_request_called_answers_nothing(make_service, filled: QdrantClient) -> None:
+    """Such as one whose SDK runs it in another context: who asks, and with which key, is then unknown."""
+    mcp = make_service(aligned(), mcp=True, over=filled).mcp
+    for tool, arguments in (
+        ("list_collections", {}),
+        ("search", {"query": TEXTS[3]}),
+        ("fetch_document", {"document_id": "d3"}),
+    ):
+        with pytest.raises(Exception, match=f"Error executing tool {tool}"):
+            await mcp.server.call_tool(tool, arguments)
 
 
 async def test_a_good_match_is_told_from_a_poor_one(make_service, listen, client: QdrantClient) -> None:

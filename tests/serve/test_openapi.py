@@ -28,7 +28,7 @@ async def test_every_reference_leads_somewhere(make_service, connect) -> None:
 
 
 async def test_keys_are_described_where_they_are_needed(make_service, connect, tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text(KEY)
+    (tmp_path / "keys").write_text(f"{KEY}\n")
     http = connect(make_service(keys_file=tmp_path / "keys"))
     paths = (await http.get("/openapi.json", headers={"x-api-key": KEY})).json()["paths"]
     needing = {path for path, methods in paths.items() for operation in methods.values() if "security" in operation}

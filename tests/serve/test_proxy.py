@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_nginx_gives_tls_to_a_service(make_service, listen, tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text(KEY)
+    (tmp_path / "keys").write_text(f"{KEY}\n")
     service = make_service(pair(), keys_file=tmp_path / "keys")
     address, port = listen(service), free_port()
     certificate, key = tmp_path / "tls.pem", tmp_path / "tls.key"

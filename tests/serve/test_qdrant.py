@@ -34,7 +34,7 @@ pytestmark = [
 def ports(pair_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]]:
     """Start a service with both sides and a key, and a Qdrant that asks it."""
     folder = tmp_path_factory.mktemp("qdrant")
-    (folder / "keys").write_text(KEY)
+    (folder / "keys").write_text(f"{KEY}\n")
     options = ("--model", str(pair_folder), "--documents", "--keys", str(folder / "keys"))
     service = Running(*options, log=folder / "serve.log")
     inference = {"QDRANT__INFERENCE__ADDRESS": f"{service.url}/inference", "QDRANT__INFERENCE__TOKEN": KEY}

@@ -5,7 +5,9 @@ import json
 import os
 import stat
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,10 @@ from care_qdrant.cli.serve import command as care_serve
 from care_qdrant.errors import InputError
 from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.connection import open_client
+from care_qdrant.search.conditions import MandatoryConditions
 from care_qdrant.search.fallback import Fallback
 from care_qdrant.search.judged import read_queries
+from care_qdrant.serve.backend import View
 from care_qdrant.serve.record import Record
 from care_qdrant.serve.settings import Limits
 from tests.serve.conftest import aligned
@@ -99,7 +103,7 @@ async def test_learning_takes_the_record_as_it_is(make_service, connect, tmp_pat
             "articles",
             tmp_path / "again",
             settings=settings,
-            questions=lambda dim: read_queries(tmp_path / "record" / "articles", dim),
+            questions=partial(read_queries, tmp_path / "record" / "articles"),
             force=True,
         )
         assert report.agreement is not None and 0 < report.agreement.questions < len(log.texts)
@@ -107,9 +111,38 @@ async def test_learning_takes_the_record_as_it_is(make_service, connect, tmp_pat
 
 def test_a_vector_of_what_was_redacted_is_not_kept(tmp_path: Path) -> None:
     record = Record(tmp_path, days=1)
-    record.keep("c", "电话 13800138000", [], None, [0.1])
-    record.keep("c", "电话", [], None, [0.123456789])
+    record.keep("c", "电话 13800138000", [], None, ([0.1], "v"))
+    record.keep("c", "电话", [], None, ([0.123456789], "v"))
     assert [row.get("vector") for row in lines(tmp_path / "c")] == [None, [0.1234568]]
+
+
+def test_vectors_of_the_model_before_a_switch_are_not_mixed_with_those_after_it(tmp_path: Path) -> None:
+    """The two may have one width, or two."""
+    record, before, after = Record(tmp_path, days=1), [1.0, 0.0], [0.0, 1.0, 0.0]
+    encoded: list[tuple[Sequence[float], str] | None] = [(before, "old"), (after, "new"), None, (after[:2], "unknown")]
+    for number, each in enumerate(encoded):
+        record.keep("c", f"q{number}", ["d"], None, each)
+    for name, vector, text in (("old", before, "q0"), ("new", after, "q1")):
+        log = read_queries(tmp_path / "c", len(vector), name).log
+        assert log is not None and (log.texts, log.vectors.tolist()) == ([text], [vector])
+    with pytest.raises(InputError, match="holds no questions"):
+        read_queries(tmp_path / "c", 2, "other")
+
+
+@pytest.mark.parametrize(
+    "alias", ["..", ".", "../x", "/tmp/x", "corpus/dept=内科-0123456789ab", "a" * 300, "糖\0", "..\n"]
+)
+@pytest.mark.parametrize("mandatory", [None, MandatoryConditions(("dept=内科",))])
+def test_no_name_of_an_alias_leaves_its_own_folder(
+    tmp_path: Path, alias: str, mandatory: MandatoryConditions | None
+) -> None:
+    view, root = View(alias, mandatory), tmp_path / "record"
+    Record(root, days=1).keep(view.folder_name, "text", [], None)
+    [file] = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert len(file.relative_to(root).parts) == (2 if mandatory is None else 3)
+    assert file.parent not in {root / View(name, mandatory).folder_name for name in ("corpus", "..x", "x")}
+    other = View("corpus", MandatoryConditions(("dept=内科",))).folder_name
+    assert view.folder_name != other and View(other, None).folder_name != other
 
 
 @pytest.mark.parametrize(
@@ -128,7 +161,7 @@ def test_files_of_days_that_are_over_are_removed(tmp_path: Path, days: int, plac
     mine = ["searches.jsonl", "searches-2020-01-01.jsonl.bak", "my-searches-2020-01-01.jsonl", "queries.jsonl"]
     for name in (*names, *mine):
         (folder / name).write_text("{}\n")
-    Record(tmp_path, days=days).keep("c", "a", [], None, None)
+    Record(tmp_path, days=days).keep("c", "a", [], None)
     assert (tmp_path / "c" / f"searches-{today}.jsonl").exists() is bool(days)
     kept = {file.name for file in folder.iterdir()} - {f"searches-{today}.jsonl"}
     assert kept == {*names[: max(0, days - 1)], *mine}
@@ -142,7 +175,7 @@ def test_a_day_that_is_over_is_noticed_by_a_running_service(tmp_path: Path, monk
     monkeypatch.setattr("care_qdrant.serve.record.datetime", Clock)
     record = Record(tmp_path, days=2)
     for name in ("a", "b", "c", "c", "c"):
-        record.keep(name, "text", [], None, None)
+        record.keep(name, "text", [], None)
     left = {f"{file.parent.name} {file.stem[-5:]}" for file in tmp_path.glob("*/*")}
     assert left == {"c 12-01", "c 12-02"}
 
@@ -156,7 +189,7 @@ def test_a_file_that_cannot_be_removed_costs_no_line(
     monkeypatch.setattr(Path, "unlink", refuse)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "searches-2020-01-01.jsonl").write_text("{}\n")
-    Record(tmp_path, days=1).keep("c", "a", [], None, None)
+    Record(tmp_path, days=1).keep("c", "a", [], None)
     assert [row["text"] for row in lines(tmp_path / "c")] == ["a"]
     assert "searches-2020-01-01.jsonl: searches of a day that is over are not removed" in caplog.text
 
@@ -166,7 +199,7 @@ def test_a_full_disk_costs_no_search_and_no_line(
 ) -> None:
     """The line that did not fit is taken back, and the log says it once until it works again."""
     record, write = Record(tmp_path, days=1), os.write
-    record.keep("c", "first", [], None, None)
+    record.keep("c", "first", [], None)
 
     def half(descriptor: int, data: bytes) -> int:
         return write(descriptor, data[: len(data) // 2])
@@ -176,17 +209,17 @@ def test_a_full_disk_costs_no_search_and_no_line(
 
     for failing in (half, full):
         monkeypatch.setattr(os, "write", failing)
-        record.keep("c", "lost", [], None, None)
+        record.keep("c", "lost", [], None)
     assert caplog.text.count("searches are not recorded") == 1 and "No space left" in caplog.text
     monkeypatch.setattr(os, "write", write)
-    record.keep("c", "last", [], None, None)
+    record.keep("c", "last", [], None)
     assert [row["text"] for row in lines(tmp_path / "c")] == ["first", "last"]
 
 
 def _keep_many(folder: Path, worker: int) -> None:
     record = Record(folder, days=1)
     for number in range(100):
-        record.keep("c", f"{worker}-{number}" * 500, [], None, None)
+        record.keep("c", f"{worker}-{number}" * 500, [], None)
 
 
 def test_workers_share_a_file(tmp_path: Path) -> None:
@@ -200,7 +233,7 @@ def test_workers_share_a_file(tmp_path: Path) -> None:
 
 
 def test_a_record_without_anything_to_learn_from_says_what_is_missing(tmp_path: Path) -> None:
-    Record(tmp_path, days=1).keep("c", "a", ["d"], None, None)
+    Record(tmp_path, days=1).keep("c", "a", ["d"], None)
     with pytest.raises(InputError, match="with a vector of the old model"):
         read_queries(tmp_path / "c", dim=2)
 

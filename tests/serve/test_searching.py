@@ -178,6 +178,18 @@ async def test_what_cannot_be_searched_is_refused(
     assert answer.json()["error"]
 
 
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity"])
+async def test_a_filter_with_a_number_that_json_does_not_hold_is_refused(
+    make_service, connect, filled: QdrantClient, number: str
+) -> None:
+    """qdrant-client sends null for it, and a server leaves such a bound out."""
+    http = connect(make_service(aligned(), collections=("corpus",), over=filled))
+    body = json.dumps({"query": "发烧", "filter": {"must": [{"should": [{"key": "n", "range": {"gte": "?"}}]}]}})
+    body = body.replace('"?"', number)
+    refused = await http.post("/search", content=body.encode(), headers={"content-type": "application/json"})
+    assert (refused.status_code, refused.json()["error"]) == (400, "filter: expected finite numbers")
+
+
 @pytest.mark.parametrize("number", [True, False, 10**400])
 @pytest.mark.parametrize("field", ["top_k", "group_size", "alpha", "score_threshold"])
 async def test_a_number_is_none_of_true_and_false_and_no_long_one_is_repeated(

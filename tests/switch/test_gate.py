@@ -134,7 +134,7 @@ def test_a_question_counts_with_the_one_that_shares_most_of_its_documents(qdrant
     rows = models.fill(qdrant, old, 60)
     asked = [{"text": f"{rows[n]} {n}", "relevant": [f"d{n % 12}", f"d{12 + n}"]} for n in range(48)]
     collection = Collection(qdrant, NAME)
-    labels = read_questions(collection, write_jsonl(tmp_path / "questions.jsonl", asked), old.dim)
+    labels = read_questions(collection, write_jsonl(tmp_path / "questions.jsonl", asked), "old")
     comparison = compare_models(collection, labels, "judged", [("old", old), ("old", old)])
     assert (comparison.questions, comparison.documents) == (48, 12)
 
@@ -181,6 +181,6 @@ def test_a_question_counts_once_however_often_it_is_given(qdrant: QdrantClient, 
         for place, (text, document) in enumerate([*zip(heads, ["d0", "d1", "d2"], strict=True), (heads[1], "d9")] * 50)
     ]
     collection = Collection(qdrant, NAME)
-    known = read_questions(collection, write_jsonl(tmp_path / "questions.jsonl", asked), 96).questions
+    known = read_questions(collection, write_jsonl(tmp_path / "questions.jsonl", asked), "old").questions
     assert (known.texts, known.relevant) == (heads, [["d0"], ["d1", "d9"], ["d2"]])
     assert known.vectors is not None and known.vectors.shape == (3, 96)

@@ -3,10 +3,12 @@
 import json
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import cast
 from urllib.request import urlopen
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -19,10 +21,11 @@ from care_qdrant.errors import InputError, NotVerified, TooFewDocuments
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.types import Vectors
-from care_qdrant.vectors.watch import Watch
+from care_qdrant.vectors.watch import Watch, _read_ids
 from tests.forks import FORKS
 from tests.reliability.processes import free_port
 from tests.standin import StandIn
+from tests.tiny import point_alias
 from tests.vectors.collections import NAME, contents
 
 SAMPLE = Path(__file__).parents[2] / "examples" / "sample" / "corpus.jsonl"
@@ -97,6 +100,44 @@ def test_one_text_is_one_piece_of_evidence(qdrant: QdrantClient) -> None:
     assert (report.new, report.judged, report.alarm) == (12, 1, False)
 
 
+def test_an_alias_that_moves_to_a_version_of_another_model_is_an_alarm_under_its_own_name(qdrant: QdrantClient) -> None:
+    params = models.VectorParams(size=DIM, distance=models.Distance.COSINE)
+    for version, vectors in (("first", OLD), ("same", OLD), ("other", NEW)):
+        qdrant.create_collection(version, params)
+        points = [
+            models.PointStruct(id=row, vector=vectors[row].tolist(), payload={"body": TEXTS[row]}) for row in range(300)
+        ]
+        qdrant.upsert(version, points, wait=True)
+    watch, reports = Watch(None), []
+    for version in ("first", "same", "other", "first"):
+        point_alias(qdrant, NAME, version)
+        reports.append(watch.check(Collection(qdrant, NAME)))
+    assert [report.alarm for report in reports] == [False, False, True, False]
+    assert {report.collection for report in reports} == {NAME}
+
+
+@pytest.mark.parametrize("page", [1, 7, 1_000])
+def test_new_points_are_those_whose_ids_were_not_there(page: int) -> None:
+    """By sets, whatever the kinds of ids and however they are cut into pages."""
+
+    class Ids:
+        def __init__(self, *ids: int | str) -> None:
+            self._ids = ids
+
+        def ids(self) -> Iterator[list[int | str]]:
+            return (list(self._ids[start : start + page]) for start in range(0, len(self._ids), page))
+
+    random = np.random.default_rng(page)
+    known, before = None, set[int | str]()
+    for _ in range(20):
+        some = random.permutation(30)[: random.integers(31)].tolist()
+        now = {number if number % 2 else str(UUID(int=number)) for number in some}
+        expected = set() if known is None else now - before
+        known, new = _read_ids(cast("Collection", Ids(*now)), known)
+        assert (len(known), len(new), {*new}) == (len(now), len(expected), expected)
+        before = now
+
+
 def test_what_cannot_be_watched_is_said(qdrant: QdrantClient, tmp_path: Path) -> None:
     params = models.VectorParams(size=DIM, distance=models.Distance.COSINE)
     several = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
@@ -104,11 +145,11 @@ def test_what_cannot_be_watched_is_said(qdrant: QdrantClient, tmp_path: Path) ->
     qdrant.create_collection("multi", params.model_copy(update={"multivector_config": several}))
     with pytest.raises(TooFewDocuments, match="200 are needed"):
         Watch(None).check(Collection(qdrant, "empty"))
-    with pytest.raises(InputError, match="multivector"):
+    with pytest.raises(InputError, match="beside multivectors: none"):
         Watch(None).check(Collection(qdrant, "multi"))
     _fill(qdrant)
     Watch(None, file=tmp_path / "new" / "state.npz").check(Collection(qdrant, NAME))
-    with pytest.raises(InputError, match="in field 'body', not in 'page'"):
+    with pytest.raises(InputError, match=r"'body'.*, not of .*'page'"):
         Watch(None, "page", tmp_path / "new" / "state.npz").check(Collection(qdrant, NAME))
 
 
@@ -202,7 +243,7 @@ def test_one_check_goes_on_where_the_last_program_ended(tmp_path: Path) -> None:
         result = CliRunner().invoke(care, [*command, "--json"])
         assert isinstance(result.exception, NotVerified) and json.loads(result.stdout)["alarm"]
     assert "another model has made them" in str(result.exception)
-    with pytest.raises(InputError, match=f"of collection '{NAME}'"):
+    with pytest.raises(InputError, match=rf"'{NAME}'.*, not of .*'other'"):
         client = QdrantClient(":memory:")
         client.create_collection("other", {"dense": models.VectorParams(size=DIM, distance=models.Distance.COSINE)})
         Watch(None, file=state).check(Collection(client, "other"))

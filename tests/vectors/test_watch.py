@@ -5,13 +5,24 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.cli import care
 from care_qdrant.console.watching import passes
-from care_qdrant.errors import FingerprintMismatch, FolderLocked, TooFewDocuments, Unreachable
+from care_qdrant.errors import (
+    FingerprintMismatch,
+    FolderLocked,
+    NoCollection,
+    Rejected,
+    TooFewDocuments,
+    Unreachable,
+)
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.vectors.attach import AttachReport, AttachSettings, attach_vector
 from tests.forks import FORKS
 from tests.standin import StandIn
@@ -83,6 +94,17 @@ def test_another_model_is_refused_an_emptied_collection(qdrant: QdrantClient, mo
         attach_vector(qdrant, NAME, HashModel(name="care", salt="other"))
 
 
+def _gone() -> Exception:
+    """Return the error of a collection that is dropped in the middle of a pass."""
+    with pytest.raises(Rejected) as raised, closing(QdrantClient(":memory:")) as client:
+        client.create_collection(NAME, models.VectorParams(size=2, distance=models.Distance.DOT))
+        there = Collection(client, NAME)
+        assert there.schema
+        client.delete_collection(NAME)
+        there.sample(1)
+    return raised.value
+
+
 def _write(url: str) -> None:
     client = QdrantClient(url=url, check_compatibility=False)
     for extra in range(101, 141, 2):
@@ -104,7 +126,8 @@ def test_passes_that_do_not_get_through_are_tried_again(
 ) -> None:
     done = object()
     failures = [Unreachable("gone"), FolderLocked("open elsewhere"), TooFewDocuments("2")]
-    outcomes: list[object] = [*failures, done, FingerprintMismatch("other")]
+    away = [NoCollection("articles", []), _gone()]
+    outcomes: list[object] = [*failures, done, *away, done, Rejected("wrong")]
 
     def run_pass(_: threading.Event) -> AttachReport:
         outcome = outcomes.pop(0)
@@ -114,10 +137,28 @@ def test_passes_that_do_not_get_through_are_tried_again(
 
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     following = passes(run_pass, 0)
-    assert next(following) is done
-    assert capsys.readouterr().err.count("this pass failed") == len(failures)
-    with pytest.raises(FingerprintMismatch):
+    for failed in (failures, away):
+        assert next(following) is done
+        assert capsys.readouterr().err.count("this pass failed") == len(failed)
+    with pytest.raises(Rejected, match="wrong"):
         next(following)
+
+
+@pytest.mark.parametrize("error", [NoCollection("articels", []), FingerprintMismatch("other"), Rejected("wrong")])
+def test_what_the_next_pass_would_find_as_well_ends_it(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def run_pass(_: threading.Event) -> AttachReport:
+        raise error
+
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(type(error)):
+        next(passes(run_pass, 0))
+
+
+@pytest.mark.parametrize(
+    "command", [["attach", NAME, "--watch"], ["verify", NAME, "--every"], ["learn", NAME, "--watch"]]
+)
+def test_a_loop_without_a_pause_is_refused(command: list[str]) -> None:
+    assert CliRunner().invoke(care, [*command, "0"]).exit_code == 2
 
 
 def test_it_ends_when_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,7 @@ def test_the_figures_are_those_of_the_products_own_search(tmp_path: Path) -> Non
         {"text": text, "relevant": [f"{number}.txt", f"gone-{number}"]} for number, text in enumerate(QUESTIONS)
     ]
     file = write_jsonl(tmp_path / "queries.jsonl", [*lines, {"text": "心痛", "relevant": ["gone-0"]}])
-    report = learn(client, "articles", folder, settings=SETTINGS, questions=lambda dim: read_queries(file, dim))
+    report = learn(client, "articles", folder, settings=SETTINGS, questions=partial(read_queries, file))
     found = report.labelled
     assert report.registered and report.agreement is None
     assert found is not None and found.bm25 is not None and found.hybrid is not None and found.old_model is None

@@ -77,7 +77,7 @@ def test_a_run_of_other_texts_or_questions_does_not_continue_an_interrupted_one(
                     raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            read = None if questions is None else lambda _: questions
+            read = None if questions is None else lambda _dim, _name: questions
             learn(client, "articles", tmp_path / "out", settings=SETTINGS, questions=read, on_progress=stop)
 
     run(100)

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 @click.option(
     "--watch",
     "watch_seconds",
-    type=FiniteRange(0),
+    type=FiniteRange(0, min_open=True),
     metavar="SECONDS",
     help="Run until SIGTERM or Ctrl-C: every SECONDS, update the encoder if 5 % of the points are new. With --json, "
     "each update prints one line.  [default: learn once]",
@@ -120,7 +120,7 @@ def command(
         vector_name=vector_name,
         text_field=text_field,
         document=document,
-        questions=None if queries is None else lambda dim: read_queries(queries, dim),
+        questions=None if queries is None else partial(read_queries, queries),
         force=force,
     )
     if watch_seconds is None:

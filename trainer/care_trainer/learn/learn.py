@@ -94,7 +94,7 @@ def learn(
     settings: LearnSettings | None = None,
     text_field: str | None = None,
     document: Path | None = None,
-    questions: Callable[[int], QueryFile] | None = None,
+    questions: Callable[[int, str], QueryFile] | None = None,
     start: Path | None = None,
     force: bool = False,
     on_progress: Progress = lambda _part, _done, _total: None,
@@ -117,7 +117,7 @@ def learn(
     if document is not None:
         _require_document(document, params.size, vector_name)
     collection.require_changeable()
-    asked = QueryFile(None, None) if questions is None else questions(params.size)
+    asked = QueryFile(None, None) if questions is None else questions(params.size, vector_name)
     earlier = None if start is None else load_earlier(start)
     pairs = read_pairs(
         collection,
