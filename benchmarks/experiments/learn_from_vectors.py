@@ -26,10 +26,10 @@ from llama_index.embeddings.care import CareEmbedding
 from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.encoders.terms import bm25
+from benchmarks.experiments.single_answer import Bm25, Judged, Scores
+from care_qdrant.encoders.terms.analyser import DEFAULT
 from care_qdrant.measures import TOP, ndcg_at_10
 from care_qdrant.model.care_model import CareModel
-from care_qdrant.search.fusion import bm25_weight
 from care_qdrant.search.retriever import Mode, Retriever
 from care_qdrant.types import Hit, Vectors
 from care_qdrant.vectors.attach import attach_vector
@@ -40,8 +40,6 @@ SPLITS = (0.2, 0.4, 0.6, 0.8)
 BOOTSTRAP = 2_000
 DEPTH = 100
 MODES: tuple[Mode, ...] = ("dense", "auto")
-
-Scores = npt.NDArray[np.floating[Any]]
 
 
 @click.command()
@@ -70,7 +68,7 @@ def main(
     """
     documents, queries, relevant = read_corpus(corpus)
     stored, asked = np.load(document_vectors), np.load(query_vectors)
-    lexical = bm25_scores(documents, queries)
+    lexical = Bm25(DEFAULT).scores(Judged("articles", queries, documents, relevant))
     old = asked @ stored.T
     result: dict[str, Any] = {
         "machine": asdict(describe_machine()),
@@ -185,30 +183,6 @@ def read_corpus(corpus: Path) -> tuple[list[str], list[str], npt.NDArray[np.int6
 def _lines(path: Path) -> list[dict[str, Any]]:
     with gzip.open(path, "rt", encoding="utf-8") as stream:
         return [json.loads(line) for line in stream]
-
-
-def bm25_scores(documents: Sequence[str], queries: Sequence[str]) -> Scores:
-    """Return the sparse part of the product's linear fusion, (queries, documents)."""
-    average = bm25.average_length(documents)
-    postings: dict[int, list[tuple[int, float]]] = {}
-    for row, text in enumerate(documents):
-        vector = bm25.document_vector(text, average_length=average)
-        for term, weight in zip(vector.indices, vector.values, strict=True):
-            postings.setdefault(term, []).append((row, weight))
-    lists = {
-        term: (np.array([row for row, _ in found]), np.array([weight for _, weight in found]))
-        for term, found in postings.items()
-    }
-    scores = np.zeros((len(queries), len(documents)), dtype=np.float32)
-    for number, text in enumerate(queries):
-        vector = bm25.query_vector(text)
-        for term, count in zip(vector.indices, vector.values, strict=True):
-            if term in lists:
-                rows, weights = lists[term]
-                idf = np.log(1 + (len(documents) - len(rows) + 0.5) / (len(rows) + 0.5))
-                scores[number, rows] += count * idf * weights
-        scores[number] *= bm25_weight(vector.values)
-    return scores
 
 
 def _standardised(scores: Scores) -> Scores:

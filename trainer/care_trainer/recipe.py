@@ -120,17 +120,6 @@ def newest(run: Run, side: str, before: Sequence[Stage] | None = None) -> Path:
     return output / BASE / side
 
 
-def place_digest(run: Run, stage: Stage | None) -> str:
-    """Return a digest of everything that determines the result of a stage: equal digests mean equal encoders."""
-    if stage is None:
-        data = _data_settings(run, run.vocabulary.data) if run.vocabulary else {}
-        settings = {**_base_settings(run), "data_set": data}
-    else:
-        before = run.stage[: run.stage.index(stage)]
-        settings = _settings(run, stage, {side: newest(run, side, before) for side in SIDES})
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-
-
 def read_record(folder: Path) -> dict[str, Any]:
     """Return the record that a finished stage wrote."""
     record: dict[str, Any] = json.loads((folder / STAGE_FILE).read_text(encoding="utf-8"))
