@@ -22,7 +22,7 @@ from care_qdrant.qdrant.connection import open_client
 from care_qdrant.search.conditions import MandatoryConditions
 from care_qdrant.search.judged import QueryFile, Questions
 from care_qdrant.search.retriever import Retriever
-from tests.trainer.learn.collections import WordModel, add_points, word_texts, write_langchain
+from tests.trainer.learn.collections import DIM, WordModel, add_points, word_texts, write_langchain
 from tests.trainer.learn.conftest import SETTINGS, TEXTS
 
 
@@ -179,6 +179,19 @@ def test_an_update_follows_new_documents(tmp_path: Path) -> None:
     assert second.new_documents is not None and second.new_documents.queries == 200
     assert second.registered and second.held_out.mrr >= second.new_documents.mrr - 0.1
     assert second.contract.fingerprint != first.contract.fingerprint
+
+
+@pytest.mark.parametrize("dim", [DIM, DIM + 16])
+def test_an_update_learns_anew_where_another_model_made_the_vectors_since(tmp_path: Path, dim: int) -> None:
+    client, folder = QdrantClient(":memory:"), tmp_path / "queries"
+    write_langchain(client, TEXTS[:400], WordModel().encode(TEXTS[:400]))
+    learn(client, "articles", folder, settings=SETTINGS)
+    client.delete_collection("articles")
+    write_langchain(client, TEXTS, WordModel(seed=1, dim=dim).encode(TEXTS))
+    update = learn(client, "articles", folder, settings=SETTINGS, start=folder)
+    anew = learn(client, "articles", tmp_path / "anew", settings=SETTINGS)
+    assert (update.training, update.held_out) == (anew.training, anew.held_out)
+    assert update.training.tokens == "collection"
 
 
 @pytest.mark.parametrize("added", [0, 60])

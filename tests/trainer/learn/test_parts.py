@@ -92,6 +92,17 @@ def test_rows_are_moved_as_by_sparse_adam() -> None:
     np.testing.assert_allclose(own, theirs.detach(), atol=1e-5)
 
 
+def test_a_state_of_training_that_is_cut_off_is_none(tmp_path: Path) -> None:
+    rows, resume = np.ones((2, 3), np.float32), table.Resume(tmp_path / "state.npz", "digest")
+    state = table.State(rows, table.Adam(rows, rows, 4), table.Fit(rows, 4, 2, 0.5, [{"step": 4, "loss": 1.0}]), 0.5)
+    resume.save(state)
+    whole, kept = resume.path.read_bytes(), resume.load()
+    assert kept is not None and (kept.best, kept.adam.steps, kept.fit.history) == (0.5, 4, state.fit.history)
+    for size in range(len(whole)):
+        resume.path.write_bytes(whole[:size])
+        assert resume.load() is None
+
+
 def test_a_folded_table_needs_no_parts_and_unfolds_again() -> None:
     tokenizer = train_collection_tokenizer(TEXTS, 150, 64)
     parts, documents = Parts.of(tokenizer), tokenize(tokenizer, TEXTS)

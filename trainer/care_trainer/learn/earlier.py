@@ -9,13 +9,18 @@ import numpy as np
 import numpy.typing as npt
 
 from care_qdrant import Collection
+from care_qdrant.contracts.layouts import guess_layout
+from care_qdrant.contracts.learned import agreement
 from care_qdrant.errors import InputError
 from care_qdrant.model.folder import verify_checkpoint
-from care_trainer.learn.reading import require_documents, sample_ids
+from care_qdrant.types import embedded_text
+from care_trainer.learn.reading import LAYOUT_POINTS, Reader, require_documents, sample_ids
 from care_trainer.learn.settings import FOLDER, LearnSettings
 from care_trainer.learn.token_table import TokenTable
 
 _SEEN = "seen.npy"
+_MIN_AGREEMENT = 1.0
+"""Least median agreement of vectors with their texts, in standard deviations; those of another model have about 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,19 @@ class Earlier:
     def is_new(self, ids: Sequence[object]) -> npt.NDArray[np.bool_]:
         """Return which points the earlier run did not read, (ids,)."""
         return ~np.isin(_digests(ids), self.seen)
+
+    def fits(self, collection: Collection, vector_name: str, text_field: str | None) -> bool:
+        """Return whether vectors are of the model that this encoder was learned from, by a sample of points."""
+        ids, dim = [record.id for record in collection.sample(LAYOUT_POINTS)], collection.schema.dense[vector_name].size
+        records = list(collection.retrieve(ids, vectors=[vector_name]).values())
+        layout = guess_layout([record.payload or {} for record in records], text_field=text_field)
+        reader = Reader(layout, vector_name, dim, None)
+        reader.add(records)
+        pairs = reader.pairs(ids, len(ids))
+        made = self.table.encode(list(map(embedded_text, pairs.titles, pairs.texts)))
+        if made.shape != pairs.vectors.shape or len(made) < 3:
+            return False
+        return bool(np.median(agreement(made, pairs.vectors)) >= _MIN_AGREEMENT)
 
 
 def load_earlier(folder: Path) -> Earlier:

@@ -1,5 +1,6 @@
 """The command ``care learn``: read a collection, train a query encoder, measure it, write its folder, register it."""
 
+import logging
 import shutil
 import tempfile
 import time
@@ -26,6 +27,8 @@ from care_trainer.learn.split import Split
 from care_trainer.learn.stand_in import write_shift
 from care_trainer.learn.token_table import TokenTable
 from care_trainer.learn.training import train
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
 """Function that is told the name of a part of the work, how much of it is done, and how much there is."""
@@ -104,7 +107,8 @@ def learn(
     Nothing of the collection but its metadata is changed. An interrupted training run is continued by the same call.
 
     With ``start``, the folder of an earlier encoder, training continues from that, with less training
-    (`LearnSettings.continued`); where fewer than 100 documents are new to it, it starts anew, with all of it.
+    (`LearnSettings.continued`); where fewer than 100 documents are new to it, or another model made the vectors since,
+    it starts anew, with all of it.
     """
     began, cpu_began = time.monotonic(), time.process_time()
     with needs_extra("learn", "learning a query encoder"):
@@ -118,7 +122,11 @@ def learn(
         _require_document(document, params.size, vector_name)
     collection.require_changeable()
     asked = QueryFile(None, None) if questions is None else questions(params.size, vector_name)
+    where = f"vector {vector_name!r} of collection {collection.name!r}"
     earlier = None if start is None else load_earlier(start)
+    if earlier is not None and not earlier.fits(collection, vector_name, text_field):
+        logger.warning("%s: does not fit %s, which another model made since; learning anew", start, where)
+        earlier = None
     pairs = read_pairs(
         collection,
         vector_name,
@@ -129,7 +137,6 @@ def learn(
     )
     labels = None if asked.labelled is None else find_labels(collection, pairs.layout, asked.labelled)
     split = Split.of(pairs, settings, earlier)
-    where = f"vector {vector_name!r} of collection {collection.name!r}"
     new_documents = None if earlier is None else split.drift(earlier, settings)
     if split.continues:
         settings = settings.continued

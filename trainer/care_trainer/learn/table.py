@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -60,15 +61,16 @@ class Resume:
     """Hash of everything that the run depends on; a state of another run is not used."""
 
     def load(self) -> "State | None":
-        """Return the saved state of this run; None if there is none."""
-        if not self.path.is_file():
+        """Return the saved state of this run; None if there is none, or none that is whole."""
+        try:
+            with self.path.open("rb") as file, np.load(file) as kept:
+                counts = json.loads(str(kept["counts"]))
+                if counts.pop("digest") != self.digest:
+                    return None
+                fit = Fit(kept["table"], **counts.pop("fit"))
+                return State(kept["weights"], Adam(kept["first"], kept["second"], fit.steps), fit, **counts)
+        except (OSError, ValueError, EOFError, KeyError, BadZipFile):  # a power cut leaves any part of a file
             return None
-        with np.load(self.path) as kept:
-            counts = json.loads(str(kept["counts"]))
-            if counts.pop("digest") != self.digest:
-                return None
-            fit = Fit(kept["table"], **counts.pop("fit"))
-            return State(kept["weights"], Adam(kept["first"], kept["second"], fit.steps), fit, **counts)
 
     def save(self, state: "State") -> None:
         """Keep a state in place of the one before."""
