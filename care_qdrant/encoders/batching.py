@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from tokenizers import Encoding, Tokenizer
 
+from care_qdrant.encoders.local.weights import reading_folder
 from care_qdrant.encoders.side import Side
 from care_qdrant.encoders.unread import UnreadWords
 from care_qdrant.encoders.usable import as_encoded
@@ -58,7 +59,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         IncompleteModel: The file is missing.
         ModelError: It is not a tokenizer, or one that fails at every text.
     """
-    path = folder / "tokenizer.json"
+    path = reading_folder(folder) / "tokenizer.json"
     if not path.is_file():
         raise IncompleteModel(f"{path} is missing; save the model again, with a fast tokenizer")
     try:

@@ -17,9 +17,9 @@ full width of their encoder, then cut to the query dimension and not normalised 
 score is the dot product. Under a cosine they would be normalised, and rank otherwise."""
 
 
-def geometry_by(kinds: Sequence[str]) -> Geometry:
-    """Return the geometry of the vectors that modules of these kinds make, in order."""
-    return "cut" if list(kinds[-2:]) == ["Normalize", "Dense"] else "unit"
+def geometry_by(kinds: Sequence[str], similarity: str | None) -> Geometry:
+    """Return the geometry of the vectors that modules of these kinds make, in order, for their saved similarity."""
+    return "cut" if list(kinds[-2:]) == ["Normalize", "Dense"] and similarity == "dot" else "unit"
 
 
 def static_limit(tokenizer: "Tokenizer") -> int:

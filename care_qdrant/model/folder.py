@@ -21,6 +21,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from care_qdrant.destinations import require_new_folder
 from care_qdrant.encoders.batching import read_tokenizer
 from care_qdrant.encoders.local.weights import (
@@ -28,7 +30,9 @@ from care_qdrant.encoders.local.weights import (
     check_model,
     read_header,
     read_json,
+    read_matrix,
     read_settings,
+    reading_folder,
     settings_of,
     write_json,
 )
@@ -65,6 +69,7 @@ _POOLING_FLAGS = {
     "weightedmean": "pooling_mode_weightedmean_tokens",
     "lasttoken": "pooling_mode_lasttoken",
 }
+_IDENTITY = "torch.nn.modules.linear.Identity"
 _READING = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -150,6 +155,7 @@ def write_checkpoint(
                 continue
             shutil.copytree(source, building / side, ignore=shutil.ignore_patterns("README.md", ".*"))
             with settings_of(source):
+                _move_to_root(building / side)
                 write_for_servers(building / side)
         query_side, document_side, dim, geometry = _sides(building)
         query_side = replace(query_side, tasks=dict(query_tasks or {}))
@@ -274,8 +280,9 @@ def describe_side(folder: Path, side: str) -> tuple[Side, int]:
 
 def _described(folder: Path, side: str) -> tuple[Side, int]:
     modules = read_json(folder / "modules.json")
-    by_type = {module["type"].rsplit(".", 1)[-1]: folder / module["path"] for module in modules}
-    settings = read_settings(folder)
+    kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]
+    by_type = {kind: folder / module["path"] for kind, module in zip(kinds, modules, strict=True)}
+    settings, reading = read_settings(folder), _reading(folder)
     if "Router" in by_type:
         raise ModelError(
             f"{folder}: has a Router, so its two sides are two encoders: care model import makes a CARE folder of one "
@@ -289,6 +296,11 @@ def _described(folder: Path, side: str) -> tuple[Side, int]:
         )
     if "Normalize" not in by_type:
         raise ModelError(f"{folder}: lacks a Normalize module, so its vectors have no unit length; add one")
+    if not _ranks_as_cosine(kinds, settings.get("similarity_fn_name"), folder / modules[-1]["path"]):
+        raise ModelError(
+            f"{folder}: compares vectors of any length by {settings['similarity_fn_name']}, and here they are compared "
+            "by cosine; train it for that, with a Normalize module at its end"
+        )
     prompt = settings["prompts"].get(side, "")
     if is_static:
         described = Side(pooling="static", max_tokens=static_limit(read_tokenizer(folder)), prompt=prompt)
@@ -296,20 +308,43 @@ def _described(folder: Path, side: str) -> tuple[Side, int]:
     else:
         pooling = read_json(by_type["Pooling"] / "config.json")
         modes = _pooling_modes(pooling)
-        if own := [key for key in _OTHER_TOKENS if _reading(folder).get(key)]:
+        if own := [key for key in _OTHER_TOKENS if reading.get(key)]:
             raise ModelError(
                 f"{folder}: sets {', '.join(own)}, by which sentence-transformers alone reads a text; save it without"
             )
         eos = _eos(folder) if "lasttoken" in modes else None
         described = Side(pooling="+".join(modes), max_tokens=_max_tokens(folder), prompt=prompt, eos=eos)
         dim = len(modes) * (pooling.get("embedding_dimension") or pooling.get("word_embedding_dimension"))
-    kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]
     for module, kind in list(zip(modules, kinds, strict=True))[
         kinds.index("StaticEmbedding" if is_static else "Pooling") :
     ]:
         if kind == "Dense":
             dim = read_json(folder / module["path"] / "config.json")["out_features"]
     return described, int(dim)
+
+
+def _ranks_as_cosine(kinds: Sequence[str], similarity: str | None, last: Path) -> bool:
+    """Return whether a similarity ranks as the cosine of the vectors does, or as the dot product of cut unit vectors.
+
+    Args:
+        kinds: Kinds of all modules.
+        similarity: Saved similarity; None is the cosine.
+        last: Folder of the last module.
+    """
+    if similarity in (None, "cosine"):
+        return True
+    if kinds[-1] == "Normalize":
+        return similarity in ("dot", "euclidean")
+    return geometry_by(kinds, similarity) == "cut" and _is_slice(last)
+
+
+def _is_slice(folder: Path) -> bool:
+    """Return whether a Dense module keeps the first numbers of a vector as they are."""
+    settings = read_json(folder / "config.json")
+    if settings.get("bias", True) or settings.get("use_residual") or settings["activation_function"] != _IDENTITY:
+        return False
+    weight = read_matrix(folder / "model.safetensors", "linear.weight")
+    return np.array_equal(weight, np.eye(*weight.shape))
 
 
 def require_whole_vectors(folder: Path, settings: Mapping[str, Any]) -> None:
@@ -329,7 +364,8 @@ def _pooling_modes(settings: Mapping[str, Any]) -> list[str]:
 
 def geometry_of(folder: Path) -> Geometry:
     """Read from a saved sentence-transformers model whether its vectors are cut after they are normalised."""
-    return geometry_by([module["type"].rsplit(".", 1)[-1] for module in read_json(folder / "modules.json")])
+    kinds = [module["type"].rsplit(".", 1)[-1] for module in read_json(folder / "modules.json")]
+    return geometry_by(kinds, read_settings(folder).get("similarity_fn_name"))
 
 
 def _sides(folder: Path) -> tuple[Side, Side, int, Geometry]:
@@ -372,6 +408,15 @@ def _write_router(folder: Path, card: Card) -> None:
             "similarity_fn_name": "cosine" if card.geometry == "unit" else "dot",
         },
     )
+
+
+def _move_to_root(folder: Path) -> None:
+    """Move the module that reads texts into the root of a model, where its files are looked for from then on."""
+    modules = read_json(folder / "modules.json")
+    if (inner := reading_folder(folder)) != folder:
+        shutil.copytree(inner, folder, dirs_exist_ok=True)
+        shutil.rmtree(inner)
+        write_json(folder / "modules.json", [{**modules[0], "path": ""}, *modules[1:]])
 
 
 def write_for_servers(folder: Path) -> None:
@@ -428,6 +473,7 @@ def _check_side(folder: Path, expected: Side, dim: int) -> None:
 
 def _table_width(folder: Path) -> int:
     """Return the dimension of a static encoder's token vectors, from the header of its weights."""
+    folder = reading_folder(folder)
     path = folder / (INT8 if (folder / INT8).is_file() else "model.safetensors")
     if not path.is_file():
         raise IncompleteModel(f"{path} is missing")
@@ -450,7 +496,7 @@ def _eos(folder: Path) -> str:
 
 
 def _max_tokens(folder: Path) -> int:
-    reading = _reading(folder)
+    reading, folder = _reading(folder), reading_folder(folder)
     own = reading.get("processor_kwargs") or reading.get("tokenizer_args") or {}
     limit = own.get("model_max_length") or reading.get("max_seq_length")
     limit = limit or _read_optional(folder / "tokenizer_config.json").get("model_max_length")
@@ -464,7 +510,7 @@ def _max_tokens(folder: Path) -> int:
 
 def _reading(folder: Path) -> dict[str, Any]:
     """Return the settings of the Transformer of a saved model."""
-    return next(filter(None, (_read_optional(folder / name) for name in _READING)), {})
+    return next(filter(None, (_read_optional(reading_folder(folder) / name) for name in _READING)), {})
 
 
 def _read_optional(path: Path) -> Any:

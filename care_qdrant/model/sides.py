@@ -17,6 +17,7 @@ import numpy as np
 
 from care_qdrant.encoders import Encoder, TokenCounter
 from care_qdrant.encoders.engine import Engine, Kind
+from care_qdrant.encoders.local.weights import reading_folder
 from care_qdrant.encoders.references import Reference, make_references
 from care_qdrant.encoders.shifted import ShiftedEncoder
 from care_qdrant.encoders.usable import require_torch
@@ -321,7 +322,8 @@ class PlainSide:
 
     def tokenizer(self) -> TokenCounter:
         """Load the token counter of its texts; the encoder itself if the model has no ``tokenizer.json``."""
-        return self.model.saved.tokenizer() if (self.model.folder / "tokenizer.json").is_file() else self.open()
+        file = reading_folder(self.model.folder) / "tokenizer.json"
+        return self.model.saved.tokenizer() if file.is_file() else self.open()
 
     def require(self) -> None:
         """Refuse a machine without torch, or without the devices that were named, unless servers encode."""

@@ -44,6 +44,21 @@ BART = {"d_model": WIDTH} | {
     for name, value in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 64))
 }
 AFTER = st.lists(st.sampled_from(["dense", "narrow", "norm"]), max_size=2)
+TAILS = {
+    "unit": ["normalize"],
+    "unit twice": ["normalize", "dense", "normalize"],
+    "dense": ["normalize", "dense"],
+    "cut": ["normalize", "slice"],
+    "any length": [],
+}
+"""Last modules by what they make of a vector."""
+ACCEPTED = {
+    **dict.fromkeys([None, "cosine"], ("unit", "unit twice", "dense", "cut")),
+    "dot": ("unit", "unit twice", "cut"),
+    "euclidean": ("unit", "unit twice"),
+    "manhattan": (),
+}
+"""Tails by the similarity with which they rank as the product does."""
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +99,15 @@ def heads(names: Sequence[str], width: int) -> tuple[list[torch.nn.Module], int]
     """Return modules that change a vector, and the dimension of the last one."""
     made: list[torch.nn.Module] = []
     for name in names:
-        if name == "norm":
+        if name == "normalize":
+            made.append(Normalize())
+        elif name == "norm":
             made.append(LayerNorm(width))
+        elif name == "slice":
+            made.append(sliced := Dense(width, width // 2, bias=False, activation_function=torch.nn.Identity()))
+            with torch.no_grad():
+                sliced.linear.weight.copy_(torch.eye(width // 2, width))
+            width //= 2
         else:
             made.append(Dense(width, width if name == "dense" else width // 2))
             width = made[-1].out_features  # type: ignore[assignment]
@@ -116,6 +138,39 @@ def save_otherwise(folder: Path, how: str, *, lower: bool) -> None:
         files[of_tokenizer if how == "split_special_tokens" else reading][how] = OTHER_TOKENS[how]
     for file, content in files.items():
         file.write_text(json.dumps(content), encoding="utf-8")
+
+
+def move_transformer(folder: Path) -> None:
+    """Put the first module into a folder of its own, where sentence-transformers before version 2 had it."""
+    modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+    inner = folder / f"0_{modules[0]['type'].rsplit('.', 1)[-1]}"
+    own = [file for file in folder.iterdir() if file.is_file() and file.name not in OF_THE_WHOLE]
+    inner.mkdir()
+    for file in own:
+        file.rename(inner / file.name)
+    modules[0]["path"] = inner.name
+    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+
+
+OF_THE_WHOLE = ("modules.json", "config_sentence_transformers.json", "README.md")
+
+
+@pytest.mark.parametrize("side", ["query", "document"])
+@pytest.mark.parametrize("make", [tiny.query_tower, tiny.static_tower])
+def test_a_care_folder_is_the_same_of_a_model_in_either_layout(
+    tmp_path: Path, make: Callable[[Path], Path], side: str
+) -> None:
+    """Those of many public models have the transformer in ``0_Transformer`` and tables in ``0_StaticEmbedding``."""
+    sides = {"query": tiny.query_tower(tmp_path / "q"), "document": tiny.query_tower(tmp_path / "d")}
+    sides[side] = make(tmp_path / "at the root")
+    moved = {**sides, side: shutil.copytree(sides[side], tmp_path / "in its own folder")}
+    move_transformer(moved[side])
+    files, counts = [], []
+    for layout, given_sides in (("root", sides), ("own folder", moved)):
+        card = write_checkpoint(tmp_path / layout, name="pair", **given_sides)
+        files.append({path: entry for path, entry in card.files.items() if path != f"{side}/modules.json"})
+        counts.append(CareModel.load(given_sides[side], device="cpu").document_tokenizer.count_tokens(TEXTS))
+    assert files[0] == files[1] and counts[0] == counts[1]
 
 
 @pytest.fixture(scope="module")
@@ -149,10 +204,12 @@ JSON_VALUES = st.recursive(
     lower=st.booleans(),
     length=st.sampled_from([8, 32]),
     truncate=st.sampled_from([None, None, None, 8]),
-    normalised=st.sampled_from([1, 1, 2, 0]),
+    tail=st.sampled_from(["unit", "unit", *TAILS]),
+    similarity=st.sampled_from([None, None, *ACCEPTED]),
     saved=st.sampled_from([None, None, None, *SAVED]),
+    moved=st.booleans(),
 )
-@settings(max_examples=40)
+@settings(max_examples=60)
 def test_vectors_are_those_of_sentence_transformers_or_refused(
     towers: dict[str, Path],
     tmp_path_factory: pytest.TempPathFactory,
@@ -167,8 +224,10 @@ def test_vectors_are_those_of_sentence_transformers_or_refused(
     lower: bool,
     length: int,
     truncate: int | None,
-    normalised: int,
+    tail: str,
+    similarity: str | None,
     saved: str | None,
+    moved: bool,
 ) -> None:
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("random") / "model"
@@ -182,44 +241,57 @@ def test_vectors_are_those_of_sentence_transformers_or_refused(
     pooled = Pooling(width, pooling, include_prompt=include_prompt)  # type: ignore[arg-type]
     width = int(pooled.get_embedding_dimension())
     last, dim = heads(after, width)
-    tail: list[torch.nn.Module] = (
-        [Normalize(), Dense(dim, dim), Normalize()][-2 * normalised + 1 :] if normalised else []
-    )
-    modules: list[torch.nn.Module] = [first, *of_tokens, pooled, *last, *tail]
+    ending, _ = heads(TAILS[tail], dim)
+    modules: list[torch.nn.Module] = [first, *of_tokens, pooled, *last, *ending]
     if routed == "after pooling":
         routes = [[*last, Dense(dim, 8)] for _ in range(2)]
-        modules = [first, *of_tokens, pooled, Router.for_query_document(*routes), *tail]
+        modules = [first, *of_tokens, pooled, Router.for_query_document(*routes), *heads(TAILS[tail], 8)[0]]
     elif routed == "whole":
-        modules = [Router.for_query_document([first, pooled, *tail], [first, pooled, *tail])]
+        modules = [Router.for_query_document([first, pooled, *ending], [first, pooled, *ending])]
     known = default if default in (prompts or {}) else None
     made = SentenceTransformer(
-        modules=modules, device="cpu", prompts=prompts, default_prompt_name=known, truncate_dim=truncate
+        modules=modules,
+        device="cpu",
+        prompts=prompts,
+        default_prompt_name=known,
+        truncate_dim=truncate,
+        similarity_fn_name=similarity,
     )
     made.save_pretrained(str(folder), create_model_card=False)
     if routed != "whole" and saved is not None:
         save_otherwise(folder, saved, lower=lower)
+    if routed != "whole" and moved:
+        move_transformer(folder)
     stock = SentenceTransformer(str(folder), device="cpu")
     try:
         model = CareModel.load(folder, device="cpu")
         assert model.query_encoder.dim == model.dim and model.document_tokenizer.max_tokens == stock.max_seq_length
     except ModelError as error:
-        assert routed != "no" or truncate is not None or not normalised or saved in OTHER_TOKENS, error
+        fits = tail in ACCEPTED[similarity]
+        assert routed != "no" or truncate is not None or not fits or saved in OTHER_TOKENS, error
         return
-    assert routed == "no" and truncate is None and normalised and model.geometry == "unit"
+    assert routed == "no" and truncate is None and tail in ACCEPTED[similarity]
+    assert (model.geometry == "cut") == (tail == "cut" and similarity == "dot")
+    vectors = []
     for own, theirs in ((model.encode_query, stock.encode_query), (model.encode_document, stock.encode_document)):
-        expected = theirs(TEXTS, batch_size=1, normalize_embeddings=True)
+        expected = theirs(TEXTS, batch_size=1, normalize_embeddings=model.geometry == "unit")
         assert expected.shape == (len(TEXTS), model.dim)
-        np.testing.assert_allclose(own(TEXTS), expected, atol=1e-4)
+        vectors.append(own(TEXTS))
+        np.testing.assert_allclose(vectors[-1], expected, atol=1e-4)
+    ranked = stock.similarity(stock.encode_query(TEXTS, batch_size=1), stock.encode_document(TEXTS, batch_size=1))
+    scores = np.take_along_axis(vectors[0] @ vectors[1].T, (-ranked.numpy()).argsort(axis=1), axis=1)
+    assert (np.diff(scores, axis=1) < 1e-3).all()
     shutil.rmtree(folder)
 
 
 @given(
-    behind=st.lists(st.sampled_from(["dense", "norm"]), max_size=2),
+    behind=st.lists(st.sampled_from(["dense", "norm", "slice"]), max_size=2),
     names=st.sampled_from([("query", "document"), ("document", "query"), ("small", "large")]),
     wildcard=st.booleans(),
     normalised=st.booleans(),
     prompts=st.sampled_from(PROMPTS),
     truncate=st.sampled_from([None, None, None, 8]),
+    similarity=st.sampled_from([None, "cosine", "dot"]),
 )
 @example(
     behind=["dense", "norm"],
@@ -228,8 +300,9 @@ def test_vectors_are_those_of_sentence_transformers_or_refused(
     normalised=True,
     prompts=None,
     truncate=None,
+    similarity=None,
 )
-@settings(max_examples=15)
+@settings(max_examples=25)
 def test_each_side_of_a_router_is_imported_with_the_vectors_of_sentence_transformers_or_refused(
     towers: dict[str, Path],
     tmp_path_factory: pytest.TempPathFactory,
@@ -239,6 +312,7 @@ def test_each_side_of_a_router_is_imported_with_the_vectors_of_sentence_transfor
     normalised: bool,
     prompts: dict[str, str] | None,
     truncate: int | None,
+    similarity: str | None,
 ) -> None:
     folder = tmp_path_factory.mktemp("router")
     routes = [[*SentenceTransformer(str(towers[name]), device="cpu").children()] for name in ("bert", "qwen3")]
@@ -249,7 +323,9 @@ def test_each_side_of_a_router_is_imported_with_the_vectors_of_sentence_transfor
         (side, None if wildcard else "text"): name for side, name in zip(("query", "document"), names, strict=True)
     }
     router = Router(dict(zip(names, routes, strict=True)), route_mappings=mapped)
-    made = SentenceTransformer(modules=[router, *tail], device="cpu", prompts=prompts, truncate_dim=truncate)
+    made = SentenceTransformer(
+        modules=[router, *tail], device="cpu", prompts=prompts, truncate_dim=truncate, similarity_fn_name=similarity
+    )
     made.save_pretrained(str(folder / "router"), create_model_card=False)
     stock = SentenceTransformer(str(folder / "router"), device="cpu")
     sides = {side: folder / side for side in ("query", "document")}
@@ -257,9 +333,16 @@ def test_each_side_of_a_router_is_imported_with_the_vectors_of_sentence_transfor
         with pytest.raises(ModelError, match="truncate_dim=8"):
             write_sides(folder / "router", sides)
         return
+    kept = ["normalize"] * normalised + behind
+    if similarity == "dot" and kept[-2:] != ["normalize", "slice"] and kept[-1:] != ["normalize"]:
+        with pytest.raises(ModelError, match="compares vectors of any length by dot"):
+            write_sides(folder / "router", sides)
+            CareModel.load(sides["query"], device="cpu")
+        return
     write_sides(folder / "router", sides)
     for side, encode in (("query", stock.encode_query), ("document", stock.encode_document)):
         model = CareModel.load(sides[side], device="cpu")
+        assert (model.geometry == "cut") == (similarity == "dot" and kept[-1] == "slice")
         own = model.encode_query if side == "query" else model.encode_document
         expected = encode(TEXTS, batch_size=1, normalize_embeddings=model.geometry == "unit")
         np.testing.assert_allclose(own(TEXTS), expected, atol=1e-4)

@@ -51,7 +51,7 @@ def _write_base(folder: Path, run: Run, tower: Tower) -> None:
     folder.mkdir(parents=True)
     config = {"model_type": "bert", "hidden_size": run.dim, "num_hidden_layers": 40}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    (folder / "modules.json").write_text(json.dumps([{"type": "Transformer"}]), encoding="utf-8")
+    (folder / "modules.json").write_text(json.dumps([{"type": "Transformer", "path": ""}]), encoding="utf-8")
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, "[UNK]"))
     tokenizer.add_tokens([tower.eos or "[EOS]"])
     tokenizer.save(str(folder / "tokenizer.json"))

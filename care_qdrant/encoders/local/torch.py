@@ -408,8 +408,8 @@ def require_same_tokens(
 
 
 def cuts_unit_vectors(model: "SentenceTransformer") -> bool:
-    """Return whether a model ends with a linear layer after its normalisation: its vectors must not be normalised."""
-    return geometry_by([type(module).__name__ for module in model.children()]) == "cut"
+    """Return whether a model cuts its vectors after normalising them: they must not be normalised again."""
+    return geometry_by([type(module).__name__ for module in model.children()], model.similarity_fn_name) == "cut"
 
 
 def require_device(device: str) -> None:
@@ -503,4 +503,6 @@ def _run_once(model: "SentenceTransformer") -> "SentenceTransformer":
     width = vectors.shape[1]
     if width != dim:
         raise ValueError(f"its vectors have {width} dimensions, and its modules say {dim}")
+    if not np.isfinite(vectors).all():
+        raise ValueError("its vectors are not finite")
     return model

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from zipfile import is_zipfile
 
 import numpy as np
+import numpy.typing as npt
 
 from care_qdrant.encoders.local.architecture import native_folder
 from care_qdrant.errors import AlteredModel, IncompleteModel, ModelError, counted, needs_extra
@@ -85,6 +86,12 @@ def settings_of(folder: Path) -> Iterator[None]:
         ) from error
 
 
+def reading_folder(folder: Path) -> Path:
+    """Return the folder of the module that reads the texts of a saved model: its root, or such as ``0_Transformer``."""
+    modules = folder / "modules.json"
+    return folder / read_json(modules)[0]["path"] if modules.is_file() else folder
+
+
 def read_settings(folder: Path) -> dict[str, Any]:
     """Return ``config_sentence_transformers.json`` of a saved model, with its prompts by name; a model may have none.
 
@@ -126,6 +133,17 @@ def read_header(file: Path) -> tuple[dict[str, Any], int]:
             f"{file}: is cut off or altered ({size} bytes instead of {start + max(ends, default=0)}); copy it again"
         )
     return header, start
+
+
+def read_matrix(file: Path, name: str) -> npt.NDArray[np.floating]:
+    """Return a matrix of floats of a safetensors file, without any library."""
+    header, start = read_header(file)
+    entry = header[name]
+    kind, (begin, end) = np.dtype(_INFINITY[entry["dtype"]][0]), entry["data_offsets"]
+    bits = np.fromfile(file, kind, (end - begin) // kind.itemsize, offset=start + begin)
+    if entry["dtype"] == "BF16":
+        bits = bits.astype("<u4") << 16
+    return np.asarray(bits.view(f"<f{bits.itemsize}").reshape(entry["shape"]))
 
 
 def weight_files(folder: Path) -> list[Path]:

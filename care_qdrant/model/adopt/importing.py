@@ -12,6 +12,7 @@ from typing import Any
 from care_qdrant.corpus.json_lines import read_rows
 from care_qdrant.encoders.local.weights import read_json, read_settings, settings_of, write_json
 from care_qdrant.encoders.references import REFERENCE_TEXTS
+from care_qdrant.encoders.side import geometry_by
 from care_qdrant.errors import InputError, ModelError, require_packages
 from care_qdrant.model.adopt import published
 from care_qdrant.model.card import Card
@@ -30,6 +31,7 @@ def write_sides(source: Path, folders: dict[str, Path]) -> None:
     A route that does not normalise gets the module that does: the model compares by cosine, which it leaves as it is.
     """
     router, settings = read_json(source / "router_config.json"), read_settings(source)
+    similarity = settings.get("similarity_fn_name")
     require_whole_vectors(source, settings)
     behind = [(module["path"], module["type"]) for module in read_json(source / "modules.json")[1:]]
     for side, folder in folders.items():
@@ -37,22 +39,24 @@ def write_sides(source: Path, folders: dict[str, Path]) -> None:
         if not router["structure"].get(route):
             raise ModelError(f"{source}: has no route {route!r} (it has: {', '.join(router['structure'])})")
         modules = [*((path, router["types"][path]) for path in router["structure"][route]), *behind]
-        kinds = [kind for _, kind in modules]
+        kinds = [kind.rsplit(".", 1)[-1] for _, kind in modules]
         folder.mkdir(parents=True)
         entries = []
         for number, (path, kind) in enumerate(modules):
-            name = "" if number == 0 else f"{number}_{kind.rsplit('.', 1)[-1]}"
+            name = "" if number == 0 else f"{number}_{kinds[number]}"
             shutil.copytree(source / path, folder / name, dirs_exist_ok=True)
             entries.append({"idx": number, "name": str(number), "path": name, "type": kind})
-        if not any(kind.endswith(".Normalize") for kind in kinds):
-            if settings.get("similarity_fn_name") not in (None, "cosine"):
-                raise ModelError(f"{source}: compares vectors of any length by {settings['similarity_fn_name']}")
+        is_cut = geometry_by(kinds, similarity) == "cut"
+        if kinds[-1] != "Normalize" and not is_cut:
+            if similarity not in (None, "cosine"):
+                raise ModelError(f"{source}: compares vectors of any length by {similarity}")
             name = f"{len(kinds)}_Normalize"
             (folder / name).mkdir()
             entries.append({"idx": len(kinds), "name": str(len(kinds)), "path": name, "type": _NORMALIZE})
         write_json(folder / "modules.json", entries)
         prompts = {side: settings["prompts"].get(side, "")}
-        write_json(folder / "config_sentence_transformers.json", {"prompts": prompts, "similarity_fn_name": "cosine"})
+        compared = {"prompts": prompts, "similarity_fn_name": "dot" if is_cut else "cosine"}
+        write_json(folder / "config_sentence_transformers.json", compared)
 
 
 def _route(router: dict[str, Any], side: str) -> str:

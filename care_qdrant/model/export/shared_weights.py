@@ -18,11 +18,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding
 from torch import Tensor
 from transformers import BertModel
 from transformers.models.bert.modeling_bert import BertLayer
 
+from care_qdrant.encoders.local.torch import cuts_unit_vectors
 from care_qdrant.encoders.local.weights import read_header
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ class QueryGraph(torch.nn.Module):
     def __init__(self, tower: SentenceTransformer) -> None:
         super().__init__()
         self.tower = copy.deepcopy(tower)
+        self.normalises = not (isinstance(tower[-1], Normalize) or cuts_unit_vectors(tower))
         self.opset = OPSET
         transformer, following = self.tower[0], self.tower[1]
         reads_first_only = isinstance(following, Pooling) and following.pooling_mode == "cls"
@@ -69,7 +72,7 @@ class QueryGraph(torch.nn.Module):
         for module in self.tower:
             features = module(features)
         vectors: Tensor = features["sentence_embedding"]
-        return vectors
+        return torch.nn.functional.normalize(vectors) if self.normalises else vectors
 
 
 def is_static(tower: SentenceTransformer) -> bool:

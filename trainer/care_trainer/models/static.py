@@ -107,7 +107,9 @@ def start_from_static(
         _weigh_positions(transformer.model, table.shape[1], lead_tokens)
     weights = _token_weights(transformer.tokenizer, norms)
     return SentenceTransformer(
-        modules=[transformer, weights, *modules[1:]], prompts=towers.prompts_of(encoder), similarity_fn_name="cosine"
+        modules=[transformer, weights, *modules[1:]],
+        prompts=towers.prompts_of(encoder),
+        similarity_fn_name=encoder.similarity_fn_name,
     )
 
 
