@@ -28,9 +28,11 @@ from care_qdrant.encoders.batching import read_tokenizer
 from care_qdrant.encoders.local.weights import (
     INT8,
     check_model,
+    kinds_of,
     read_header,
     read_json,
     read_matrix,
+    read_modules,
     read_settings,
     reading_folder,
     settings_of,
@@ -140,10 +142,13 @@ def write_checkpoint(
         ModelError: The two sides do not fit together.
     """
     folder, query, document = Path(folder), Path(query), None if document is None else Path(document)
+    folder = folder.resolve() if folder.is_symlink() else folder  # a link stays, and leads to the new folder
     require_destination(folder)
-    for encoder in filter(None, (query, document)):
-        read_json(encoder / "modules.json")  # errors here name the caller's path, not the copy's
-        check_model(encoder)
+    for encoder in filter(None, (query, document)):  # errors here name the caller's path, not the copy's
+        with settings_of(encoder):
+            read_modules(encoder)
+            check_model(encoder)
+            read_tokenizer(encoder)
     replaced = folder.with_name(f".{folder.name}.replaced")
     if replaced.exists() and not folder.exists():
         replaced.rename(folder)
@@ -279,8 +284,8 @@ def describe_side(folder: Path, side: str) -> tuple[Side, int]:
 
 
 def _described(folder: Path, side: str) -> tuple[Side, int]:
-    modules = read_json(folder / "modules.json")
-    kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]
+    modules = read_modules(folder)
+    kinds = kinds_of(modules)
     by_type = {kind: folder / module["path"] for kind, module in zip(kinds, modules, strict=True)}
     settings, reading = read_settings(folder), _reading(folder)
     if "Router" in by_type:
@@ -364,8 +369,7 @@ def _pooling_modes(settings: Mapping[str, Any]) -> list[str]:
 
 def geometry_of(folder: Path) -> Geometry:
     """Read from a saved sentence-transformers model whether its vectors are cut after they are normalised."""
-    kinds = [module["type"].rsplit(".", 1)[-1] for module in read_json(folder / "modules.json")]
-    return geometry_by(kinds, read_settings(folder).get("similarity_fn_name"))
+    return geometry_by(kinds_of(read_modules(folder)), read_settings(folder).get("similarity_fn_name"))
 
 
 def _sides(folder: Path) -> tuple[Side, Side, int, Geometry]:
@@ -391,7 +395,7 @@ def _write_router(folder: Path, card: Card) -> None:
     types: dict[str, str] = {}
     structure: dict[str, list[str]] = {}
     for side in card.saved_sides:
-        modules = read_json(folder / side / "modules.json")
+        modules = read_modules(folder / side)
         paths = [f"{side}/{module['path']}".rstrip("/") for module in modules]
         types |= dict(zip(paths, (module["type"] for module in modules), strict=True))
         structure[side] = paths
@@ -412,7 +416,7 @@ def _write_router(folder: Path, card: Card) -> None:
 
 def _move_to_root(folder: Path) -> None:
     """Move the module that reads texts into the root of a model, where its files are looked for from then on."""
-    modules = read_json(folder / "modules.json")
+    modules = read_modules(folder)
     if (inner := reading_folder(folder)) != folder:
         shutil.copytree(inner, folder, dirs_exist_ok=True)
         shutil.rmtree(inner)
@@ -426,8 +430,8 @@ def write_for_servers(folder: Path) -> None:
     0.0.78): with the new names they use another pooling, or do not start. A model with a setting that has no former
     name stays as it is.
     """
-    modules = read_json(folder / "modules.json")
-    kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]
+    modules = read_modules(folder)
+    kinds = kinds_of(modules)
     if kinds[0] != "Transformer" or not set(kinds) <= {"Transformer", "Pooling", "Normalize", "Dense"}:
         return
     reading = _reading(folder)

@@ -206,6 +206,48 @@ def test_a_folder_with_other_things_is_not_overwritten(pair_folder: Path, tmp_pa
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
+@given(
+    place=st.integers(0, 2),
+    out=st.sampled_from(["{victim}", "../../victim", "../{pair}/../../victim", "1_Pooling/../../../victim"]),
+)
+@settings(max_examples=12)
+def test_a_module_outside_its_model_is_refused_and_stays_as_it_is(
+    pair_folder: Path, tmp_path_factory: pytest.TempPathFactory, place: int, out: str
+) -> None:
+    """A model of strangers could name any folder of the user, which joining would move into the copy or rewrite."""
+    root = tmp_path_factory.mktemp("outside")
+    query = shutil.copytree(pair_folder / "query", root / "query")
+    modules = json.loads((query / "modules.json").read_text(encoding="utf-8"))
+    victim = shutil.copytree(query / modules[place]["path"], root / "pairs" / "victim", dirs_exist_ok=True)
+    (victim / "thesis.tex").write_text("years of work")
+    before = {file: file.read_bytes() for file in victim.rglob("*") if file.is_file()}
+    modules[place]["path"] = out.format(victim=victim, pair=".pair")
+    (query / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    with pytest.raises(AlteredModel, match="outside"):
+        write_checkpoint(root / "pairs" / "pair", name="x", query=query, document=pair_folder / "document")
+    assert before == {file: file.read_bytes() for file in victim.rglob("*") if file.is_file()}
+
+
+def test_a_model_without_the_file_of_its_tokenizer_is_refused(pair_folder: Path, tmp_path: Path) -> None:
+    """transformers reads ``vocab.txt`` alone; chunks are counted by ``tokenizer.json``."""
+    document = shutil.copytree(pair_folder / "query", tmp_path / "document")
+    vocabulary = json.loads((document / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+    (document / "tokenizer.json").unlink()
+    (document / "vocab.txt").write_text("\n".join(sorted(vocabulary, key=vocabulary.get)), encoding="utf-8")
+    with pytest.raises(IncompleteModel, match="save the model again, with a fast tokenizer"):
+        write_checkpoint(tmp_path / "pair", name="x", query=pair_folder / "query", document=document)
+
+
+def test_a_link_to_a_folder_stays_where_that_is_replaced(pair_folder: Path, tmp_path: Path) -> None:
+    sides = {"query": pair_folder / "query", "document": pair_folder / "document"}
+    (tmp_path / "current").symlink_to(tmp_path / "real")
+    (tmp_path / "real").mkdir()
+    for name in ("first", "second", "third"):
+        write_checkpoint(tmp_path / "current", name=name, **sides)
+    assert (tmp_path / "current").is_symlink() and read_card(tmp_path / "real").name == "third"
+    assert {path.name for path in tmp_path.iterdir()} == {"current", "real"}
+
+
 def test_the_fingerprint_is_of_the_weights_and_not_of_the_name(pair_folder: Path, tmp_path: Path) -> None:
     sides = {"query": pair_folder / "query", "document": pair_folder / "document"}
     same = write_checkpoint(tmp_path / "renamed", name="another-name", **sides)

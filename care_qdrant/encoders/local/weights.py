@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from zipfile import is_zipfile
@@ -88,8 +88,31 @@ def settings_of(folder: Path) -> Iterator[None]:
 
 def reading_folder(folder: Path) -> Path:
     """Return the folder of the module that reads the texts of a saved model: its root, or such as ``0_Transformer``."""
-    modules = folder / "modules.json"
-    return folder / read_json(modules)[0]["path"] if modules.is_file() else folder
+    return folder / read_modules(folder)[0]["path"] if (folder / "modules.json").is_file() else folder
+
+
+def read_modules(folder: Path) -> list[dict[str, Any]]:
+    """Return ``modules.json`` of a saved model: the type of each module, and its path inside the folder."""
+    modules: list[dict[str, Any]] = read_json(folder / "modules.json")
+    for module in modules:
+        inside(folder, module["path"])
+    return modules
+
+
+def inside(folder: Path, path: str) -> Path:
+    """Return a path that a saved model names, below its folder.
+
+    Raises:
+        AlteredModel: It leads out of the folder, where files of the user would be moved, rewritten or copied.
+    """
+    if PurePath(path).is_absolute() or ".." in PurePath(path).parts:
+        raise AlteredModel(f"{folder}: names the module folder {path!r}, which is outside; it is not a saved model")
+    return folder / path
+
+
+def kinds_of(modules: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the class names of modules, in order."""
+    return [module["type"].rsplit(".", 1)[-1] for module in modules]
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

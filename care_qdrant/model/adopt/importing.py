@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from care_qdrant.corpus.json_lines import read_rows
-from care_qdrant.encoders.local.weights import read_json, read_settings, settings_of, write_json
+from care_qdrant.encoders.local.weights import (
+    inside,
+    read_json,
+    read_modules,
+    read_settings,
+    settings_of,
+    write_json,
+)
 from care_qdrant.encoders.references import REFERENCE_TEXTS
 from care_qdrant.encoders.side import geometry_by
 from care_qdrant.errors import InputError, ModelError, require_packages
@@ -33,7 +40,7 @@ def write_sides(source: Path, folders: dict[str, Path]) -> None:
     router, settings = read_json(source / "router_config.json"), read_settings(source)
     similarity = settings.get("similarity_fn_name")
     require_whole_vectors(source, settings)
-    behind = [(module["path"], module["type"]) for module in read_json(source / "modules.json")[1:]]
+    behind = [(module["path"], module["type"]) for module in read_modules(source)[1:]]
     for side, folder in folders.items():
         route = _route(router, side)
         if not router["structure"].get(route):
@@ -44,7 +51,7 @@ def write_sides(source: Path, folders: dict[str, Path]) -> None:
         entries = []
         for number, (path, kind) in enumerate(modules):
             name = "" if number == 0 else f"{number}_{kinds[number]}"
-            shutil.copytree(source / path, folder / name, dirs_exist_ok=True)
+            shutil.copytree(inside(source, path), folder / name, dirs_exist_ok=True)
             entries.append({"idx": number, "name": str(number), "path": name, "type": kind})
         is_cut = geometry_by(kinds, similarity) == "cut"
         if kinds[-1] != "Normalize" and not is_cut:
