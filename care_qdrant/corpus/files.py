@@ -27,7 +27,6 @@ from care_qdrant.corpus.streams import (
     UTF_8,
     Unreadable,
     decompressed,
-    is_chinese_utf_8,
     is_utf_8,
     open_binary,
     recoded,
@@ -181,9 +180,7 @@ class Corpus:
             return content if content is self._file and content.seekable() else seekable(content, self._stack)
         head = content.peek(HEAD_BYTES)
         self._require_encoding(file.path, head)
-        if _is_utf_8(self.encoding) or not is_chinese_utf_8(head):  # a folder may hold both
-            content = recoded(content, self.encoding)
-        return content
+        return recoded(content, self.encoding)
 
     def typed_fields(self) -> Fields:
         """Read the tables of the corpus once, and return the fields with the types of their columns, guessed or given.

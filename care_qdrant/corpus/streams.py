@@ -33,6 +33,8 @@ _LAYERS = 2
 _UNITS_BYTES = 4
 _SAMPLE = b'{"id": "a+b\\u0041"}'
 """Bytes that every encoding of a corpus reads as ASCII, except encodings of two or four bytes per character."""
+_MORE_THAN_CHANCE = 8
+"""Least number of characters of two bytes that show UTF-8 where such pairs are characters of another encoding, too."""
 _OF_NAMES = ("idna", "punycode")
 """Codecs of internet names, which read ASCII as itself."""
 
@@ -85,7 +87,7 @@ def seekable(file: io.BufferedReader, stack: ExitStack) -> io.BufferedReader:
 
 
 def recoded(file: io.BufferedReader, encoding: str) -> io.BufferedReader:
-    """Return a text as UTF-8."""
+    """Return a text as UTF-8; one that is UTF-8 already stays as it is, since a folder may hold both."""
     try:
         codec = codecs.lookup(encoding)
         # By name the codecs of Python also make text of hexadecimal digits, of escapes and of UTF-7.
@@ -95,9 +97,19 @@ def recoded(file: io.BufferedReader, encoding: str) -> io.BufferedReader:
         is_text = False
     if not is_text:
         raise InputError(f"--encoding {encoding!r}: unknown text encoding; try gb18030, big5 or utf-16")
-    if codec.name == UTF_8:
+    if codec.name == UTF_8 or _is_utf_8_all_the_same(file.peek(HEAD_BYTES), encoding, is_wide=is_wide):
         return file
     return io.BufferedReader(_Chunks(_utf_8(file, encoding)), HEAD_BYTES)
+
+
+def _is_utf_8_all_the_same(head: bytes, encoding: str, *, is_wide: bool) -> bool:
+    """Return whether the start of a text is UTF-8, and by no chance in the encoding that was given."""
+    if is_wide or not is_utf_8(head):
+        return is_wide and b"\0" not in head and is_utf_8(head)
+    has_one_byte_a_character = len(head.decode(encoding, "ignore")) == len(head)
+    longer = sum(character > "\x7f" for character in head.decode(UTF_8, "ignore"))
+    # GBK and others have pairs of bytes that are also a character of UTF-8; not one after the other.
+    return longer >= (1 if has_one_byte_a_character else _MORE_THAN_CHANCE) or is_chinese_utf_8(head)
 
 
 def wide_encoding(head: bytes) -> str | None:

@@ -11,12 +11,15 @@ import termios
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import fsspec  # type: ignore[import-untyped]
 import pyarrow
 import pyarrow.parquet
 import pytest
 import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
 
 from care_qdrant.bulk.units import corpus_files
 from care_qdrant.cli.ingest import command
@@ -223,13 +226,31 @@ def test_another_encoding_behind_a_long_english_part_is_a_rejected_row(tmp_path:
     assert last.reason.startswith("is not UTF-8: byte 0x")
 
 
-def test_a_folder_may_hold_files_in_two_encodings(tmp_path: Path) -> None:
-    """Some UTF-8 texts decode as GB 18030 without an error, into garbage."""
-    (tmp_path / "a.csv").write_bytes("id,text\n1,头痛三天\n".encode("gbk"))
-    text = "食堂供应饺子"
-    assert text.encode().decode("gb18030") != text
-    (tmp_path / "b.txt").write_text(text, encoding="utf-8")
-    assert texts(read(tmp_path, encoding="gb18030")) == {"1": "头痛三天", "b.txt": text}
+ALPHABETS = {
+    "cp1252": "Fièvreoùé ",
+    "cp1251": "Температуа ",
+    "koi8_r": "Температуа ",
+    "gb18030": "食堂供应饺子。陆鹿",
+    "big5": "頭痛三天。",
+    "shift_jis": "頭痛がひどいﾃｨｱ。",
+    "euc_kr": "두통이심하다 ",
+    "utf-16": "Fièvre 头痛三天",
+    "utf-16-le": "Fever 头痛",
+    "utf-32": "Fièvre 头痛",
+}
+
+
+@pytest.mark.parametrize("encoding", ALPHABETS)
+@given(data=st.data())
+def test_a_folder_may_hold_files_in_two_encodings(encoding: str, data: st.DataObject) -> None:
+    """UTF-8 decodes in many other encodings without an error, into garbage."""
+    others = ["Température élevée, très fiévreux, à côté, gêné", "Температура тела", "食堂供应饺子", "Plain text"]
+    theirs = "".join(data.draw(st.permutations(ALPHABETS[encoding])))
+    ours = data.draw(st.sampled_from(others))
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "a.txt").write_bytes(theirs.encode(encoding))
+        (Path(folder) / "b.txt").write_text(ours, encoding="utf-8")
+        assert texts(read(Path(folder), encoding=encoding)) == {"a.txt": theirs, "b.txt": ours}
 
 
 def test_files_of_a_folder_that_are_not_read_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -399,8 +420,8 @@ def test_folders_of_our_own_are_no_corpus(tmp_path: Path, caplog: pytest.LogCapt
             path = tmp_path / folder / name
             path.mkdir(parents=True) if name.endswith("/") else (path.parent.mkdir(), path.write_text("{}"))
     shell = sorted(tmp_path.iterdir())
-    for given in (tmp_path, shell):
-        assert list(texts(read(given))) == ["mine"]
+    for path in (tmp_path, shell):
+        assert list(texts(read(path))) == ["mine"]
     said = " ".join(caplog.messages)
     assert said.count("not read: job, qdrant: folders of an embedded database") == 1
     assert said.count("not read: .: folders of an embedded database") == 2
