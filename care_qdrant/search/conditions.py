@@ -121,6 +121,19 @@ class Keys:
         """Return the type of the payload index of a path; None where it has none."""
         return self.indexes[path].data_type.value if path in self.indexes else None
 
+    def type_of_all(self, path: str) -> str | None:
+        """Return the type of a path's payload index; None where points, as far as known, have values that it lacks.
+
+        An index of texts holds no number, but Qdrant finds the number in the payload, unless strict mode forbids that.
+        """
+        kind = self.kind(path)
+        if kind is None or self.only_indexed:
+            return kind
+        if self.is_sampled and not self.indexes[path].points:
+            return None
+        stored = (value for payload in self.sample for value in value_by_key(dict(payload), path) or [])
+        return kind if all(_fits(value, kind) for value in stored if isinstance(value, Value)) else None
+
     def has(self, collection: Collection, key: str) -> bool:
         """Return whether some point of the collection has a key; that it has is asked once."""
         if key not in self._there:
@@ -158,10 +171,11 @@ class Comparison:
         if self.operator == "empty":
             no_value = models.Filter(must=list(map(is_absent, paths)))
             return models.Filter(should=[no_value, at_first(paths, _is_empty_text)])
-        return at_first(paths, lambda path: self._at(path, keys.kind(path), keys.is_embedded))
+        return at_first(paths, partial(self._at, keys))
 
-    def _at(self, path: str, kind: str | None, is_embedded: bool) -> models.Condition:
-        """Return the condition on one path; ``kind`` is the type of its payload index."""
+    def _at(self, keys: Keys, path: str) -> models.Condition:
+        """Return the condition on one path."""
+        kind = keys.kind(path)
         if self.operator in BOUNDS:
             [[value]] = self.values
             if (bounded := ordered(path, BOUNDS[self.operator], value, kind)) is None:
@@ -170,10 +184,12 @@ class Comparison:
         if self.operator.startswith("part"):
             [[text]] = self.values
             any_case = self.operator == "part in any case"
-            return holds(path, str(text), kind, any_case=any_case, is_embedded=is_embedded)
+            return holds(path, str(text), kind, any_case=any_case, is_embedded=keys.is_embedded)
+        stored = keys.type_of_all(path)
+        fitting = [[form for form in forms if _fits(form, stored)] or forms[:1] for forms in self.values]
         if self.operator == "all":
-            return models.Filter(must=[_any_of(path, [forms], kind) for forms in self.values])
-        return _any_of(path, self.values, kind)
+            return models.Filter(must=[_any_of(path, forms, kind) for forms in fitting])
+        return _any_of(path, [form for forms in fitting for form in forms], kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,9 +360,8 @@ def equals(path: str, value: Value, kind: str | None = None) -> models.FieldCond
     return models.FieldCondition(key=path, range=models.Range(gte=value, lte=value))
 
 
-def _any_of(path: str, values: Sequence[Sequence[Value]], kind: str | None) -> models.Condition:
-    """Match points that have one of the values, in one of its forms that the index of the path answers for."""
-    chosen = [form for forms in values for form in [form for form in forms if _fits(form, kind)] or forms[:1]]
+def _any_of(path: str, chosen: Sequence[Value], kind: str | None) -> models.Condition:
+    """Match points that have one of the values; ``kind`` is the type of the payload index of the path."""
     if inexact := [form for form in chosen if isinstance(form, int) and not -_INTEGERS <= form < _INTEGERS]:
         raise InputError(
             f"Qdrant has no integer {inexact[0]}, and would take its neighbours for it; for the text, write it in "
@@ -360,7 +375,7 @@ def _any_of(path: str, values: Sequence[Sequence[Value]], kind: str | None) -> m
 
 
 def _fits(value: Value, kind: str | None) -> bool:
-    """Return whether a point may hold a value, and a payload index may answer for it."""
+    """Return whether a point may hold a value, and a payload index of this type may hold it."""
     if isinstance(value, int) and not -_INTEGERS <= value < 2 * _INTEGERS:
         return False
     if kind is None:

@@ -253,6 +253,22 @@ def test_every_operator_compares_every_type_as_the_page_says(
     assert passing(local, engine, payloads, where) == expected
 
 
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), kind=st.sampled_from([*models.PayloadSchemaType]), points=st.integers(0, 3))
+def test_an_index_of_another_type_than_the_values_hides_none(
+    local: QdrantClient, data: st.DataObject, kind: models.PayloadSchemaType, points: int
+) -> None:
+    one = st.sampled_from(STORED)
+    stored = data.draw(st.lists(one | st.lists(one, max_size=3), min_size=1, max_size=6))
+    operator, written = data.draw(st.sampled_from(["=", "!="])), data.draw(st.sampled_from(WRITTEN))
+    index = {"k": models.PayloadIndexInfo(data_type=kind, points=points)}
+    where = parse_filter([f"k{operator}{written}"], Keys(indexes=index, sample=tuple({"k": value} for value in stored)))
+    local.delete("points", models.Filter())
+    local.upsert("points", [models.PointStruct(id=n, vector={}, payload={"k": v}) for n, v in enumerate(stored)])
+    found = {record.id for record in local.scroll("points", where)[0]}
+    assert found == {n for n, value in enumerate(stored) if is_met(value, "=", written) is not (operator == "!=")}
+
+
 @given(
     st.sampled_from(["year==2005", "year=>2025", "year=<2003", "year!==2005", "a=!b", "a<>b", "k=null", "k!=NULL"])
     | st.builds("{}{}{}".format, st.just("k"), st.text("=<>!", min_size=3, max_size=5), st.just("v"))

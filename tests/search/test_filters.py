@@ -146,6 +146,20 @@ def test_an_index_says_which_kind_of_value_a_condition_means(real: QdrantClient,
     assert bool(notice(collection, ["year=2020"], keys, found=False)) == (kind == "integer")
 
 
+@pytest.mark.parametrize("kind", ["keyword", "tenant", "text", "uuid", "bool"])
+def test_numbers_under_an_index_of_another_type_are_found(real: QdrantClient, kind: str) -> None:
+    """``--index year`` makes an index of texts."""
+    collection = Collection(real, "typed")
+    collection.create(vectors_config={})
+    collection.create_indexes(index_schemas(parse_indexes([f"year={kind}"])))
+    real.upsert(
+        "typed", [models.PointStruct(id=year, vector={}, payload={"year": year}) for year in (2020, 2021)], True
+    )
+    for condition, found in (("year=2020", [2020]), ("year!=2020", [2021])):
+        where = parse_filter([condition], Keys.of(Collection(real, "typed")))
+        assert [record.id for record in real.scroll("typed", where)[0]] == found
+
+
 def test_the_keys_of_a_filter_are_those_at_any_depth() -> None:
     one = models.FieldCondition(key="a", match=models.MatchValue(value=1))
     inner = models.Filter(should=[models.FieldCondition(key="b", match=models.MatchValue(value=1))])
