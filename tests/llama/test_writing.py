@@ -21,7 +21,7 @@ from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.search.retriever import Retriever
 from tests.llama import collections as made
 from tests.llama.collections import DOCUMENTS, NAME, WRITERS, Write, fill, filtered, find, node_id, vector
-from tests.tiny import HashModel
+from tests.tiny import HashModel, point_alias
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
@@ -79,7 +79,9 @@ def test_what_is_added_is_filtered_read_and_deleted_as_what_was_there(
     fill(client, write)
     store = CareVectorStore(NAME, client, embedding=embedding)
     source = {NodeRelationship.SOURCE: RelatedNodeInfo(node_id="d9")}
-    node = TextNode(id_=str(uuid.uuid4()), text="新的", metadata={"dept": "急诊科"}, relationships=source)
+    of_tools = dict.fromkeys(["text", "page_content", "content", "metadata", "meta"], "a value of the user")
+    metadata = {"dept": "急诊科", **of_tools}
+    node = TextNode(id_=str(uuid.uuid4()), text="新的", metadata=metadata, relationships=source)
     node.embedding = vector(node.text)
     store.add([node])
     assert filtered(store, MetadataFilter(key="dept", value="急诊科")) == ["d9"]
@@ -179,3 +181,10 @@ def test_a_cleared_store_is_empty_until_nodes_are_added(client: QdrantClient) ->
         store.delete_nodes([node.node_id])
     CareVectorStore(NAME, client).add([node])
     assert store.query(question).ids == [node.node_id]
+
+
+def test_a_store_that_was_opened_by_an_alias_is_not_cleared_in_silence(client: QdrantClient) -> None:
+    CareVectorStore(NAME, client).add([TextNode(id_=str(uuid.uuid4()), text="发烧", embedding=[1.0, 0.0])])
+    point_alias(client, "live", NAME)
+    with pytest.raises(InputError, match="nothing was deleted"):
+        CareVectorStore("live", client).clear()

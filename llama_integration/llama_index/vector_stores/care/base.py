@@ -387,6 +387,11 @@ class CareVectorStore(StoreSettings):
 
     @override
     def clear(self) -> None:
+        if behind := self._named.aliases().get(self.collection_name):
+            raise InputError(
+                f"{self.collection_name!r} is an alias of collection {behind!r}, and Qdrant deletes none by its alias: "
+                "open the store by the name of the collection; nothing was deleted"
+            )
         self._named.drop()
         self._resolver.forget()
         self._is_cleared = True

@@ -85,7 +85,7 @@ def build_points(
         payload = node_to_metadata_dict(node, remove_text=False, flat_metadata=False)
         if layout is not None:
             text = node.get_content(MetadataMode.NONE)
-            payload = {**layout.written(text, node.metadata, node.ref_doc_id), **payload}
+            payload |= layout.written(text, node.metadata, node.ref_doc_id)  # metadata may have a key of that name
         if fingerprint is not None and embedded_text_is_known(node) and CARE_KEY not in payload:
             digest = content_hash(fingerprint, "", title_and_text(node))
             payload[CARE_KEY] = {"vectors": {vector_name: digest}}
