@@ -204,15 +204,23 @@ def write_checkpoint(
     return card
 
 
-def require_destination(folder: Path) -> None:
+def require_destination(folder: Path, stages: Sequence[str] | None = None) -> None:
     """Refuse a folder that `write_checkpoint` could not write, before the work for it is done.
 
+    Args:
+        folder: Destination.
+        stages: Names of the training stages of the only models that may be replaced; None replaces any.
+
     Raises:
-        InputError: It holds something else than a CARE folder, or cannot be written.
+        InputError: It holds something else than such a CARE folder, or cannot be written.
     """
     require_new_folder(folder)
-    if folder.is_dir() and not (folder / CARD_FILE).exists() and any(folder.iterdir()):
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    if not (folder / CARD_FILE).exists():
         raise InputError(f"{folder}: exists and is not a CARE folder; give another destination")
+    if stages is not None and [stage.get("name") for stage in read_card(folder).stages] != list(stages):
+        raise InputError(f"{folder}: holds another kind of model, which would be lost; give another destination")
 
 
 def add_term_weights(folder: Path, weights: "TermWeights", gate: Mapping[str, Any]) -> Card:

@@ -92,7 +92,7 @@ def import_model(
     require_packages("ingest", "the import of a model", "torch", "sentence_transformers")
     if len(sources) not in (1, 2):
         raise InputError(f"{len(sources)} sources; expected one with both encoders, or the query's and the document's")
-    require_destination(folder)
+    require_destination(folder, stages=())
     folders = [fetch_document_side(source, revision=revision) for source in sources]
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".care-import-") as scratch:
@@ -179,7 +179,7 @@ def join_encoders(
         MissingExtra: An export was asked for, and torch or onnx are not installed.
     """
     query, document, folder = Path(query), Path(document), Path(folder)
-    require_destination(folder)
+    require_destination(folder, stages=())
     if probe_texts is None:
         return write_checkpoint(folder, name=name, query=query, document=document)
     from care_qdrant.model.export.onnx import export_query_encoder

@@ -1,6 +1,7 @@
 """From a foreign collection to a query encoder: what it finds, what is refused, and what stays refused afterwards."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ from click.testing import CliRunner
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.cli import care
-from care_qdrant.errors import EncodingError, FingerprintMismatch, SchemaMismatch
+from care_qdrant.encoders.local.weights import read_json
+from care_qdrant.errors import EncodingError, FingerprintMismatch, InputError, SchemaMismatch
+from care_qdrant.model.adopt.importing import join_encoders
 from care_qdrant.model.care_model import CareModel
 from care_qdrant.model.folder import verify_checkpoint
+from care_qdrant.model.hub import BUILT_IN, find_folder
 from care_qdrant.qdrant.checks import check_contract, require_learned_from
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
@@ -89,6 +93,23 @@ def test_a_run_of_other_texts_or_questions_does_not_continue_an_interrupted_one(
     log = QueryFile(Questions(asked, WordModel().encode(asked)), None) if change == "questions" else None
     run(0, log)
     assert (first[0] > 1) == (change == "nothing")
+
+
+def test_the_tokens_are_those_of_the_texts_that_are_read(tmp_path: Path) -> None:
+    """An interrupted run of another collection has left its tokenizer under the same name."""
+    client = QdrantClient(":memory:")
+    write_langchain(client, [text.replace("痛", "β") for text in TEXTS], WordModel().encode(TEXTS), name="others")
+    write_langchain(client, TEXTS, WordModel().encode(TEXTS))
+
+    def stop(part: str, _done: int, _total: int) -> None:
+        if part == "training":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        learn(client, "others", tmp_path / "queries", settings=SETTINGS, on_progress=stop)
+    learn(client, "articles", tmp_path / "queries", settings=SETTINGS)
+    tokens = read_json(tmp_path / "queries" / "query" / "tokenizer.json")["model"]["vocab"]
+    assert any("痛" in token for token in tokens) and not any("β" in token for token in tokens)
 
 
 @pytest.mark.parametrize("distance", [models.Distance.DOT, models.Distance.EUCLID])
@@ -192,6 +213,33 @@ def test_an_update_learns_anew_where_another_model_made_the_vectors_since(tmp_pa
     anew = learn(client, "articles", tmp_path / "anew", settings=SETTINGS)
     assert (update.training, update.held_out) == (anew.training, anew.held_out)
     assert update.training.tokens == "collection"
+
+
+def test_an_encoder_that_is_refused_does_not_replace_the_one_that_searches_use(tmp_path: Path) -> None:
+    client, folder = QdrantClient(":memory:"), tmp_path / "queries"
+    write_langchain(client, TEXTS, WordModel().encode(TEXTS))
+    first = learn(client, "articles", folder, settings=SETTINGS)
+    noise = np.random.default_rng(0).normal(size=(len(TEXTS), DIM))
+    vectors = WordModel().encode(TEXTS) + 1.4 * noise / np.linalg.norm(noise, axis=1, keepdims=True)
+    client.delete("articles", models.FilterSelector(filter=models.Filter()))
+    add_points(client, range(len(TEXTS)), TEXTS, vectors.astype(np.float32))
+    update = learn(client, "articles", folder, settings=SETTINGS, start=folder)
+    assert update.refused and not update.registered and Path(update.folder) == tmp_path / "queries-refused"
+    assert CareModel.load(folder).fingerprint == first.contract.fingerprint
+    assert CareModel.load(update.folder).fingerprint == update.contract.fingerprint
+    forced = learn(client, "articles", folder, settings=SETTINGS, start=folder, force=True)
+    assert forced.registered and CareModel.load(folder).fingerprint == forced.contract.fingerprint
+
+
+def test_a_model_that_was_not_learned_from_a_collection_is_not_replaced(tmp_path: Path) -> None:
+    client, folder = QdrantClient(":memory:"), tmp_path / "pair"
+    write_langchain(client, TEXTS, WordModel().encode(TEXTS))
+    shutil.copytree(find_folder(BUILT_IN), folder)
+    with pytest.raises(InputError, match="holds another kind of model, which would be lost"):
+        learn(client, "articles", folder, settings=SETTINGS)
+    with pytest.raises(InputError, match="holds another kind of model, which would be lost"):
+        join_encoders(folder / "query", folder / "document", folder, name="pair")
+    assert CareModel.load(folder).fingerprint == CareModel.load().fingerprint
 
 
 @pytest.mark.parametrize("added", [0, 60])

@@ -188,9 +188,10 @@ def _learn(
 
         place = Collection(client, collection)
         report = learn_it(place, settings=settings, start=folder if update else None, on_progress=note)
-    write_report(folder, report)
+    written = Path(report.folder)
+    write_report(written, report)
     try:
-        plot(report, folder / FOLDER / "report.png")
+        plot(report, written / FOLDER / "report.png")
     except MissingExtra as missing:
         echo(f"no plot: {missing}", err=True)
     if as_json:
@@ -202,5 +203,5 @@ def _learn(
         echo(f"next: {search_command(report.collection, target, str(folder))}")
     if not report.registered:
         raise InputError(
-            f"{folder}: was written but not registered: {report.refused}. Register it nevertheless with: --force"
+            f"{written}: was written but not registered: {report.refused}. Register it nevertheless with: --force"
         )

@@ -21,6 +21,7 @@ from care_qdrant.search.judged import QueryFile, find_labels
 from care_qdrant.types import Vectors
 from care_trainer.learn.earlier import load_earlier, save_seen
 from care_trainer.learn.outcome import LearnReport, conclude
+from care_trainer.learn.quality import verdict
 from care_trainer.learn.reading import dense_vector, read_pairs, restored
 from care_trainer.learn.settings import LearnSettings
 from care_trainer.learn.split import Split
@@ -33,6 +34,7 @@ logger = logging.getLogger(__name__)
 Progress = Callable[[str, int, int], None]
 """Function that is told the name of a part of the work, how much of it is done, and how much there is."""
 
+_STAGE = "learn"
 GATE_DOCUMENTS = 1_000
 """Stored vectors among which the int8 encoder must find the same as the float32 one."""
 
@@ -105,6 +107,7 @@ def learn(
     """Learn a query encoder from one vector of a collection, write it to a CARE folder and register it.
 
     Nothing of the collection but its metadata is changed. An interrupted training run is continued by the same call.
+    An encoder that is not good enough does not replace an earlier one: it goes into the folder ``OUTPUT-refused``.
 
     With ``start``, the folder of an earlier encoder, training continues from that, with less training
     (`LearnSettings.continued`); where fewer than 100 documents are new to it, or another model made the vectors since,
@@ -114,7 +117,7 @@ def learn(
     with needs_extra("learn", "learning a query encoder"):
         import onnx  # noqa: F401  # the export at the end needs it
 
-    require_destination(output)
+    require_destination(output, stages=[_STAGE])
     settings = settings or LearnSettings()
     collection = place.whole()
     vector_name, params = dense_vector(collection.schema, vector_name)
@@ -148,7 +151,7 @@ def learn(
     )
     student = trained.student
     stage = {
-        "name": "learn",
+        "name": _STAGE,
         "texts": len(split.texts),
         "settings": asdict(settings),
         "best_step": student.training.best_step,
@@ -156,10 +159,13 @@ def learn(
         "start": BUILT_IN if trained.built_in_start else "random",
         "tokens": student.training.tokens,
     }
+    folder = output
+    if output.exists() and not force and verdict(split.score(student.questions)) is not None:
+        folder = output.with_name(f"{output.name}-refused")  # searches still need the encoder that is there
     on_progress("export", 0, 1)
-    output.parent.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     card = write_folder(
-        output,
+        folder,
         trained.table,
         split,
         document=document,
@@ -170,14 +176,14 @@ def learn(
         origin={"side": "document", "name": where},
     )
     on_progress("export", 1, 1)
-    save_seen(output, pairs.read)
+    save_seen(folder, pairs.read)
     report = conclude(
         collection,
         vector_name,
         split,
         student,
         card,
-        output,
+        folder,
         seconds=time.monotonic() - began,
         cpu_seconds=time.process_time() - cpu_began,
         labels=labels,

@@ -214,9 +214,10 @@ def _own_tokens(split: Split, settings: LearnSettings, earlier: Earlier | None, 
     """Return the tokenizer of an interrupted or earlier run, or a new one; two trainings need not give the same."""
     if earlier is not None:
         return Tokens("earlier", earlier.table.tokenizer, Parts.of(earlier.table.tokenizer))
-    path = state / f"tokenizer-{settings.vocabulary}-{settings.max_tokens}-{settings.seed}.json"
+    texts = [split.texts[row] for row in split.train]
+    asked = json.dumps([settings.vocabulary, settings.max_tokens, texts])  # a state may be of another collection
+    path = state / f"tokenizer-{hashlib.sha256(asked.encode()).hexdigest()[:16]}.json"
     if not path.is_file():
-        texts = [split.texts[row] for row in split.train]
         partial = path.with_suffix(".partial")  # a killed run leaves no half tokenizer
         train_collection_tokenizer(texts, settings.vocabulary, settings.max_tokens).save(str(partial))
         partial.replace(path)
