@@ -151,10 +151,9 @@ if __name__ == "__main__":
         stage("unsupervised", learn_temperature=True, **cached),
         stage("supervised", hard_negatives=1),
         stage("document", matryoshka=[48, 32], hard_negatives=1),
-        stage("align", negatives=4, kl_weight=1.0),
+        stage("align", negatives=4),
         stage("joint", hard_negatives=1, gradient_checkpointing=True, **cached),
         stage("joint", name="frozen", freeze_document=True, hard_negatives=1),
-        stage("distill", hard_negatives=1),
     ]
     with tempfile.TemporaryDirectory() as folder:
         chosen = stages[: 1 if "stays" in sys.argv else None]

@@ -54,7 +54,6 @@ STAGES: dict[str, Callable[[Context], Trained]] = {
     "align": align.train_align,
     "joint": joint.train_joint,
     "prune": prune.prune_document,
-    "distill": align.train_distill,
 }
 
 

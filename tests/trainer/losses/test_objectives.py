@@ -5,7 +5,6 @@ from care_trainer.losses.objectives import (
     MAX_SCALE,
     AlignObjective,
     Batch,
-    DistillObjective,
     InfoNce,
     Matryoshka,
     Others,
@@ -170,20 +169,3 @@ def test_a_learned_temperature_keeps_its_gradient_at_the_clamp() -> None:
         found.append(loss.temperature)
         optimizer.step()
     assert found[0] == pytest.approx(1 / MAX_SCALE) and found[0] < found[1] < found[2]
-
-
-def test_distillation_covers_hard_negatives_and_leaves_repeated_positives_out() -> None:
-    student, teacher = _columns(4), _columns(4, seed=1)
-    keys = _distinct_keys(4)
-    keys[3][2] = keys[1][2]  # row 2 has one negative only, and repeats its positive
-    unit = [list(map(_unit, side)) for side in (student, teacher)]
-    total = 0.0
-    for row in range(ROWS):
-        kept = [at for at in range(3 * ROWS) if (row, at) != (2, 2 * ROWS + 2)]
-        found, wanted = (np.concatenate(side[1:])[kept] @ side[0][row] / 0.5 for side in unit)
-        p, q = (np.exp(scores) / np.exp(scores).sum() for scores in (wanted, found))
-        total += float((p * np.log(p / q)).sum())
-    batch = Batch(student, keys, torch.stack(teacher, dim=1))
-    contrastive = InfoNce(0.5)
-    difference = DistillObjective(contrastive, kl_weight=2.0)(batch) - contrastive(batch)
-    assert difference.item() == pytest.approx(2 * total / ROWS, rel=1e-4)

@@ -67,7 +67,7 @@ def test_stored_documents_refuse_what_would_change_them(tmp_path: Path) -> None:
         recipe.run_stages(again)
 
 
-@pytest.mark.parametrize("kind", ["document", "align", "joint", "frozen", "distill"])
+@pytest.mark.parametrize("kind", ["document", "align", "joint", "frozen"])
 def test_a_stage_of_a_cut_pair_trains_and_keeps_its_geometry(tmp_path: Path, kind: str) -> None:
     own = {"freeze_document": True} if kind == "frozen" else {"matryoshka": [48, 32]} if kind == "document" else {}
     negatives = {} if kind == "align" else {"hard_negatives": 1}

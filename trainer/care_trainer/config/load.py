@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from care_qdrant.errors import InputError, counted
 from care_trainer.config.run import COLLECTION, Run, Tower
-from care_trainer.config.stages import STAGE_TYPES, Align, Distill, Joint, PairStage, Stage, Static, stage_name
+from care_trainer.config.stages import STAGE_TYPES, Align, Joint, PairStage, Stage, Static, stage_name
 
 _EXPECTED = {
     "string_type": "a string",
@@ -245,7 +245,7 @@ def _stage_problems(where: str, stage: Stage, run: Run) -> Iterator[str]:
 def _stores_documents(stage: Stage) -> bool:
     """Return whether a stage trains against vectors of documents that were computed before it."""
     is_frozen = isinstance(stage, Joint) and stage.freeze_document and not stage.crop
-    return is_frozen or isinstance(stage, Distill) or (isinstance(stage, Align) and stage.pairs)
+    return is_frozen or (isinstance(stage, Align) and stage.pairs)
 
 
 def _tower_problems(side: str, tower: Tower, run: Run) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from care_qdrant.errors import InputError
 from care_trainer.config.load import parse_run
 from care_trainer.config.run import Diversify, Run
-from care_trainer.config.stages import Align, Distill, Joint, Prune, Stage
+from care_trainer.config.stages import Joint, Prune, Stage
 
 PRUNED_LAYERS = 3
 """Layers of the document encoder that a pruned query encoder keeps; a smaller one keeps half of its layers."""
@@ -100,21 +100,17 @@ def _on_pairs(run: Run) -> Run:
     return _set("align", data=_find(run, "joint").data, pairs=True)(run)
 
 
-def _pruned(**settings: Any) -> Change:
-    def change(run: Run) -> Run:
-        align, scratch = _find(run, "align"), run.document.scratch
-        layers = PRUNED_LAYERS if scratch is None else min(PRUNED_LAYERS, scratch.layers // 2)
-        left = _without(*QUERY_STAGES, "joint")(_widened(run)).stage
-        at = left.index(align)
-        prune = Prune(kind="prune", layers=layers, evaluate=align.evaluate)
-        pruned = replace(_widened(run), stage=(*left[:at], prune, *left[at:]))
-        return _set("align", **settings)(pruned)
-
-    return change
+def _pruned(run: Run) -> Run:
+    align, scratch = _find(run, "align"), run.document.scratch
+    layers = PRUNED_LAYERS if scratch is None else min(PRUNED_LAYERS, scratch.layers // 2)
+    wide = _without(*QUERY_STAGES, "joint")(_widened(run))
+    at = wide.stage.index(align)
+    prune = Prune(kind="prune", layers=layers, evaluate=align.evaluate)
+    return replace(wide, stage=(*wide.stage[:at], prune, *wide.stage[at:]))
 
 
 def _widened(run: Run) -> Run:
-    """Return the run at the document encoder's width, 2560 in table 7, with a projection of the query's base."""
+    """Return the run at the document encoder's width, with a projection of the query's base."""
     if run.document.scratch is not None:
         hidden = run.document.scratch.hidden
     else:
@@ -127,28 +123,12 @@ def _widened(run: Run) -> Run:
     return replace(run, dim=int(hidden), query=replace(run.query, projection=True))
 
 
-def _hotelmatch(run: Run) -> Run:
-    run = _without("align")(_widened(run))
-    return _set("joint", document_learning_rate=_find(run, "joint").learning_rate / 10)(run)
-
-
-def _distill(run: Run) -> Run:
-    teacher = next((stage.teacher_prompt for stage in run.stage if isinstance(stage, Align)), None)
-    own = {field.name for field in dataclasses.fields(Distill)} - {"kind", "name"}
-    copied = {key: value for key, value in vars(_find(run, "supervised", "joint")).items() if key in own}
-    student = Distill(**{**copied, "kind": "distill", "teacher_prompt": teacher})
-    left = _without("align", "joint")(run)
-    return replace(left, symmetric="query", stage=(*left.stage, student))
-
-
 def _longer_joint(run: Run) -> Run:
     joint: Joint = _find(run, "joint")
     return _all(_without("align"), _set("joint", epochs=joint.epochs + _find(run, "align").epochs))(run)
 
 
-_KALE = _pruned(contrastive_weight=0.0, mse_weight=0.0, kl_weight=1.0)
 _FINE_TUNING_ONLY = _all(_SYMMETRIC_QUERY, _without("retromae", "unsupervised"))
-_SCALINGNOTE = _all(_without("joint"), _set("align", sides=("query",), contrastive_weight=0.0))
 
 PRESETS: dict[str, Preset] = {
     "symmetric-document": Preset("4", "the document encoder on both sides, twice the epochs", _symmetric_document),
@@ -161,18 +141,13 @@ PRESETS: dict[str, Preset] = {
     "without-query-init": Preset("5", "the query encoder goes into Stage I untrained", _without(*QUERY_STAGES)),
     "fine-tuning-data": Preset("6", "Stage I on pairs, the document side frozen", _on_pairs),
     "fine-tuning-data-only": Preset("6", "the same, and no Stage II", _all(_on_pairs, _without("joint"))),
-    "distill": Preset("7", "a symmetric student learns the document encoder's scores", _distill),
-    "kale": Preset("7", "three layers of the document encoder, KL divergence", _KALE),
-    "scalingnote": Preset("7", "Stage I on queries alone by distance, no Stage II; set up by guess", _SCALINGNOTE),
-    "wang-lyu": Preset("7", "three layers of the document encoder, distance", _pruned(contrastive_weight=0.0)),
     "diversified": Preset("11", "symmetric query encoder, no near-duplicates on either side", _diversified("both")),
     "diversified-queries": Preset("11", "the same, near-duplicate queries left out", _diversified("query")),
     "undiversified": Preset("11", "the same, as many pairs, near-duplicates stay", _diversified("none")),
     "fine-tuning-only": Preset("12", "symmetric query encoder, supervised stage alone", _FINE_TUNING_ONLY),
     "retromae-fine-tuning": Preset("12", "and RetroMAE", _all(_SYMMETRIC_QUERY, _without("unsupervised"))),
-    "hotelmatch": Preset("–", "up-projection to the document's dimension, a tenth of the rate there", _hotelmatch),
     "longer-joint": Preset("control", "no Stage I, its epochs given to Stage II: equal data passes", _longer_joint),
-    "pruned": Preset("control", "the layers of KALE and Wang & Lyu with Stage I's own objective", _pruned()),
+    "pruned": Preset("–", "the query encoder is the document encoder's first three layers", _pruned),
     "without-retromae": Preset("–", "the model, its query encoder without RetroMAE", _without("retromae")),
     "without-unsupervised": Preset("–", "the model, its query encoder without it", _without("unsupervised")),
 }

@@ -10,9 +10,7 @@ from care_qdrant.errors import InputError
 DEFAULT_BATCH_SIZE = 64
 """Rows per step and process of a stage that sets neither ``batch_size`` nor ``global_batch_size``."""
 
-StageKind = Literal[
-    "static", "retromae", "unsupervised", "supervised", "document", "align", "joint", "prune", "distill"
-]
+StageKind = Literal["static", "retromae", "unsupervised", "supervised", "document", "align", "joint", "prune"]
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 """Unknown keys are refused, and no value is converted to another type."""
@@ -185,8 +183,6 @@ class Align(Stage):
     Not part of the paper's Stage I."""
     token_dropout: Fraction = 0.0
     """Fraction of the tokens left out of each text in training. Not part of the paper's Stage I."""
-    kl_weight: PositiveOrZero = 0.0
-    """Weight of KALE's divergence between the two vectors [table 7]. Not part of the paper's Stage I."""
     teacher_prompt: str | None = None
     """Prompt of the document encoder for each text [open]. None means its document prompt."""
     pairs: bool = False
@@ -210,21 +206,10 @@ class Prune(Stage):
 
     kind: Literal["prune"]
     layers: Count = 3
-    """Number of layers to keep. Three for KALE and Wang & Lyu in table 7."""
+    """Number of layers to keep: three in the comparisons of table 7."""
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Distill(PairStage):
-    """Stage ``distill`` [table 7]: a symmetric student learns the teacher's scores, by KL divergence and InfoNCE."""
-
-    kind: Literal["distill"]
-    kl_weight: PositiveOrZero = 1.0
-    """Weight of the KL divergence [table 7]. Open in the paper, as is the temperature that both terms share."""
-    teacher_prompt: str | None = None
-    """Prompt of the document encoder for queries [open]. None means its document prompt."""
-
-
-AnyStage = Annotated[RetroMae | Contrastive | Static | Align | Joint | Prune | Distill, Field(discriminator="kind")]
+AnyStage = Annotated[RetroMae | Contrastive | Static | Align | Joint | Prune, Field(discriminator="kind")]
 
 STAGE_TYPES: dict[str, type[Stage]] = {
     "static": Static,
@@ -235,7 +220,6 @@ STAGE_TYPES: dict[str, type[Stage]] = {
     "align": Align,
     "joint": Joint,
     "prune": Prune,
-    "distill": Distill,
 }
 
 

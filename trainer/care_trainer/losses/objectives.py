@@ -175,8 +175,7 @@ class Others:
 class AlignObjective(nn.Module):
     """Equation (3): λ1 · Asym-InfoNCE + λ2 · squared distance to the teacher's vector of the text or its document.
 
-    A third term, off in the paper's recipe, is KALE's: the divergence of the softmax over the student's dimensions
-    from that over the teacher's (arXiv 2304.01016). Candidates beyond the batch are off there as well.
+    Candidates beyond the batch are off in the paper's recipe.
     """
 
     def __init__(
@@ -185,12 +184,11 @@ class AlignObjective(nn.Module):
         *,
         contrastive_weight: float = 1.0,
         mse_weight: float = 1.0,
-        kl_weight: float = 0.0,
         others: Others | None = None,
     ) -> None:
         super().__init__()
         self.contrastive, self.others = contrastive, others
-        self.contrastive_weight, self.mse_weight, self.kl_weight = contrastive_weight, mse_weight, kl_weight
+        self.contrastive_weight, self.mse_weight = contrastive_weight, mse_weight
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the mean loss over the rows of a batch; ``batch.labels`` are the teacher's vectors, (rows, dim)."""
@@ -205,8 +203,6 @@ class AlignObjective(nn.Module):
                 vectors, keys = self.others.draw(student.device)
                 pairs = Batch([*pairs.embeddings, vectors], [*pairs.keys, keys])
             loss = loss + self.contrastive_weight * self.contrastive(pairs)
-        if self.kl_weight:
-            loss = loss + self.kl_weight * divergence(teacher, student, self.contrastive.temperature)
         return loss
 
 
@@ -253,31 +249,6 @@ def pair_objective(stage: PairStage, geometry: Geometry = "unit") -> PairObjecti
     return PairObjective(info_nce_of(stage, geometry), score_temperature=stage.score_temperature)
 
 
-class DistillObjective(nn.Module):
-    """InfoNCE + KL divergence of the student's scores from the teacher's (table 7, after RocketQAv2).
-
-    It scores the candidates of InfoNCE: positives and hard negatives of all processes.
-    """
-
-    def __init__(self, contrastive: InfoNce, *, kl_weight: float = 1.0) -> None:
-        super().__init__()
-        self.contrastive, self.kl_weight = contrastive, kl_weight
-
-    def forward(self, batch: Batch) -> Tensor:
-        """Return the mean loss; ``batch.labels`` are the teacher's query and document vectors, (rows, columns, dim)."""
-        assert batch.labels is not None
-        columns = [functional.normalize(column.float(), dim=-1) for column in batch.embeddings]
-        labels = batch.labels.to(columns[0].device).float().unbind(dim=1)
-        teacher = [functional.normalize(labels[0], dim=-1), *map(self.contrastive.documents, labels[1:])]
-        mask = self.contrastive.mask(batch)
-        student_scores, teacher_scores = (
-            (side[0] @ torch.cat(self.contrastive.gathered(side[1:])).T).masked_fill(mask, _NO_SCORE)
-            for side in (columns, teacher)
-        )
-        loss: Tensor = self.contrastive(batch)
-        return loss + self.kl_weight * divergence(teacher_scores, student_scores, self.contrastive.temperature)
-
-
 class FrozenDocuments(nn.Module):
     """Equation (1) against documents that do not train: their vectors are the labels, queries the only column."""
 
@@ -293,13 +264,3 @@ class FrozenDocuments(nn.Module):
         keys = [batch.keys[0], *batch.label_keys.to(labels.device).unbind(dim=1)]
         loss: Tensor = self.contrastive(Batch([batch.embeddings[0], *documents], keys))
         return loss
-
-
-def divergence(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
-    """Return KL(softmax(teacher / τ) ‖ softmax(student / τ)), averaged over rows."""
-    return functional.kl_div(
-        functional.log_softmax(student / temperature, dim=-1),
-        functional.log_softmax(teacher / temperature, dim=-1),
-        reduction="batchmean",
-        log_target=True,
-    )

@@ -8,7 +8,7 @@ static          static                –
 retromae        retromae              D.1
 contrastive     unsupervised,         D.1, D.2, equation (4)
                 supervised, document
-align           align, distill        4.3.1, equations (1) to (3); table 7
+align           align                 4.3.1, equations (1) to (3)
 joint           joint                 4.4, equation (1)
 prune           prune                 5.4.3, table 7
 ==============  ====================  ==========================================================

@@ -1,14 +1,14 @@
-"""Stages ``align`` (Stage I), on the document encoder's vectors of the same texts, and ``distill``, on its scores."""
+"""Stage ``align`` (Stage I), on the document encoder's vectors of the same texts."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from care_trainer.config import Align, Distill, Geometry
+from care_trainer.config import Align, Geometry
 from care_trainer.data.collators import Stored
 from care_trainer.data.read import text_key
 from care_trainer.learn.snapshot import load_snapshot
-from care_trainer.losses.objectives import AlignObjective, DistillObjective, InfoNce, Others, info_nce_of
+from care_trainer.losses.objectives import AlignObjective, InfoNce, Others
 from care_trainer.models.vector_cache import Half
 from care_trainer.stages.context import Context, Trained, train_student
 
@@ -41,17 +41,5 @@ def align_objective(stage: Align, geometry: Geometry, texts: Sequence[str], vect
         InfoNce(stage.temperature, gather=True, geometry=geometry),
         contrastive_weight=stage.contrastive_weight,
         mse_weight=stage.mse_weight,
-        kl_weight=stage.kl_weight,
         others=others,
     )
-
-
-def train_distill(context: Context) -> Trained:
-    """Train the query encoder on both sides of pairs, with the frozen document encoder's scores as a second target."""
-    stage = context.stage
-    assert isinstance(stage, Distill)
-    rows = context.rows()
-    queries = context.stored_vectors(rows.columns["query"], "query", prompt=stage.teacher_prompt)
-    documents = context.stored_documents(rows)
-    objective = DistillObjective(info_nce_of(stage, context.run.geometry), kl_weight=stage.kl_weight)
-    return train_student(context, objective, rows, ["query", "positive", "negatives"], queries, documents=documents)

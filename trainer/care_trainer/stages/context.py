@@ -11,7 +11,7 @@ from torch import nn
 
 from care_qdrant.errors import InputError
 from care_trainer import evaluation
-from care_trainer.config import Align, Data, Distill, Joint, RetroMae, Run, Side, Stage, Tower
+from care_trainer.config import Align, Data, Joint, RetroMae, Run, Side, Stage, Tower
 from care_trainer.config.stages import PairStage
 from care_trainer.data import table
 from care_trainer.data.collators import PairCollator, Prompts, TeacherCollator
@@ -203,10 +203,9 @@ def train_student(
 ) -> Trained:
     """Train the query encoder on stored vectors of the document encoder."""
     stage = context.stage
-    assert isinstance(stage, Align | Joint | Distill)
+    assert isinstance(stage, Align | Joint)
     query, trainable = context.load_trainable("query")
-    # Without a document encoder, or where the student encodes both sides, the query encoder is scored alone.
-    is_alone = stage.kind == "distill" or context.run.document.collection is not None
+    is_alone = context.run.document.collection is not None
 
     def scored() -> SentenceTransformer:
         return query if is_alone else towers.pair(query, context.load("document"))
