@@ -116,7 +116,7 @@ def ingest(
             if settings.stand_in:
                 model = _standing_in(model, target)
             vectors, is_new, rows = _joined(source, model, target, vector_name, settings, storage or Storage())
-            entry = RunEntry(target, vectors, settings, source.inputs, source.files, source.first)
+            entry = RunEntry(target, vectors, settings, source.inputs, source.files, lambda id_: bool(seen.chunks(id_)))
             run = _Run(target, model, vectors, settings, is_new, seen, entry, on_progress)
             return run.go(replace(source, rows=rows), on_stopped)
     except KeyboardInterrupt:

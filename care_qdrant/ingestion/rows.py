@@ -16,7 +16,7 @@ from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.corpus.endings import Format
 from care_qdrant.corpus.files import FIRST_ROWS, Corpus, CorpusPath, all_rejected, typed_fields
 from care_qdrant.corpus.rejects import RejectsFile, rejects_path
-from care_qdrant.corpus.rows import Fields, Reject, check_document, hash_id
+from care_qdrant.corpus.rows import Fields, Reject, check_document
 from care_qdrant.corpus.streams import STDIN, UTF_8
 from care_qdrant.encoders.languages import SAMPLED_TEXTS, require_language
 from care_qdrant.errors import InputError, counted
@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 FROM_PROGRAM = "a program"
 """Input that stands for documents that a program passed."""
+BEGINNING = " beginning with document "
+"""Words behind `FROM_PROGRAM` or `STDIN`, before an id: by this document a later run knows the corpus."""
 FIRST_REJECTS = 3
 """Number of rejected rows that a report quotes."""
 
@@ -59,8 +61,6 @@ class Source:
     """Files and folders that were given, by which a later run recognises the corpus."""
     files: Sequence[str] = ()
     """Files that are read."""
-    first: str = ""
-    """Hash of the first document's id, by which a later run knows what a pipe or program passes; empty for files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +104,8 @@ def open_source(
         def share_read() -> float | None:
             return number / len(documents) if isinstance(documents, Sized) else None
 
-        first, checked_rows = _first_id(checked())
-        yield Source(checked_rows, share_read, inputs=(FROM_PROGRAM,), first=first)
+        inputs, checked_rows = _with_beginning([FROM_PROGRAM], checked())
+        yield Source(checked_rows, share_read, inputs=inputs)
         return
     path = None if dry_run and reading.rejects is None else Path(reading.rejects or rejects_path(collection, shard))
     with (
@@ -117,17 +117,18 @@ def open_source(
             others = f", the first of {len(file.files):,} files" if len(file.files) > 1 else ""
             logger.info("%s: %s%s", file.files[0].path, file.found[0], others)
         files = [corpus_file.path for corpus_file in file.files]
-        inputs = inputs_of(corpus)
-        is_pipe = any(path == STDIN or Path(path).is_fifo() for path in inputs)
-        first, rows = _first_id(rows) if is_pipe else ("", rows)
-        yield Source(rows, lambda: file.share_read, rejects, file.changed, inputs, files, first)
+        inputs, rows = _with_beginning(inputs_of(corpus), rows)
+        yield Source(rows, lambda: file.share_read, rejects, file.changed, inputs, files)
 
 
 def inputs_of(corpus: CorpusPath) -> list[str]:
-    """Return the files and folders of a corpus as absolute paths, sorted; URLs and standard input stay as given."""
-    given = [corpus] if isinstance(corpus, str | Path) else corpus
+    """Return the files and folders of a corpus as absolute paths, sorted; URLs stay as given, a pipe is `STDIN`."""
+    given = [
+        STDIN if Path(path).is_fifo() else str(path)
+        for path in ([corpus] if isinstance(corpus, str | Path) else corpus)
+    ]
     # A symbolic link such as "current" keeps its name.
-    return sorted({path if path == STDIN or "://" in path else os.path.abspath(path) for path in map(str, given)})  # noqa: PTH100
+    return sorted({path if path == STDIN or "://" in path else os.path.abspath(path) for path in given})  # noqa: PTH100
 
 
 def _typed(corpus: CorpusPath, reading: Reading) -> Fields:
@@ -151,10 +152,17 @@ def _readable(rows: Iterator[Document | Reject]) -> Iterator[Document | Reject]:
     return chain(first, rows)
 
 
-def _first_id(rows: Iterator[Document | Reject]) -> tuple[str, Iterator[Document | Reject]]:
-    """Return a hash of the id of the first row, empty without one, and the rows again."""
+def _with_beginning(
+    inputs: Sequence[str], rows: Iterator[Document | Reject]
+) -> tuple[list[str], Iterator[Document | Reject]]:
+    """Return the inputs, the first id behind each that has no name of its own, and the rows again."""
+    if not {STDIN, FROM_PROGRAM} & {*inputs}:
+        return [*inputs], rows
     first = list(islice(rows, 1))
-    return hash_id("", first[0].id) if first else "", chain(first, rows)
+    begun = [
+        f"{name}{BEGINNING}{row.id}" if name in (STDIN, FROM_PROGRAM) else name for row in first for name in inputs
+    ]
+    return begun, chain(first, rows)
 
 
 def require_document(rows: Iterator[Row], collection: str) -> Iterator[Row]:

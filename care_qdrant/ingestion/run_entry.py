@@ -10,14 +10,16 @@ run, by a whole run of the same corpus, or by a sync, after which no other corpu
 import logging
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from care_qdrant.contracts.metadata import IDENTITY, INPUTS, RUN, RUN_MET
 from care_qdrant.corpus.files import present_files
+from care_qdrant.corpus.streams import STDIN
 from care_qdrant.errors import CareError, FingerprintMismatch, Rejected
+from care_qdrant.ingestion.rows import BEGINNING, FROM_PROGRAM
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.qdrant.checks import check_contract, check_sparse_contract
 from care_qdrant.qdrant.collection import Collection
@@ -39,8 +41,8 @@ class RunEntry:
     """Files and folders that were given to the run."""
     files: Sequence[str] = ()
     """Files that the run reads."""
-    first: str = ""
-    """Hash of the first id of a pipe or a program, whose inputs do not tell one corpus from another."""
+    holds: Callable[[str], bool] = lambda _: False
+    """Return whether the run has read a document, by its id."""
     has_synced: bool = False
     """Whether the run has deleted what is not in its corpus."""
     identity: str | None = None
@@ -91,7 +93,7 @@ class RunEntry:
         """
         if self.has_begun or self.cannot_note:
             return
-        entry = {"started": now_noted(), **self._place, INPUTS.name: [*self.inputs], "first": self.first}
+        entry = {"started": now_noted(), **self._place, INPUTS.name: [*self.inputs]}
         try:
             metadata = RUN.change(entry, self.id) | self._recorded() | self.vectors.stand_in_metadata()
             self.collection.update("noting the run", metadata=metadata)
@@ -114,7 +116,7 @@ class RunEntry:
         others = _other_runs(self.collection.schema, self.id)
         settled = [run for run, entry in others.items() if self._covers(entry)]
         gone = [*([self.id] if self.has_begun else ()), *settled]
-        metadata = self._recorded()
+        metadata = self._recorded(has_ended=True)
         for run in gone:
             metadata |= RUN.change(None, run) | RUN_MET.change(None, run)
         for run in others.keys() - settled if self.has_begun else ():
@@ -141,19 +143,28 @@ class RunEntry:
         key = self.collection.shard_key
         return None if key is None else str(key)
 
-    def _recorded(self) -> dict[str, Any]:
+    def _recorded(self, *, has_ended: bool = False) -> dict[str, Any]:
         """Return the update of the record of files whose documents are stored; empty where it is current."""
         before = self._stored_inputs()
         is_alone = self.has_synced and self.settings.shard.of == 1
         after = [*({} if is_alone else dict.fromkeys(before)) | dict.fromkeys(self.inputs)]
+        if has_ended:  # before, nobody knows which documents the run holds
+            after = [path for path in after if path in self.inputs or not (_is_unnamed(path) and self._reads(path))]
+            for name in (STDIN, FROM_PROGRAM):  # several corpora become one entry: each batch would leave its own
+                if len(same := [path for path in after if path.partition(BEGINNING)[0] == name]) > 1:
+                    after = [*(path for path in after if path not in same), name]
         return {} if before == after or not self.inputs else INPUTS.change(after, self._shard_key)
 
     def _reads(self, given: str) -> bool:
         """Return whether this run also reads a path that was given to another run.
 
         It was given the same path; or a folder that holds it, and reads all its files: a folder is read without hidden
-        and linked files, and without files that only --format makes readable.
+        and linked files, and without files that only --format makes readable. What a pipe or a program passes is the
+        same corpus if it holds the document with which that began.
         """
+        name, _, first = given.partition(BEGINNING)
+        if _is_unnamed(given):
+            return self.holds(first) and any(own.startswith(name + BEGINNING) for own in self.inputs)
         if given in self.inputs:
             return True
         is_held = any(Path(own) in Path(given).parents for own in self.inputs)
@@ -170,8 +181,13 @@ class RunEntry:
         own = self._place
         if run.get("shard_key") != own.get("shard_key") or own["shard"] not in ("1/1", run.get("shard")):
             return False
-        is_same = run.get("first", "") == self.first and all(map(self._reads, run.get(INPUTS.name) or ()))
+        is_same = all(map(self._reads, run.get(INPUTS.name) or ()))
         return self.settings.limit is None and (self.has_synced or is_same)
+
+
+def _is_unnamed(given: str) -> bool:
+    """Return whether an input is a pipe or a program."""
+    return given.partition(BEGINNING)[0] in (STDIN, FROM_PROGRAM)
 
 
 def _other_runs(schema: CollectionSchema, own: str) -> dict[str, Any]:

@@ -1,11 +1,16 @@
 import gzip
+import io
 import json
+import sys
 from collections.abc import Callable
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.contracts.contract import VectorContract
@@ -14,6 +19,7 @@ from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings, Shard
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection
+from care_qdrant.types import Document
 from tests.ingestion.conftest import WriteCorpus, short_rows, stored_texts
 from tests.tiny import HashModel, medical_texts
 
@@ -221,3 +227,28 @@ def test_what_a_folder_is_read_without_is_not_missing_from_it(
     with pytest.raises(InputError, match="which this run does not read"):
         ingest(tmp_path / again, HashModel(), qdrant, "corpus", settings=ANY_SHARE)
     assert before <= stored_texts(qdrant).keys()
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["a", "b", "pipe"]), st.sampled_from([0, 1, 5]), st.booleans()), max_size=6),
+    st.sampled_from([None, "a", "pipe"]),
+)
+def test_a_sync_of_a_pipe_or_program_deletes_documents_of_no_other(
+    steps: list[tuple[str, int, bool]], alone: str | None
+) -> None:
+    """They have no name: what tells them apart is the document with which an earlier run of them began."""
+    model, kept, is_known = HashModel(), set[str](), alone is not None
+    with closing(QdrantClient(":memory:")) as client, pytest.MonkeyPatch.context() as patch:
+        for source, gone, syncs in [("pipe" if alone == "pipe" else "a", 9, False), *steps]:
+            name = alone or source
+            rows = [{"id": f"{name}{n}", "text": f"{name} {n}"} for n in range(9) if n != gone]
+            lines = "".join(json.dumps(row) + "\n" for row in rows)
+            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
+            corpus = "-" if name == "pipe" else [Document(**row) for row in rows]
+            kept = {id_ for id_ in kept if not (syncs and id_[:-1] == name)} | {row["id"] for row in rows}
+            is_known = is_known and gone != 0  # one that has lost the document with which it began is another one
+            with nullcontext() if is_known else suppress(InputError):
+                ingest(corpus, model, client, "corpus", settings=replace(ANY_SHARE, sync=syncs))
+                assert not is_known or stored_texts(client).keys() == kept
+            assert kept <= stored_texts(client).keys()
+            kept = {*stored_texts(client)}
