@@ -8,6 +8,7 @@ from qdrant_client import models
 from care_qdrant.errors import InputError, counted, next_command
 from care_qdrant.qdrant import rest
 from care_qdrant.qdrant.calls import Written, in_requests
+from care_qdrant.qdrant.filters import require_finite
 from care_qdrant.qdrant.readable import PointId, ReadableCollection
 
 
@@ -62,7 +63,12 @@ class Collection(ReadableCollection):
         self._write_pages("deleting points", ids, self.limits.page, delete)
 
     def delete_where(self, where: models.Filter) -> None:
-        """Delete the points that pass a filter."""
+        """Delete the points that pass a filter.
+
+        Raises:
+            InputError: It holds NaN or an infinite number, without which more points would pass.
+        """
+        require_finite(where)
         selector = models.FilterSelector(filter=where)
         delete = partial(self.client.delete, self.name, selector, wait=True, shard_key_selector=self.shard_key)
         self.write("deleting points", delete)

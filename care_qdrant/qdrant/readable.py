@@ -15,6 +15,7 @@ from care_qdrant.errors import InputError, Rejected, counted
 from care_qdrant.qdrant.calls import in_requests
 from care_qdrant.qdrant.described import DescribedCollection
 from care_qdrant.qdrant.embedded_search import search_arrays
+from care_qdrant.qdrant.filters import require_finite
 from care_qdrant.qdrant.retry import RequestTooLarge
 from care_qdrant.qdrant.schema import CollectionSchema
 
@@ -50,7 +51,8 @@ class ReadableCollection(DescribedCollection):
         return type(self)(self.client, self.name, self.policy, shard_key=self.shard_key, known_as=self._known_as)
 
     def _allowed(self, where: models.Filter | None) -> models.Filter | None:
-        """Return a filter together with the mandatory one; every reading goes through here."""
+        """Return a filter together with the mandatory one; every reading but a search goes through here."""
+        require_finite(where)
         if self.mandatory is None:
             return where
         mandatory = self.schema.mandatory
@@ -190,10 +192,13 @@ class ReadableCollection(DescribedCollection):
         """Return the points that each request finds, best first.
 
         Raises:
+            InputError: A filter holds NaN or an infinite number.
             Rejected: Also where the server finds even one request too large.
         """
         if not requests:
             return []
+        for request in requests:
+            _require_finite(request)
         if self.mandatory is not None:
             requests = list(map(self._restricted, requests))
         if self.shard_key is not None:
@@ -261,3 +266,11 @@ class ReadableCollection(DescribedCollection):
             with_payload=request.with_payload or False,
             with_vectors=request.with_vector or False,
         ).points
+
+
+def _require_finite(node: models.QueryRequest | models.Prefetch) -> None:
+    """Refuse a search whose filter, or that of one of its sources, holds NaN or an infinite number."""
+    require_finite(node.filter)
+    sources = node.prefetch or []
+    for source in sources if isinstance(sources, list) else [sources]:
+        _require_finite(source)

@@ -21,6 +21,7 @@ from care_qdrant.contracts.layouts import Layout, guess_layout, lookup, read_hit
 from care_qdrant.contracts.paths import as_stored, quoted, readings
 from care_qdrant.errors import InputError
 from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.filters import field_conditions
 from care_qdrant.qdrant.schema import CollectionSchema
 
 Value = str | int | float | bool
@@ -471,18 +472,7 @@ def _has_value(payload: Mapping[str, Any], path: str) -> bool:
 
 def keys_of(conditions: models.Filter) -> set[str]:
     """Return the payload keys of a filter, including nested ones."""
-    names: set[str] = set()
-    least = conditions.min_should.conditions if conditions.min_should else []
-    for group in (conditions.must, conditions.must_not, conditions.should, least):
-        for condition in group if isinstance(group, list) else [group]:
-            if isinstance(condition, models.FieldCondition):
-                names.add(condition.key)
-            elif isinstance(condition, models.Filter):
-                names |= keys_of(condition)
-            elif isinstance(condition, models.NestedCondition):
-                nested = condition.nested
-                names |= {f"{nested.key}[].{key}" for key in keys_of(nested.filter)}
-    return names
+    return {key for key, _ in field_conditions(conditions)}
 
 
 def tenant_conditions(conditions: models.Filter, tenant_keys: Set[str]) -> list[models.Condition]:

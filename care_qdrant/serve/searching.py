@@ -1,6 +1,5 @@
 """Searches of the served collections, behind the checks of `Retriever`."""
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from pydantic import ValidationError
 from qdrant_client import models
 
 from care_qdrant.encoders.terms.analyser import Analyser
+from care_qdrant.qdrant.filters import require_finite
 from care_qdrant.search.conditions import Keys, notice, parse_filter
 from care_qdrant.search.good_match import GoodMatch, Match, judge
 from care_qdrant.search.retriever import Mode
@@ -216,10 +216,6 @@ def _filter(request: SearchRequest, keys: Keys | None = None) -> models.Filter |
     if request.filter is None:
         return conditions
     try:
-        json.dumps(request.filter, allow_nan=False)  # qdrant-client sends null for NaN: a bound that is left out
-    except ValueError as error:
-        raise Refusal(400, "invalid_request", "filter: expected finite numbers", param="filter") from error
-    try:
         given = models.Filter.model_validate(request.filter)
     except ValidationError as error:
         place = error.errors(include_url=False, include_input=False)[0]["loc"]
@@ -230,6 +226,7 @@ def _filter(request: SearchRequest, keys: Keys | None = None) -> models.Filter |
             else f"filter: expected an object with {clauses}"
         )
         raise Refusal(400, "invalid_request", reason, param="filter") from error
+    require_finite(given)
     return given if conditions is None else models.Filter(must=[conditions, given])
 
 

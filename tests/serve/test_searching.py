@@ -187,7 +187,8 @@ async def test_a_filter_with_a_number_that_json_does_not_hold_is_refused(
     body = json.dumps({"query": "发烧", "filter": {"must": [{"should": [{"key": "n", "range": {"gte": "?"}}]}]}})
     body = body.replace('"?"', number)
     refused = await http.post("/search", content=body.encode(), headers={"content-type": "application/json"})
-    assert (refused.status_code, refused.json()["error"]) == (400, "filter: expected finite numbers")
+    assert refused.status_code == 400
+    assert refused.json()["error"].startswith("filter: the condition on 'n' holds NaN or an infinite number")
 
 
 @pytest.mark.parametrize("number", [True, False, 10**400])
