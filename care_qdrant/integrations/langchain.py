@@ -6,8 +6,10 @@ from typing import Any
 from langchain_core.embeddings import Embeddings
 from typing_extensions import override
 
+from care_qdrant.encoders.usable import require_texts
 from care_qdrant.model.care_model import CareModel, Precision, require_saved_model
 from care_qdrant.model.hub import BUILT_IN
+from care_qdrant.types import embedded_text
 
 
 class CareEmbeddings(Embeddings):
@@ -50,5 +52,8 @@ class CareEmbeddings(Embeddings):
 
     @override
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        vectors: list[list[float]] = self.model.encode_document(texts).tolist() if texts else []
+        require_texts(texts)
+        # Blanks around a text are tokens to a language model, and ingestion embeds none.
+        bare = [embedded_text("", text) for text in texts]
+        vectors: list[list[float]] = self.model.encode_document(bare).tolist() if bare else []
         return vectors

@@ -11,14 +11,14 @@ import pytest
 from qdrant_client import QdrantClient
 
 from care_qdrant import CareModel, Document, ingest
-from care_qdrant.errors import FingerprintMismatch, UnusableText
+from care_qdrant.errors import FingerprintMismatch, InputError, UnusableText
 
 pytest.importorskip("langchain_core")
 from langchain_tests.integration_tests import EmbeddingsIntegrationTests
 from langchain_tests.unit_tests import EmbeddingsUnitTests
 
 from care_qdrant.integrations.langchain import CareEmbeddings
-from tests.tiny import static_tower
+from tests.tiny import document_tower, static_tower
 
 
 class _BuiltIn:
@@ -48,6 +48,17 @@ def test_each_side_has_its_own_encoder() -> None:
     assert embeddings.embed_documents([text])[0] == pytest.approx(model.encode_document([text])[0].tolist(), abs=1e-6)
     assert not np.allclose(embeddings.embed_query(text), embeddings.embed_documents([text])[0])
     assert embeddings.embed_documents([]) == []
+
+
+@pytest.mark.parametrize("text", ["多喝水。\n", "  多喝水。", "\n\n多喝水。 \n"])
+def test_a_document_has_the_vector_of_ingestion_whatever_blanks_are_around_it(tmp_path: Path, text: str) -> None:
+    """A page of a PDF ends with a line feed, which is a token to a language model."""
+    folder = document_tower(tmp_path / "model")
+    expected = CareModel.load(folder, device="cpu").encode_document(["多喝水。"])[0].tolist()
+    embeddings = CareEmbeddings(folder, device="cpu")
+    assert embeddings.embed_documents([text])[0] == pytest.approx(expected, abs=1e-6)
+    with pytest.raises(InputError, match="expected; write"):
+        embeddings.embed_documents(text)  # type: ignore[arg-type]
 
 
 def test_langchains_store_finds_what_care_ingest_wrote(tmp_path: Path) -> None:
