@@ -54,8 +54,7 @@ from care_qdrant.encoders.side import Side
 from care_qdrant.model.card import OnnxFiles, read_card
 from care_qdrant.model.export.onnx import export_int8_weights
 from care_qdrant.model.folder import copy_term_weights, write_checkpoint
-from care_qdrant.model.hub import find_folder
-from care_qdrant.model.included import BUILT_IN
+from care_qdrant.model.hub import BUILT_IN, find_folder
 from care_qdrant.model.rewrite import to_int8
 from care_qdrant.types import Vectors, is_blank
 

@@ -14,8 +14,7 @@ from care_qdrant.encoders.terms.bm25 import query_vector
 from care_qdrant.encoders.terms.weights import TermWeights
 from care_qdrant.errors import FingerprintMismatch, IncompleteModel, InputError
 from care_qdrant.model.card import CARD_FILE, STORED, TERM_WEIGHTS, Card, read_card, verify_term_weights
-from care_qdrant.model.hub import fetch_document_side, find_folder
-from care_qdrant.model.included import BUILT_IN, included
+from care_qdrant.model.hub import BUILT_IN, fetch_document_side, find_folder
 from care_qdrant.model.sides import (
     DocumentFolder,
     ModelSide,
@@ -70,7 +69,7 @@ class CareModel:
         self.folder = None if folder is None else Path(folder)
         """The CARE folder; None for a model without a card."""
         self.light_documents = light_documents
-        """Whether every service encodes documents with it (`IncludedModel.light_documents`)."""
+        """Whether every service encodes documents with it: the document encoder needs neither torch nor much memory."""
 
     @classmethod
     def load(
@@ -99,7 +98,6 @@ class CareModel:
         """
         if device is not None and "," in device and engine.kind in ("onnx", "server"):
             raise InputError(f"several devices ({device}) are for --engine torch, not {engine.kind}; leave one out")
-        inside = included(source)
         folder = find_folder(source, revision=revision)
         if (folder / CARD_FILE).is_file():
             card = read_card(folder)
@@ -117,7 +115,7 @@ class CareModel:
                 card=card,
                 term_weights=None if card.term_weights is None else folder / TERM_WEIGHTS,
                 folder=folder,
-                light_documents=inside is not None and inside.light_documents and document.kind == "onnx",
+                light_documents=source == BUILT_IN and document.kind == "onnx",
             )
         if (folder / "modules.json").is_file():
             whole = fetch_document_side(source, revision=revision)

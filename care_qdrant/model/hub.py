@@ -3,27 +3,26 @@
 from pathlib import Path
 
 from care_qdrant.errors import InputError, ModelError
-from care_qdrant.model.included import BUILT_IN as BUILT_IN
-from care_qdrant.model.included import included
+
+BUILT_IN = "built-in"
+"""Name of the model inside this package, which is used where none is given."""
+_BUILT_IN_FOLDER = Path(__file__).parents[1] / "builtin"
 
 
 def find_folder(source: str | Path, *, revision: str | None = None) -> Path:
     """Return the local folder of a model; from the hub, everything but the document encoder is downloaded.
 
     Args:
-        source: A folder, an included model such as ``built-in``, or a hub name, ``organisation/model``.
+        source: A folder, ``built-in``, or a hub name, ``organisation/model``.
         revision: Branch, tag or commit on the hub.
 
     Raises:
         InputError: A revision of a folder was asked for, which has none.
         ModelError: The folder does not exist, or the model is not available on the hub.
     """
-    inside = included(source)
-    if revision is not None and (inside or Path(source).is_dir()):
+    folder = _BUILT_IN_FOLDER if source == BUILT_IN else Path(source)
+    if revision is not None and folder.is_dir():
         raise InputError(f"{source}: is a folder, which has no revision {revision!r}; leave out --revision")
-    if inside:
-        return inside.folder
-    folder = Path(source)
     if folder.is_dir():
         return folder
     replaced = folder.with_name(f".{folder.name}.replaced")
@@ -39,7 +38,7 @@ def find_folder(source: str | Path, *, revision: str | None = None) -> Path:
 
 def fetch_document_side(source: str | Path, *, revision: str | None = None) -> Path:
     """Return the folder that holds the document encoder, downloaded from the hub if necessary."""
-    if included(source) or Path(source).is_dir():
+    if source == BUILT_IN or Path(source).is_dir():
         return find_folder(source, revision=revision)
     return _download(str(source), revision, ignore=["document-adapter/*"])
 

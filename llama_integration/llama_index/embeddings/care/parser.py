@@ -58,7 +58,7 @@ class CareNodeParser(NodeParser):
 
     _parsed: dict[str, tuple[str, ...]] = PrivateAttr(default_factory=dict)
     """Hashes of the documents of each id, as the last call with that id had them."""
-    _has_told: bool = PrivateAttr(default=False)
+    _has_warned: bool = PrivateAttr(default=False)
 
     @field_validator("embedding", mode="before")
     @classmethod
@@ -97,17 +97,17 @@ class CareNodeParser(NodeParser):
                 piece.start_char_idx, piece.end_char_idx = span.start, span.end
             made[node.node_id] += len(cut)
             parsed += cut
-        self._tell_replaced(nodes)  # behind the checks: LlamaIndex cannot hash a text with half a character
+        self._warn_of_replaced(nodes)  # behind the checks: LlamaIndex cannot hash a text with half a character
         return parsed
 
-    def _tell_replaced(self, documents: Sequence[BaseNode]) -> None:
+    def _warn_of_replaced(self, documents: Sequence[BaseNode]) -> None:
         """Warn once that nodes of an earlier call will be replaced, by new texts or by pages that share an id."""
         hashes: dict[str, tuple[str, ...]] = {}
         for document in documents:
             hashes[document.node_id] = (*hashes.get(document.node_id, ()), document.hash)
         other = next((name for name, own in hashes.items() if self._parsed.get(name, own) != own), None)
-        if other is not None and not self._has_told:
-            self._has_told = True
+        if other is not None and not self._has_warned:
+            self._has_warned = True
             logger.warning(
                 "document %r was parsed before with another text or other metadata: its nodes get the same ids, and "
                 "replace as many of the earlier ones in a store. If it had more, those stay there: "

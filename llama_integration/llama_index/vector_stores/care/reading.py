@@ -73,7 +73,7 @@ class Reader:
         if resolved.distance in NEAREST_LEAST and asked.vector is not None and not (asked.is_hybrid and asked.fusion):
             # LlamaIndex, its fusions and its cutoffs take the greatest score for the best.
             lists = [[replace(hit, score=0.0 - hit.score) for hit in lists[0]], *lists[1:]]
-        self._tell_script(question, lists, settings)
+        self._warn_of_script(question, lists, settings)
         if settings.hybrid_fusion_fn is not None and asked.is_hybrid:
             return settings.hybrid_fusion_fn(*map(as_result, lists), alpha=asked.alpha_in(resolved), top_k=asked.top_k)
         hits: list[Hit] = lists[0] if lists else []
@@ -163,7 +163,7 @@ class Reader:
             self.warnings.warn("index nodes", _NOT_RESTRICTED, settings.collection_name)
         return is_a_list
 
-    def _tell_script(self, question: str, lists: Sequence[Sequence[Hit]], settings: StoreSettings) -> None:
+    def _warn_of_script(self, question: str, lists: Sequence[Sequence[Hit]], settings: StoreSettings) -> None:
         """Log once that a question and all its hits are in different scripts of Chinese."""
         if self.warnings.has_warned("script"):
             return
