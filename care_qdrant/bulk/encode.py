@@ -32,7 +32,6 @@ from care_qdrant.types import Chunk, Document, TermCounts, Vectors
 ROW_GROUP = 1_024
 """Rows of a row group in a part; a loader holds one group in memory."""
 CUT_DOCUMENTS = 512
-_MODEL_KEY = b"care_fingerprint"
 
 
 def encode_unit(job: Job, manifest: Manifest, unit: Unit, model: DocumentModel, batch_tokens: int) -> Receipt:
@@ -53,6 +52,8 @@ def encode_unit(job: Job, manifest: Manifest, unit: Unit, model: DocumentModel, 
         lines = [{"file": unit.label, "line": row.line, "id": row.id, "reason": row.reason} for row in rejects]
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         job.write(f"rejects/{unit.name}.jsonl", text.encode())
+    else:  # of an earlier run, whose encoder failed for a while
+        job.remove(f"rejects/{unit.name}.jsonl")
     job.write(f"parts/{unit.name}.parquet", content)
     receipt = Receipt(
         unit=unit.name,
@@ -79,11 +80,10 @@ def read_part(job: Job, manifest: Manifest, receipt: Receipt) -> Iterator[list[C
             f"receipt, receipts/{receipt.unit}.json, is removed"
         )
     file = pq.ParquetFile(io.BytesIO(content))
-    made_by = (file.schema_arrow.metadata or {}).get(_MODEL_KEY, b"").decode()
-    if made_by != manifest.fingerprint or receipt.fingerprint != manifest.fingerprint:
+    if receipt.fingerprint != manifest.fingerprint:
         raise FingerprintMismatch(
-            f"{job.url}/parts/{receipt.unit}.parquet: was made by a model with fingerprint {made_by[:12]!r}; the job "
-            f"is one of {manifest.model_name!r} ({manifest.fingerprint[:12]})"
+            f"{job.url}/parts/{receipt.unit}.parquet: was made by a model with fingerprint "
+            f"{receipt.fingerprint[:12]!r}; the job is one of {manifest.model_name!r} ({manifest.fingerprint[:12]})"
         )
     for number in range(file.num_row_groups):
         table = file.read_row_group(number)
@@ -168,7 +168,6 @@ def _parquet(tasks: Sequence[ChunkTask], vectors: Vectors, manifest: Manifest) -
     kind = pa.float16() if manifest.datatype == "float16" else pa.float32()
     flat = pa.array(vectors.astype(manifest.datatype).reshape(-1), type=kind)
     columns: dict[str, Any] = {
-        "point_id": [chunk.point_id for chunk in chunks],
         "id": [chunk.document.id for chunk in chunks],
         "title": [chunk.document.title for chunk in chunks],
         "text": [chunk.text for chunk in chunks],
@@ -177,7 +176,6 @@ def _parquet(tasks: Sequence[ChunkTask], vectors: Vectors, manifest: Manifest) -
         "chunks": pa.array([chunk.total for chunk in chunks], type=pa.int32()),
         "line": pa.array([chunk.document.line for chunk in chunks], type=pa.int64()),
         "tokens": pa.array([chunk.tokens for chunk in chunks], type=pa.int32()),
-        "hash": [task.hashes[manifest.vector_name] for task in tasks],
         "vector": pa.FixedSizeListArray.from_arrays(flat, manifest.dim),
     }
     if manifest.sparse is not None:
@@ -185,11 +183,11 @@ def _parquet(tasks: Sequence[ChunkTask], vectors: Vectors, manifest: Manifest) -
         counts = [bm25.term_counts(chunk.embedded_text, lead=manifest.lead, analyser=analyser) for chunk in chunks]
         columns["terms"] = pa.array([list(terms) for terms in counts], type=pa.list_(pa.uint32()))
         columns["counts"] = pa.array([list(terms.values()) for terms in counts], type=pa.list_(pa.float64()))
-    strings = ("point_id", "id", "title", "text", "metadata", "hash")
+    strings = ("id", "title", "text", "metadata")
     arrays = {
         name: pa.array(values, type=pa.string()) if name in strings else values for name, values in columns.items()
     }
-    table = pa.table(arrays).replace_schema_metadata({_MODEL_KEY: manifest.fingerprint.encode()})
+    table = pa.table(arrays)
     file = io.BytesIO()
     # Vectors do not compress, and a dictionary of them would only cost time.
     plain = [name for name in arrays if name != "vector"]

@@ -5,7 +5,6 @@ Everything is written under another name and moved, or uploaded whole: a reader 
 
 import json
 import os
-import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,11 +22,11 @@ from care_qdrant.corpus.rows import Fields
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import InputError, NewerFormat, require_counts
 
-FORMAT = 3
+FORMAT = 4
+"""Raised with each change of what the folder or its files hold."""
 MANIFEST = "manifest.json"
 ROWS = "care-rows"
 """Folder with the rows of each unit, by which a corpus that holds the job leaves it out (`corpus.files.is_own`)."""
-DRAFT_SECONDS = 86_400
 _REPLAN = "plan the corpus again, into another folder"
 
 
@@ -73,7 +72,7 @@ class Manifest:
     lead: float | None = None
     """Position constant with which the BM25 terms of the parts were counted (see `SparseContract`)."""
     analyser: str = "zh-char-bigram-1"
-    """Name of the analyser that made these terms; jobs older than this key used the default."""
+    """Name of the analyser that made these terms."""
     collection: str | None = None
     """Collection whose points are encoded; None for a job over a corpus."""
     text_field: str | None = None
@@ -81,7 +80,7 @@ class Manifest:
     unit_rows: int = 8_192
     units: tuple[Unit, ...] = ()
     inputs: tuple[str, ...] = ()
-    """Files and folders that were planned, which a collection records; empty in a job of an earlier version."""
+    """Files and folders that were planned, which a collection records; empty in a job over a collection."""
     format: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -189,10 +188,6 @@ class Job:
         parts = self.files("parts")
         return {receipt.unit: receipt for receipt in receipts if parts.get(f"{receipt.unit}.parquet") == receipt.bytes}
 
-    def finished(self) -> set[str]:
-        """Return the names of the units that have a receipt of any worker, without reading the receipts."""
-        return {name.removesuffix(".json") for name in self.files("receipts")}
-
     def read(self, name: str) -> bytes | None:
         """Return the content of a file; None if it does not exist."""
         with storage_errors(f"{self.url}/{name}"), suppress(FileNotFoundError):
@@ -217,21 +212,10 @@ class Job:
         finally:
             Path(draft).unlink(missing_ok=True)
 
-    def remove(self, folder: str) -> None:
-        """Remove a folder with its files, if it exists."""
+    def remove(self, name: str) -> None:
+        """Remove a file, or a folder with its files, if it exists."""
         with suppress(FileNotFoundError):
-            self._files.rm(str(self._root / folder), recursive=True)
-
-    def remove_drafts(self) -> None:
-        """Remove the half-written files of killed workers after a day: no unit takes that long to write."""
-        if not self._is_local:
-            return
-        with tempfile.NamedTemporaryFile(dir=self._root) as probe:  # the storage's clock, not that of this machine
-            now = os.fstat(probe.fileno()).st_mtime
-        for draft in Path(str(self._root)).glob("*/.*"):
-            with suppress(FileNotFoundError):  # its worker has finished it meanwhile
-                if now - draft.stat().st_mtime > DRAFT_SECONDS:
-                    draft.unlink(missing_ok=True)
+            self._files.rm(str(self._root / name), recursive=True)
 
     def files(self, folder: str) -> dict[str, int]:
         """Return the files of a folder with their lengths in bytes, without drafts."""

@@ -70,7 +70,7 @@ def load(
         collection,
         settings=settings,
         storage=storage,
-        inputs=manifest.inputs or (job.url,),
+        inputs=manifest.inputs,
         on_progress=on_progress,
     )
     _finish(job, collection.sibling(report.collection), vectors, part, receipts)

@@ -24,8 +24,6 @@ logger = logging.getLogger(__name__)
 ATTEMPTS = 3
 """Number of Ray workers to which a unit is given if one after the other dies."""
 _COUNTED = ("documents", "chunks", "rejected", "tokens")
-LIST_SECONDS = 15.0
-"""Pause between two listings of the units that other workers have finished, for the progress bar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,26 +165,22 @@ def encode_units(
     workers: int | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> EncodeReport:
-    """Encode the units that have no part yet; progress counts the tokens of all workers of the job."""
+    """Encode the units that have no part yet; progress counts the tokens of this share."""
     require_counts(workers=workers)
     share = Shard(*shard).of_parts(manifest.units)
-    job.remove_drafts()
     done = job.receipts()
     todo = [unit for unit in share if unit.name not in done]
-    start, listed = time.perf_counter(), time.monotonic()
-    sizes = {unit.name: unit.tokens for unit in manifest.units}
+    start = time.perf_counter()
+    sizes = {unit.name: unit.tokens for unit in share}
     finished = done.keys() & sizes.keys()
-    on_progress(sum(sizes[name] for name in finished), manifest.tokens)
+    on_progress(sum(sizes[name] for name in finished), sum(sizes.values()))
 
     def note(receipt: Receipt) -> None:
-        nonlocal finished, listed
         logger.info(
             "unit %s: %d chunks, %d tokens, %.1f s", receipt.unit, receipt.chunks, receipt.tokens, receipt.seconds
         )
         finished.add(receipt.unit)
-        if shard[1] > 1 and time.monotonic() - listed > LIST_SECONDS:
-            finished, listed = finished | (job.finished() & sizes.keys()), time.monotonic()
-        on_progress(sum(sizes[name] for name in finished), manifest.tokens)
+        on_progress(sum(sizes[name] for name in finished), sum(sizes.values()))
 
     outcome = Outcome()
     if todo:
