@@ -4,8 +4,9 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Literal
 
 import numpy as np
@@ -41,19 +42,25 @@ class AdmissionQueue:
 
     async def encode(self, texts: Sequence[str]) -> Vectors:
         """Encode texts: (len(texts), dim) float32, in order."""
-        if self._waiting + len(texts) > self._capacity:
+        with self.admitted(len(texts)):
+            starts = range(0, len(texts), SLICE_TEXTS)
+            return np.concatenate([await self._encode_slice(texts[at : at + SLICE_TEXTS]) for at in starts])
+
+    @contextmanager
+    def admitted(self, texts: int) -> Iterator[None]:
+        """Count texts as waiting while the block runs, or refuse them."""
+        if self._waiting + texts > self._capacity:
             raise Refusal(
                 429,
                 "queue_full",
                 f"at most {counted(self._capacity, 'text', 'wait')} for the {self._side} encoder, and there is no room "
-                f"for {len(texts)} more; ask again later, or start more workers",
+                f"for {texts} more; ask again later, or start more workers",
             )
-        self._count(len(texts))
+        self._count(texts)
         try:
-            starts = range(0, len(texts), SLICE_TEXTS)
-            return np.concatenate([await self._encode_slice(texts[at : at + SLICE_TEXTS]) for at in starts])
+            yield
         finally:
-            self._count(-len(texts))
+            self._count(-texts)
 
     def _count(self, texts: int) -> None:
         self._waiting += texts

@@ -111,8 +111,9 @@ async def _encode(
     models: ServedModels, model: str, side: Side, items: Sequence[InferenceInput], texts: Sequence[str]
 ) -> Sequence[Any]:
     if model.endswith(BM25_SUFFIX):
-        weighing = models.find(model.removesuffix(BM25_SUFFIX)).model
-        return await asyncio.to_thread(_terms, weighing, side, items, texts)
+        served = models.find(model.removesuffix(BM25_SUFFIX))
+        with served.query.queue.admitted(len(texts)):
+            return await asyncio.to_thread(_terms, served.model, side, items, texts)
     served = models.find(model)
     if unread := next((item.options for item in items if item.options), None):
         raise Refusal(400, "unknown_option", f"model {model!r} reads no options, and was given {', '.join(unread)}")

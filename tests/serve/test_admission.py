@@ -61,6 +61,20 @@ async def test_what_passes_the_limit_is_refused_and_what_was_accepted_is_answere
     assert (await http.post("/inference", json=asked("四", "五"))).status_code == 200
 
 
+async def test_terms_of_bm25_take_room_as_vectors_do(make_service, connect) -> None:
+    gated = GatedEncoder()
+    service = make_service(pair(query=gated), limits={"batch_texts": 4, "waiting_texts": 4})
+    http, terms = connect(service), {"model": "pair/bm25"}
+    accepted = asyncio.create_task(http.post("/inference", json=asked("一", "二", "三")))
+    await entered(gated)
+    refused = await http.post("/inference", json=asked("四", "五", **terms))
+    assert (refused.status_code, refused.json()["code"]) == (429, "queue_full")
+    assert (await http.post("/inference", json=asked("四", **terms))).status_code == 200
+    gated.gate.set()
+    assert (await accepted).status_code == 200
+    assert (await http.post("/inference", json=asked("四", "五", **terms))).status_code == 200
+
+
 async def test_a_large_request_lets_a_small_one_in_between(make_service) -> None:
     gated = GatedEncoder()
     [served] = make_service(pair(query=gated)).models
