@@ -21,6 +21,8 @@ class Versions:
     """The schema of each version that publishing made."""
     highest: int
     """Highest number of all collections named like a version, including collections of other programs."""
+    searched: frozenset[str]
+    """Collections behind any alias."""
 
     def record(self, name: str) -> VersionRecord | None:
         """Return the record of a version; None for a collection that publishing did not make."""
@@ -36,6 +38,8 @@ class Versions:
         for name in sorted(self.schemas, key=self.number, reverse=True):
             record = self.record(name)
             if record is None or record.withdrawn or self.number(name) <= self.number(self.live):
+                continue
+            if name in self.searched:  # readers of another alias would meet the changes
                 continue
             if (
                 self.live is None and COPY.find(self.schemas[name].metadata) is None
@@ -61,7 +65,9 @@ def read_versions(collection: Collection, alias: str) -> Versions:
     numbers = {name: number for name in names if (number := _number(alias, name))}
     schemas = {name: collection.sibling(name).schema for name in numbers}
     published = {name: schema for name, schema in schemas.items() if schema.version_record is not None}
-    return Versions(alias, collection.aliases().get(alias), published, highest=max(numbers.values(), default=0))
+    aliases = collection.aliases()
+    highest = max(numbers.values(), default=0)
+    return Versions(alias, aliases.get(alias), published, highest, searched=frozenset(aliases.values()))
 
 
 def delete_old(live: Collection, versions: Versions, keep: int) -> list[str]:

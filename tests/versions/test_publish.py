@@ -111,6 +111,18 @@ def test_a_version_that_was_left_is_not_published_again(qdrant: QdrantClient) ->
     assert roll_back(qdrant, "live").version == "live_v1"
 
 
+def test_a_version_that_another_alias_leads_to_is_not_written_into(qdrant: QdrantClient) -> None:
+    """An operator keeps one alias on the version, and has moved the other back by hand."""
+    fill(qdrant, "docs", PAIR, 20)
+    for _ in range(2):
+        publish_collection(qdrant, "docs", "live")
+    point_alias(qdrant, "canary", "live_v2")
+    point_alias(qdrant, "live", "live_v1")
+    qdrant.delete("docs", models.PointIdsList(points=[1, 3, 5]))
+    report = publish_collection(qdrant, "docs", "live")
+    assert (report.version, qdrant.count("live_v2").count) == ("live_v3", 20)
+
+
 def test_a_version_that_was_live_is_not_written_into_when_its_alias_is_gone(qdrant: QdrantClient) -> None:
     """As after a restore: no snapshot holds an alias."""
     fill(qdrant, "docs", PAIR, 20)
