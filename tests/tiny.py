@@ -5,6 +5,7 @@ import json
 import random
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.contracts.contract import VectorContract
+from care_qdrant.encoders import Encoder, TokenCounter
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.encoders.terms.analyser import DEFAULT, Analyser
 from care_qdrant.encoders.terms.weights import TermWeights
@@ -67,6 +69,24 @@ class BusyEncoder(HashEncoder):
         self.batches += 1
         self.work(self.batches)
         return super().encode(texts, prompt=prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class GivenEncoder:
+    """A side whose encoder is loaded already."""
+
+    encoder: Encoder
+
+    def open(self) -> Encoder:
+        """Return the encoder."""
+        return self.encoder
+
+    def tokenizer(self) -> TokenCounter:
+        """Return the encoder, which counts its tokens itself."""
+        return self.encoder
+
+    def require(self) -> None:
+        """Refuse nothing: the encoder is loaded."""
 
 
 class HashModel:

@@ -6,7 +6,7 @@
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 from unittest.mock import patch
 
 import llama_index.core
@@ -19,7 +19,6 @@ from llama_index.vector_stores.care import CareVectorStore
 from typing_extensions import override
 
 from care_qdrant.model.care_model import CareModel
-from care_qdrant.model.sides import GivenEncoder
 from care_qdrant.types import Vectors
 
 
@@ -40,6 +39,17 @@ class ConstantEncoder:
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Return the length of each text in characters."""
         return [len(text) for text in texts]
+
+    def open(self) -> Self:
+        """Return this encoder: as a side of a model it is loaded already."""
+        return self
+
+    def tokenizer(self) -> Self:
+        """Return this encoder, which counts its tokens."""
+        return self
+
+    def require(self) -> None:
+        """Refuse nothing."""
 
 
 class CareMock(CareEmbedding):
@@ -66,8 +76,8 @@ def constant_model(source: str, **_: object) -> CareModel:
         dim=dim,
         fingerprint=source,
         temperature=0.02,
-        query=GivenEncoder(encoder),
-        document=GivenEncoder(encoder),
+        query=encoder,
+        document=encoder,
     )
 
 

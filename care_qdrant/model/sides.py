@@ -1,8 +1,7 @@
 """The two sides of a model before their weights are loaded: what is checked first, and what opens them.
 
 A model is put together of two sides, and reads nothing of them until they are used. A side of a CARE folder is
-checked against the card; a plain sentence-transformers model stands in on both sides; an encoder that is there
-already, such as that of another model, is a side as it is.
+checked against the card; a plain sentence-transformers model stands in on both sides.
 """
 
 import hashlib
@@ -92,24 +91,6 @@ class OpenedOnce:
     def require(self) -> None:
         """Refuse a side that cannot encode here."""
         self._side.require()
-
-
-@dataclass(frozen=True, slots=True)
-class GivenEncoder:
-    """A side whose encoder is loaded already."""
-
-    encoder: Encoder
-
-    def open(self) -> Encoder:
-        """Return the encoder."""
-        return self.encoder
-
-    def tokenizer(self) -> TokenCounter:
-        """Return the encoder, which counts its tokens itself."""
-        return self.encoder
-
-    def require(self) -> None:
-        """Refuse nothing: the encoder is loaded."""
 
 
 @dataclass(frozen=True, slots=True)

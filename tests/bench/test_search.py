@@ -28,13 +28,12 @@ from care_qdrant.errors import InputError
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.model.card import Card
 from care_qdrant.model.care_model import CareModel
-from care_qdrant.model.sides import GivenEncoder
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.types import Document, Vectors
 from tests.bench.conftest import CORPUS
 from tests.standin.server import StandIn
-from tests.tiny import HashEncoder
+from tests.tiny import GivenEncoder, HashEncoder
 
 # Whole runs import torch, mteb and LlamaIndex: minutes where other work holds the cores.
 pytestmark = pytest.mark.timeout(600)

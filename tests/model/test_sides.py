@@ -7,8 +7,8 @@ import pytest
 
 from care_qdrant.encoders import Encoder, TokenCounter
 from care_qdrant.model.care_model import CareModel
-from care_qdrant.model.sides import GivenEncoder, ModelSide
-from tests.tiny import HashEncoder
+from care_qdrant.model.sides import ModelSide
+from tests.tiny import GivenEncoder, HashEncoder
 
 SECONDS = 60.0
 

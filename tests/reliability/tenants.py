@@ -21,14 +21,13 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.model.care_model import CareModel
-from care_qdrant.model.sides import GivenEncoder
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import index_schemas
 from care_qdrant.serve.app import Service
 from care_qdrant.serve.settings import ServeSettings
 from care_qdrant.types import Document, point_id
 from tests.reliability.trials import Trial
-from tests.tiny import TEXTS, HashEncoder, point_alias
+from tests.tiny import TEXTS, GivenEncoder, HashEncoder, point_alias
 
 COLLECTION, ALIAS = "corpus", "alias"
 OWN, OTHERS = "zqxown", "zqxother"

@@ -18,12 +18,11 @@ from care_qdrant.encoders import Encoder
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.model.care_model import CareModel
-from care_qdrant.model.sides import GivenEncoder
 from care_qdrant.serve.app import Service
 from care_qdrant.serve.connections import bounded_protocol
 from care_qdrant.serve.settings import Limits, ServeSettings
 from care_qdrant.types import Document
-from tests.tiny import TEXTS, HashEncoder
+from tests.tiny import TEXTS, GivenEncoder, HashEncoder
 
 MakeService = Callable[..., Service]
 Ask = Callable[..., Any]

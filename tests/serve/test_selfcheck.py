@@ -9,10 +9,9 @@ import pytest
 
 from care_qdrant.errors import AlteredModel
 from care_qdrant.model.care_model import CareModel
-from care_qdrant.model.sides import GivenEncoder
 from tests.serve.conftest import pair
 from tests.serve.test_workers import start  # noqa: F401
-from tests.tiny import HashEncoder
+from tests.tiny import GivenEncoder, HashEncoder
 
 pytestmark = pytest.mark.timeout(400)
 
