@@ -104,7 +104,10 @@ def _verify(
         return report
     if preflight.layout is None:
         raise preflight.problems[0]
-    sample = count_points(target, report, preflight.layout, _makers(target.schema, name, contract), settings.sample)
+    makers, counter = _makers(target.schema, name, contract), None
+    if model is not None and not is_learned(model):
+        counter = model.document_tokenizer
+    sample = count_points(target, report, preflight.layout, makers, settings.sample, counter)
     if warning := other_field_warning(report.points, report.in_other_field, preflight.layout.text_field):
         report.problems.append(warning)
     if warning := unreadable_warning(report.unreadable):

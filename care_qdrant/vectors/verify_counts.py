@@ -14,9 +14,18 @@ from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.contracts.layouts import Layout
 from care_qdrant.contracts.payload import stored_hash
 from care_qdrant.contracts.stand_in import stand_ins
+from care_qdrant.corpus.chunking import count_or_fail
+from care_qdrant.encoders import TokenCounter
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.readable import PointId, place_in_order
-from care_qdrant.vectors.points import MOST_UNREADABLE, expected_hash, is_unreadable, other_text_field, stored_text
+from care_qdrant.vectors.points import (
+    MOST_UNREADABLE,
+    Characters,
+    expected_hash,
+    is_unreadable,
+    other_text_field,
+    stored_text,
+)
 from care_qdrant.vectors.verify_report import VerifyReport
 
 _SEED = 20260413
@@ -66,6 +75,8 @@ class _Counting:
     """Contract of a BM25 vector, which a text without terms does not need; None for a dense vector."""
     size: int
     """Number of points to draw."""
+    counter: TokenCounter
+    """Tokenizer of the model: a text on which it fails gets no vector."""
 
     def read(self, collection: Collection) -> _Counts:
         """Count and sample the points of a collection."""
@@ -79,7 +90,7 @@ class _Counting:
 
     def _count(self, page: Sequence[models.Record], is_there: bool, shard_key: models.ShardKey | None) -> _Counts:
         layout, tally = self.layout, _Counts()
-        counts = tally.counts
+        counts, lacking = tally.counts, dict[PointId, str]()
         for record in page:
             payload = record.payload or {}
             stored = stored_hash(payload, self.vector_name)
@@ -94,24 +105,33 @@ class _Counting:
                 counts["written_by_others"] += stored is None and is_there
                 counts["in_other_field"] += other_text_field(layout, payload) is not None
                 continue
-            if not is_there and self.sparse and not self.sparse.has_terms(stored_text(layout, payload)):
+            if not is_there:  # a hash means nothing then
+                text = stored_text(layout, payload)
+                lacking |= {record.id: text} if self.sparse is None or self.sparse.has_terms(text) else {}
                 continue
             counts["with_text"] += 1
-            # A hash means nothing where the vector is missing.
-            counts["without_vector"] += not is_there or (stored is None and self.is_attached)
-            if not is_there:
-                continue
+            counts["without_vector"] += stored is None and self.is_attached
             counts["without_hash"] += stored is None
             counts["outdated"] += stored is not None and stored not in expected
             counts["stand_ins"] += bool(standing_in) and stored in expected
             if stored is None or stored in expected[: len(self.makers)]:
                 drawn = tally.silent if stored is None else tally.claims
                 drawn.append((place_in_order(record.id, _SEED), shard_key, record.id, payload))
+        read = count_or_fail([*lacking.values()], self.counter) if lacking else []
+        unread = [point_id for point_id, tokens in zip(lacking, read, strict=True) if isinstance(tokens, str)]
+        tally.unreadable += unread
+        counts["with_text"] += len(lacking) - len(unread)
+        counts["without_vector"] += len(lacking) - len(unread)
         return tally
 
 
 def count_points(
-    collection: Collection, report: VerifyReport, layout: Layout, makers: Sequence[str], size: int
+    collection: Collection,
+    report: VerifyReport,
+    layout: Layout,
+    makers: Sequence[str],
+    size: int,
+    counter: TokenCounter | None = None,
 ) -> Sample:
     """Fill in the counts of a report; return a sample of the points whose vector should be correct.
 
@@ -121,11 +141,14 @@ def count_points(
         layout: Layout of the payloads.
         makers: Makers in the vector's hashes, which the texts complete.
         size: Largest number of points to draw.
+        counter: Tokenizer of the model; None counts texts on which it fails among those that lack the vector.
     """
     made = collection.schema.contracts.get(report.vector_name)
     sparse = made if isinstance(made, SparseContract) else None
     learned = frozenset(collection.schema.stand_ins.get(report.vector_name, ()))
-    counting = _Counting(layout, report.vector_name, makers, learned, report.is_attached, sparse, size)
+    counting = _Counting(
+        layout, report.vector_name, makers, learned, report.is_attached, sparse, size, counter or Characters()
+    )
     total = counting.read(collection)
     for name, number in total.counts.items():
         setattr(report, name, number)

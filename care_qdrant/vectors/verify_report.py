@@ -55,7 +55,8 @@ class VerifyReport:
     written_by_others: int = 0
     """Points that have the vector without a text, and without the hash of one: another program wrote it."""
     unreadable: list[PointId] = field(default_factory=list)
-    """Ids of the first points whose text holds half a surrogate pair, so that no encoder reads it."""
+    """Ids of the first points whose text the encoder cannot read: with half a surrogate pair, for example, or without
+    a token of the model, if that was given."""
     in_other_field: int = 0
     """Points without a text in the field from which the vector is made that have one in another field."""
     sampled: int = 0

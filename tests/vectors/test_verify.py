@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from qdrant_client import QdrantClient, models
 
 from care_qdrant.cli import care
 from care_qdrant.console.reports import show_report
-from care_qdrant.errors import FingerprintMismatch, InputError, NotVerified
+from care_qdrant.errors import FingerprintMismatch, InputError, NotVerified, UnusableText
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.collection import Collection
@@ -27,7 +28,7 @@ from care_qdrant.vectors.attach import AttachSettings, attach_vector
 from care_qdrant.vectors.status import inspect_collection
 from care_qdrant.vectors.verify import verify_collection
 from care_qdrant.vectors.verify_report import VerifyReport, VerifySettings
-from tests.tiny import HashModel
+from tests.tiny import HashEncoder, HashModel
 from tests.vectors.collections import NAME, contents, fill, point
 
 
@@ -242,6 +243,31 @@ def test_an_attach_that_has_not_begun_its_points(attached: QdrantClient) -> None
     report = _verify(attached)
     assert (report.sampled, report.without_vector, report.lowest_cosine) == (0, 40, None)
     assert report.problems
+
+
+class Picky(HashEncoder):
+    """Its tokenizer fails on some texts, and makes no token of others."""
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        failed = {place: "the tokenizer fails" for place, text in enumerate(texts) if "✗" in text}
+        if failed:
+            raise UnusableText(failed)
+        return [0 if "∅" in text else count for text, count in zip(texts, super().count_tokens(texts), strict=True)]
+
+
+@pytest.mark.parametrize("mark", ["✗", "∅"])
+def test_a_text_on_which_the_tokenizer_fails_does_not_lack_a_vector(client: QdrantClient, mark: str) -> None:
+    """Attach leaves it out, so that running it again would change nothing."""
+    fill(client, "named", "plain")
+    client.set_payload(NAME, {"text": mark}, points=[1, 3], wait=True)
+    model = HashModel(name="care")
+    model._encoder = Picky(model.dim, 64)
+    report = attach_vector(client, NAME, model, vector_name="care")
+    found = verify_collection(client, NAME, model, settings=VerifySettings(least_known=0.0))
+    assert report.unreadable == found.unreadable == [1, 3]
+    assert (found.with_text, found.without_vector) == (report.covered, 0) == (38, 0)
+    (problem,) = found.problems
+    assert problem.startswith("the encoder cannot read the text of 2 points (the first is 1)")
 
 
 @pytest.mark.parametrize("unread", ["第17条：少吃盐。\ud835", "\u200b\u2060", "\ue000\ue001", "\x07\x1b"])
