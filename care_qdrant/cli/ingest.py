@@ -122,7 +122,7 @@ row_options = add_options(
     ),
     click.option(
         "--overflow",
-        type=click.Choice(["split", "truncate", "reject"]),
+        type=click.Choice(["split", "truncate"]),
         default="split",
         show_default=True,
         help="What to do with documents that are longer than the encoder reads.",

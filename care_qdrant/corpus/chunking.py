@@ -10,7 +10,7 @@ from care_qdrant.encoders import TokenCounter
 from care_qdrant.errors import UnusableText
 from care_qdrant.types import Chunk, Document, embedded_text
 
-Overflow = Literal["split", "truncate", "reject"]
+Overflow = Literal["split", "truncate"]
 """Treatment of a document that is longer than the encoder reads."""
 
 OVERLAP_SHARE = 1 / 8
@@ -37,9 +37,6 @@ def cut_documents(
             yield Reject.of(document, f"text {tokens}")
         elif tokens <= counter.max_tokens or overflow == "truncate":
             yield [Chunk(document, document.text, tokens=min(tokens, counter.max_tokens))]
-        elif overflow == "reject":
-            reason = f"document has {tokens} tokens; the encoder reads {counter.max_tokens}"
-            yield Reject.of(document, reason)
         else:
             try:
                 yield _cut(document, counter)

@@ -76,10 +76,6 @@ def test_truncate_keeps_one_chunk_with_the_whole_text() -> None:
     assert (sized.text, sized.tokens) == ("长" * 100, 24)
 
 
-def test_reject_says_how_long_it_is() -> None:
-    assert chunks_of("长" * 100, overflow="reject") == Reject(1, "document has 102 tokens; the encoder reads 24", "1")
-
-
 def test_a_title_that_fills_the_encoder_is_rejected() -> None:
     result = chunks_of("长" * 100, title="题" * 20)
     assert isinstance(result, Reject)
