@@ -76,7 +76,11 @@ class CareDocumentEmbedder(_Component):
     @component.output_types(documents=list[Document])
     def run(self, documents: list[Document]) -> dict[str, list[Document]]:
         """Return the documents, each with its vector, under ``documents``."""
-        texts = [embedded_text(str(document.meta.get("title") or ""), document.content or "") for document in documents]
+        titles = [document.meta.get("title") for document in documents]
+        texts = [
+            embedded_text(title if isinstance(title, str) else "", document.content or "")
+            for title, document in zip(titles, documents, strict=True)
+        ]
         try:
             vectors = self.care_model.encode_document(texts).tolist() if texts else []
         except UnusableText as error:

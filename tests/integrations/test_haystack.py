@@ -94,3 +94,10 @@ def test_a_document_that_no_vector_can_be_made_of_is_named(content: str, tmp_pat
     documents = [*DOCUMENTS, Document(id="page-3", content=content)]
     with pytest.raises(UnusableText, match=r"^document 'page-3' "):
         CareDocumentEmbedder(static_tower(tmp_path / "table")).run(documents=documents)
+
+
+@pytest.mark.parametrize("title", [None, 3, ["甲", "乙"]])
+def test_a_title_that_is_no_text_is_not_embedded(title: object) -> None:
+    bare, given = (Document(content="头痛多休息", meta=meta) for meta in ({}, {"title": title}))
+    first, second = CareDocumentEmbedder().run(documents=[bare, given])["documents"]
+    assert first.embedding == pytest.approx(second.embedding, abs=1e-6)

@@ -101,6 +101,17 @@ def test_a_title_that_leaves_no_room_is_refused(embedding: CareEmbedding) -> Non
         CareNodeParser(embedding=embedding)([Document(id_="a", text="正文。", metadata={"title": LONG})])
 
 
+@pytest.mark.parametrize("title", [None, 3, ["甲", "乙"], ""])
+def test_a_title_that_is_no_text_is_not_embedded(embedding: CareEmbedding, title: object) -> None:
+    """A reader of tables writes None where a cell is empty, which LlamaIndex embeds as a word."""
+    bare, given = (Document(text="头痛多休息。", metadata=metadata) for metadata in ({}, {"title": title}))
+    for transformations in ([CareNodeParser(embedding=embedding), embedding], [embedding]):
+        [expected], [node] = (
+            IngestionPipeline(transformations=transformations).run(documents=[document]) for document in (bare, given)
+        )
+        assert node.embedding == expected.embedding and node.metadata == {"title": title}
+
+
 def test_settings_survive_saving(embedding: CareEmbedding) -> None:
     parser = CareNodeParser(embedding=embedding)
     again = CareNodeParser.from_dict(parser.to_dict())

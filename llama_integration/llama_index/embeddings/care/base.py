@@ -55,17 +55,23 @@ def embed_title_and_text_only(node: BaseNode) -> None:
 
     LlamaIndex has one template for the embedding model and the language model, so both read the same.
     """
-    excluded = sorted(key for key in node.metadata if key != TITLE_KEY)
+    excluded = sorted(key for key in node.metadata if key != TITLE_KEY or not title_of(node))
     node.excluded_embed_metadata_keys = node.excluded_llm_metadata_keys = excluded
     node.metadata_template = "{value}"
     if isinstance(node, Node | TextNode):
         node.text_template = "{metadata_str} {content}"
 
 
+def title_of(node: BaseNode) -> str:
+    """Return the title of a node, as ingestion reads it: empty where the metadata hold no text there."""
+    title = node.metadata.get(TITLE_KEY)
+    return title if isinstance(title, str) else ""
+
+
 def embeds_other_metadata(node: BaseNode) -> bool:
     """Return whether more than title and text of a node get embedded."""
     shown = node.get_metadata_str(mode=MetadataMode.EMBED)
-    return shown not in ("", str(node.metadata.get(TITLE_KEY, "")))
+    return shown not in ("", title_of(node))
 
 
 class CareEmbedding(BaseEmbedding):

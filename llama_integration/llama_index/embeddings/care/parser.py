@@ -10,7 +10,7 @@ from llama_index.core.bridge.pydantic import Field, PrivateAttr, SerializeAsAny,
 from llama_index.core.node_parser.interface import NodeParser
 from llama_index.core.node_parser.node_utils import IdFuncCallable, build_nodes_from_splits
 from llama_index.core.schema import BaseNode, Document, MetadataMode, TextNode
-from llama_index.embeddings.care.base import TITLE_KEY, CareEmbedding, embed_title_and_text_only
+from llama_index.embeddings.care.base import CareEmbedding, embed_title_and_text_only, title_of
 from typing_extensions import override
 
 from care_qdrant.corpus.chunking import split
@@ -76,7 +76,7 @@ class CareNodeParser(NodeParser):
         parsed: list[BaseNode] = []
         made: Counter[str] = Counter()
         for node in nodes:
-            title, text = str(node.metadata.get(TITLE_KEY) or ""), node.get_content(MetadataMode.NONE)
+            title, text = title_of(node), node.get_content(MetadataMode.NONE)
             if half := half_character(title + text):
                 raise InputError(
                     f"document {node.node_id!r}: its title or text holds an unpaired surrogate ({half}), which is not "

@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 from llama_index.core.schema import BaseNode, MetadataMode
-from llama_index.embeddings.care.base import TITLE_KEY
+from llama_index.embeddings.care.base import title_of
 from llama_index.vector_stores.care.settings import HasContract
 
 from care_qdrant.contracts.contract import VectorContract
@@ -191,8 +191,7 @@ def _texts_made_by(contract: VectorContract, model: TextEncoder, nodes: Sequence
 
 def title_and_text(node: BaseNode) -> str:
     """Return the title and text of a node, as ingestion embeds them."""
-    title = node.metadata.get(TITLE_KEY)
-    return embedded_text(title if isinstance(title, str) else "", node.get_content())
+    return embedded_text(title_of(node), node.get_content())
 
 
 def _check_dim(what: str, contract: VectorContract, vector: Sequence[float]) -> None:
