@@ -37,32 +37,8 @@ _Drawn = tuple[bytes, models.ShardKey | None, PointId, Mapping[str, Any]]
 
 
 @dataclass(slots=True)
-class _Counts:
-    """Numbers and samples of some points, by what their payloads record."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    """Numbers of points, by field of the report."""
-    unreadable: list[PointId] = field(default_factory=list)
-    claims: list[_Drawn] = field(default_factory=list)
-    """Sample of the points whose hash says that the vector was made from their text."""
-    silent: list[_Drawn] = field(default_factory=list)
-    """Sample of the points that have the vector without a hash of its text."""
-
-    def add(self, other: "_Counts", size: int) -> None:
-        """Add the counts of other points."""
-        self.counts.update(other.counts)
-        self.unreadable = [*self.unreadable, *other.unreadable][:MOST_UNREADABLE]
-        self.claims, self.silent = _first(self.claims + other.claims, size), _first(self.silent + other.silent, size)
-
-
-def _first(points: list[_Drawn], size: int) -> list[_Drawn]:
-    """Return the first points in the random order of all points."""
-    return heapq.nsmallest(size, points, key=itemgetter(0))
-
-
-@dataclass(frozen=True, slots=True)
-class _Counting:
-    """Settings of a count of the points that have a vector, and of which text."""
+class _Count:
+    """A count of points by what their payloads record of a vector, with samples of them."""
 
     layout: Layout
     vector_name: str
@@ -73,24 +49,20 @@ class _Counting:
     is_attached: bool
     sparse: SparseContract | None
     """Contract of a BM25 vector, which a text without terms does not need; None for a dense vector."""
-    size: int
-    """Number of points to draw."""
     counter: TokenCounter
     """Tokenizer of the model: a text on which it fails gets no vector."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Numbers of points, by field of the report."""
+    unreadable: list[PointId] = field(default_factory=list)
+    claims: list[_Drawn] = field(default_factory=list)
+    """Points whose hash says that the vector was made from their text."""
+    silent: list[_Drawn] = field(default_factory=list)
+    """Points that have the vector without a hash of its text."""
 
-    def read(self, collection: Collection) -> _Counts:
-        """Count and sample the points of a collection."""
-        tally = _Counts()
-        has_vector = models.HasVectorCondition(has_vector=self.vector_name)
-        with_vector, without = models.Filter(must=[has_vector]), models.Filter(must_not=[has_vector])
-        for part, (where, is_there) in product(collection.parts(), ((with_vector, True), (without, False))):
-            for page in part.scroll(where=where):
-                tally.add(self._count(page, is_there, part.shard_key), self.size)
-        return tally
-
-    def _count(self, page: Sequence[models.Record], is_there: bool, shard_key: models.ShardKey | None) -> _Counts:
-        layout, tally = self.layout, _Counts()
-        counts, lacking = tally.counts, dict[PointId, str]()
+    def add(self, page: Sequence[models.Record], is_there: bool, shard_key: models.ShardKey | None) -> None:
+        """Count points which all have the vector, or all lack it."""
+        layout = self.layout
+        counts, lacking = self.counts, dict[PointId, str]()
         for record in page:
             payload = record.payload or {}
             stored = stored_hash(payload, self.vector_name)
@@ -100,7 +72,7 @@ class _Counting:
             counts["points"] += 1
             if expected[0] is None:
                 if is_unreadable(layout, payload):
-                    tally.unreadable.append(record.id)
+                    self.unreadable.append(record.id)
                 counts["text_gone"] += stored is not None and is_there
                 counts["written_by_others"] += stored is None and is_there
                 counts["in_other_field"] += other_text_field(layout, payload) is not None
@@ -115,14 +87,13 @@ class _Counting:
             counts["outdated"] += stored is not None and stored not in expected
             counts["stand_ins"] += bool(standing_in) and stored in expected
             if stored is None or stored in expected[: len(self.makers)]:
-                drawn = tally.silent if stored is None else tally.claims
+                drawn = self.silent if stored is None else self.claims
                 drawn.append((place_in_order(record.id, _SEED), shard_key, record.id, payload))
         read = count_or_fail([*lacking.values()], self.counter) if lacking else []
         unread = [point_id for point_id, tokens in zip(lacking, read, strict=True) if isinstance(tokens, str)]
-        tally.unreadable += unread
+        self.unreadable += unread
         counts["with_text"] += len(lacking) - len(unread)
         counts["without_vector"] += len(lacking) - len(unread)
-        return tally
 
 
 def count_points(
@@ -146,13 +117,20 @@ def count_points(
     made = collection.schema.contracts.get(report.vector_name)
     sparse = made if isinstance(made, SparseContract) else None
     learned = frozenset(collection.schema.stand_ins.get(report.vector_name, ()))
-    counting = _Counting(
-        layout, report.vector_name, makers, learned, report.is_attached, sparse, size, counter or Characters()
-    )
-    total = counting.read(collection)
-    for name, number in total.counts.items():
+    tally = _Count(layout, report.vector_name, makers, learned, report.is_attached, sparse, counter or Characters())
+    has_vector = models.HasVectorCondition(has_vector=report.vector_name)
+    with_vector, without = models.Filter(must=[has_vector]), models.Filter(must_not=[has_vector])
+    for part, (where, is_there) in product(collection.parts(), ((with_vector, True), (without, False))):
+        for page in part.scroll(where=where):
+            tally.add(page, is_there, part.shard_key)
+            # The first points in the random order of all points.
+            tally.claims, tally.silent = (
+                heapq.nsmallest(size, drawn, key=itemgetter(0)) for drawn in (tally.claims, tally.silent)
+            )
+            del tally.unreadable[MOST_UNREADABLE:]
+    for name, number in tally.counts.items():
         setattr(report, name, number)
-    report.unreadable = total.unreadable
+    report.unreadable = tally.unreadable
     report.covered = collection.count_with_vector(report.vector_name)
-    drawn = total.claims if report.is_attached else total.claims + total.silent
+    drawn = tally.claims if report.is_attached else tally.claims + tally.silent
     return [(shard_key, point_id, payload) for _, shard_key, point_id, payload in drawn]
