@@ -8,7 +8,7 @@ import hashlib
 import io
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any, cast
 
@@ -22,9 +22,9 @@ from care_qdrant.corpus.chunking import cut_documents
 from care_qdrant.corpus.rows import Reject
 from care_qdrant.encoders.ahead import run_ahead
 from care_qdrant.encoders.terms import bm25
-from care_qdrant.errors import EncodingError, FingerprintMismatch, NotVerified
+from care_qdrant.errors import FingerprintMismatch, NotVerified
 from care_qdrant.ingestion.diff import ChunkTask, chunk_task
-from care_qdrant.ingestion.pipeline import Maker, document_vectors
+from care_qdrant.ingestion.pipeline import Maker, Rows, document_vectors, make_apart
 from care_qdrant.ingestion.settings import DocumentModel
 from care_qdrant.qdrant.create import PointVectors
 from care_qdrant.types import Chunk, Document, TermCounts, Vectors
@@ -119,48 +119,20 @@ def _encode(
 ) -> tuple[list[ChunkTask], Vectors]:
     """Return the tasks with their vectors, in order; documents with a text that has no usable vector are rejected."""
     vectors = np.zeros((len(tasks), maker.numbers), dtype=np.float32)
-    failed: dict[int, EncodingError] = {}
-
-    def run(batch: list[int]) -> Vectors | EncodingError:
-        try:
-            return cast(Vectors, maker.make([tasks[index] for index in batch]))
-        except EncodingError as error:
-            return error
-
-    for batch, rows in run_ahead(maker.batches(tasks, batch_tokens), run, maker.calls):
-        if isinstance(rows, EncodingError):
-            failed |= dict.fromkeys(batch, rows)
-        else:
-            vectors[batch] = rows
-    for _ in range(2):  # each text alone, and once more: a server may have failed for a while
-        for index in [*failed]:
-            rows = run([index])
-            if isinstance(rows, EncodingError):
-                failed[index] = rows
-            else:
-                vectors[index] = rows[0]
-                del failed[index]
-    if failed:
-        _require_sound(run, failed, len(tasks))
     reasons: dict[str, Reject] = {}
-    for index, why in failed.items():
-        document = tasks[index].chunk.document
-        reasons[document.id] = Reject.of(document, str(why))
+
+    def run(batch: list[int]) -> tuple[list[int], Rows, dict[int, str]]:
+        return make_apart(maker.make, [tasks[index] for index in batch])
+
+    for batch, (places, rows, failed) in run_ahead(maker.batches(tasks, batch_tokens), run, maker.calls):
+        if places:
+            vectors[[batch[place] for place in places]] = rows
+        for place, reason in failed.items():
+            document = tasks[batch[place]].chunk.document
+            reasons[document.id] = Reject.of(document, reason)
     rejects += reasons.values()
     kept = [index for index, task in enumerate(tasks) if task.chunk.document.id not in reasons]
     return [tasks[index] for index in kept], vectors[kept]
-
-
-def _require_sound(
-    run: Callable[[list[int]], Vectors | EncodingError], failed: Mapping[int, EncodingError], tasks: int
-) -> None:
-    """Fail the unit if the encoder rather than a text is at fault: it must still be able to encode another text."""
-    sound = next((index for index in range(tasks) if index not in failed), None)
-    if sound is None:
-        raise EncodingError(f"no document of the unit has a usable vector: {next(iter(failed.values()))}")
-    again = run([sound])
-    if isinstance(again, EncodingError):
-        raise again
 
 
 def _parquet(tasks: Sequence[ChunkTask], vectors: Vectors, manifest: Manifest) -> bytes:

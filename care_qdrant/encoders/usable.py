@@ -28,7 +28,7 @@ def require_usable(vectors: Vectors, shape: tuple[int, int], name_of: Callable[[
     if bad.size:
         raise EncodingError(
             f"the document encoder gave a vector of length {norms[bad[0]]} for {name_of(int(bad[0]))}; "
-            "nothing of its batch was written. Check the model with: care model verify"
+            "check the model with: care model verify"
         )
 
 

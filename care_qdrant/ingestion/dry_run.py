@@ -9,7 +9,7 @@ from care_qdrant.contracts.payload import chunk_payload
 from care_qdrant.encoders import Encoder
 from care_qdrant.encoders.ahead import Meter, meter_of, run_ahead
 from care_qdrant.ingestion.diff import ChunkTask, Diff
-from care_qdrant.ingestion.pipeline import WINDOW_TEXTS, Maker
+from care_qdrant.ingestion.pipeline import WINDOW_TEXTS, Maker, make_apart
 from care_qdrant.ingestion.reservoir import Reservoir
 from care_qdrant.ingestion.settings import Estimate, IngestReport
 from care_qdrant.qdrant.quantization import DATATYPES
@@ -63,7 +63,7 @@ def _measure(tasks: list[ChunkTask], maker: Maker, encoder: Encoder, batch_token
     batches = [[tasks[index] for index in batch] for batch in maker.batches(tasks, batch_tokens)]
     # From both ends and the middle in turn: the longest batches come first, and their rate is not typical.
     order = sorted(range(len(batches)), key=lambda number: number * 0.618_034 % 1)
-    encoder.encode([min(tasks, key=lambda task: task.tokens).text])  # the first call also builds kernels
+    make_apart(maker.make, sorted(tasks, key=lambda task: task.tokens)[:1])  # the first call also builds kernels
     meter = Meter()
     until = time.perf_counter() + MEASURED_SECONDS
 
@@ -75,7 +75,7 @@ def _measure(tasks: list[ChunkTask], maker: Maker, encoder: Encoder, batch_token
 
     def run(batch: list[ChunkTask]) -> None:
         with meter.running([task.tokens for task in batch]):
-            maker.make(batch)
+            make_apart(maker.make, batch)
 
     device = meter_of(encoder, meter)
     device.reset()  # loading and the first call do not count as idle time in a long run

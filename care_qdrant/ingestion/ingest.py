@@ -16,6 +16,7 @@ from care_qdrant.contracts.stand_in import stand_in_metadata
 from care_qdrant.corpus.chunking import cut_documents
 from care_qdrant.corpus.files import CorpusPath
 from care_qdrant.corpus.rejects import RejectsFile
+from care_qdrant.corpus.rows import Reject
 from care_qdrant.encoders.ahead import Meter, meter_of, report_of
 from care_qdrant.errors import CareError, InputError, QdrantError, Unreachable, counted
 from care_qdrant.ingestion.diff import (
@@ -66,7 +67,7 @@ from care_qdrant.qdrant.create import (
 from care_qdrant.qdrant.public import accepts_client
 from care_qdrant.qdrant.readable import PointId
 from care_qdrant.search.tuning import record_rescoring
-from care_qdrant.types import Document
+from care_qdrant.types import Document, point_id
 
 logger = logging.getLogger(__name__)
 
@@ -281,6 +282,8 @@ class _Run:
     """Chunks beyond the end of a document that became shorter."""
     orphans: dict[str, set[PointId]] = field(default_factory=dict)
     """Points of a dry run whose hashes the real one would remove, since they lack the vector."""
+    withdrawn: int = 0
+    """Chunks of documents that were rejected for another chunk of theirs."""
     last: Diff | None = None
     worker: Worker[ChunkTask] = field(init=False)
 
@@ -292,6 +295,7 @@ class _Run:
             lambda task, row: task.point(self.vectors, row),
             self.settings.batch_tokens,
             (name,) if self.vectors.sparse is None else (name, SPARSE_VECTOR_NAME),
+            failed=[],
         )
 
     @property
@@ -319,7 +323,8 @@ class _Run:
 
     def _do(self, source: Source) -> int:
         before = self._prepare()
-        diffs = self._reader(source).diffs(source.rows, source.share_read)
+        reader = self._reader(source)
+        diffs = reader.diffs(source.rows, source.share_read)
         if self.settings.dry_run:
             model = self._model
             with closing(read_ahead(diffs, WINDOWS_AHEAD)) as ahead:
@@ -328,6 +333,7 @@ class _Run:
                 self.report.estimate = estimate(noted, self.report, self.worker.maker, load, batch_tokens)
         else:
             self._write(diffs)
+            self._reject_failed(reader.reject)
         refusal = self._tidy(source.changed)
         points = self._finish(before)
         if refusal is not None:
@@ -420,6 +426,22 @@ class _Run:
         # the next run finds them again.
         self.collection.delete(self._gone(diff))
         self.report.updated += len(diff.update)
+
+    def _reject_failed(self, reject: Callable[[Reject], None]) -> None:
+        """Reject the documents of which a chunk has no vector, and delete the other chunks, which would look whole."""
+        failed = self.worker.failed or []
+        documents = {task.chunk.document.id: (task.chunk, reason) for task, reason in failed}
+        for chunk, reason in documents.values():
+            reject(Reject.of(chunk.document, reason))
+        totals = {document_id: chunk.total for document_id, (chunk, _) in documents.items()}
+        cut = [point_id(document_id, at) for document_id, total in totals.items() if total > 1 for at in range(total)]
+        stored = [*self.collection.retrieve(cut, "reading rejected documents", payload=False)] if cut else []
+        self.collection.delete(stored)
+        self.seen.set_chunks(dict.fromkeys(documents, 0))
+        self.report.documents -= len(documents)
+        self.report.deleted += len(stored)
+        self.inserted -= sum(task.stored is None for task, _ in failed)
+        self.withdrawn = sum(totals.values()) - len(failed)
 
     def _gone(self, diff: Diff) -> list[PointId]:
         """Return the stored points that the documents of a window no longer have."""
@@ -572,4 +594,4 @@ class _Run:
 
     @property
     def _chunks(self) -> int:
-        return self.report.encoded + self.report.updated + self.report.unchanged
+        return self.report.encoded + self.report.updated + self.report.unchanged - self.withdrawn

@@ -21,7 +21,7 @@ from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.encoders.ahead import Meter, alike_of, calls_of, run_ahead
 from care_qdrant.encoders.batching import ALIKE, token_batches
 from care_qdrant.encoders.usable import require_usable
-from care_qdrant.errors import UnusableText
+from care_qdrant.errors import EncodingError, UnusableText
 from care_qdrant.ingestion.settings import DocumentModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import tune_embedded
@@ -35,6 +35,8 @@ WINDOWS_AHEAD = 2
 """Number of windows that are read and compared while the encoder works on another one."""
 TERM_NUMBERS = 512
 """Estimated number of components of a vector of terms."""
+ENCODER_BROKEN = 8
+"""Number of texts without a vector, one after the other, that are the fault of the encoder rather than of the texts."""
 LEAVE_SECONDS = 2.0
 """Longest time to wait for the reading thread when its consumer stops."""
 # A thread that reads an idle pipe never ends, and is left behind.
@@ -121,6 +123,34 @@ def brought_vectors(dim: int) -> Maker:
     return Maker(make, dim)
 
 
+def make_apart(make: Callable[[Sequence[Any]], Rows], tasks: Sequence[Task]) -> tuple[list[int], Rows, dict[int, str]]:
+    """Return the places of the tasks that get a vector, their vectors, and why each other one gets none.
+
+    Raises:
+        EncodingError: The encoder may be at fault rather than the texts: it gives no vector for any, or none any more.
+    """
+    try:
+        return list(range(len(tasks))), make(tasks), {}
+    except EncodingError as error:
+        of_all = error
+    rows: dict[int, Any] = {}
+    failed: dict[int, EncodingError] = {}
+    for _ in range(2):  # each text alone, and once more: a server may have failed for a while
+        for place in [place for place in range(len(tasks)) if place not in rows]:
+            try:
+                rows[place] = make([tasks[place]])[0]
+                failed.pop(place, None)
+            except EncodingError as error:
+                failed[place] = error
+                if len(failed) == ENCODER_BROKEN and not rows and not isinstance(error, UnusableText):
+                    raise of_all from error
+    if not all(isinstance(error, UnusableText) for error in failed.values()):
+        if not rows:
+            raise of_all
+        make([tasks[next(iter(rows))]])
+    return [*rows], [*rows.values()], {place: str(error) for place, error in failed.items()}
+
+
 def require_encoder(model: DocumentModel) -> None:
     """Load the document encoder of a model whose first vector is about to be written.
 
@@ -151,6 +181,8 @@ class Worker(Generic[T]):
     """Meter of the calls of the maker."""
     stop: threading.Event = field(default_factory=threading.Event)
     """Event that ends the run after the batch that is being encoded."""
+    failed: list[tuple[T, str]] | None = None
+    """Tasks without a vector so far, and why; None ends the run at the first one."""
     sender: Sender | None = None
 
     @property
@@ -170,7 +202,10 @@ class Worker(Generic[T]):
         with closing(read_ahead(windows, WINDOWS_AHEAD)) as ready, Sender(collection) as self.sender:
             batches = self._batches(ready, begin)
             with closing(run_ahead(batches, lambda batch: self._encode(batch[1]), self.maker.calls)) as encoded:
-                for (window, tasks), rows in encoded:
+                for (window, batch), (places, rows, failed) in encoded:
+                    tasks = [batch[place] for place in places]
+                    if self.failed is not None:
+                        self.failed += [(batch[place], reason) for place, reason in failed.items()]
                     self.sender.submit(partial(self.requests, tasks, rows, window.place.limits.write), window.place)
                     on_batch(window, tasks)
                     if self.stop.is_set():
@@ -190,9 +225,11 @@ class Worker(Generic[T]):
             if self.stop.is_set():
                 return
 
-    def _encode(self, tasks: Sequence[T]) -> Rows:
+    def _encode(self, tasks: Sequence[T]) -> tuple[list[int], Rows, dict[int, str]]:
         with self.meter.running([task.tokens for task in tasks]):
-            return self.maker.make(tasks)
+            if self.failed is None:
+                return list(range(len(tasks))), self.maker.make(tasks), {}
+            return make_apart(self.maker.make, tasks)
 
     def requests(self, tasks: Sequence[T], rows: Rows | None, size: int) -> Iterator[Write]:
         """Build points in a sender's thread, so that the encoder does not wait; None for ``rows`` keeps the vectors."""

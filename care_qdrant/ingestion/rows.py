@@ -241,14 +241,14 @@ class Reader:
     def _accept(self, row: Row) -> Document | CutDocument | None:
         """Return a row of this shard at its first occurrence; None for other rows, which are counted."""
         if isinstance(row, Reject):
-            self._reject(row)
+            self.reject(row)
             return None
         document = _document_of(row)
         if not self.shard.has(document.id):
             return None
         verdict = self.seen.add(document)
         if verdict == "other":
-            self._reject(Reject.of(document, OTHER_CONTENT))
+            self.reject(Reject.of(document, OTHER_CONTENT))
         self.report.duplicates += verdict == "same"
         return row if verdict == "new" else None
 
@@ -260,7 +260,7 @@ class Reader:
         for row in window:
             chunks = next(cut) if isinstance(row, Document) else row
             if isinstance(chunks, Reject):
-                self._reject(chunks)
+                self.reject(chunks)
                 numbers[_document_of(row).id] = 0
             else:
                 documents.append(chunks)
@@ -269,7 +269,8 @@ class Reader:
         self.seen.set_chunks(numbers)
         return documents
 
-    def _reject(self, reject: Reject) -> None:
+    def reject(self, reject: Reject) -> None:
+        """Count and list a row that is not stored."""
         self.report.rejected += 1
         if len(self.report.first_rejects) < FIRST_REJECTS:
             self.report.first_rejects.append(f"{reject.file or 'line'} {reject.line}: {reject.reason}")

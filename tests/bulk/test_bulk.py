@@ -462,7 +462,7 @@ class Interrupted(HashModel):
         self._encoder.encode = encode  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("failures", [5, math.inf])
+@pytest.mark.parametrize("failures", [3, math.inf])
 def test_an_encoder_that_fails_rejects_no_document(corpus: Path, tmp_path: Path, failures: float) -> None:
     """Where it goes on failing, the unit fails, and another worker gets it."""
     manifest = make_plan(corpus, tmp_path / "job")

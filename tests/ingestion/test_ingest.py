@@ -10,6 +10,7 @@ from qdrant_client import QdrantClient, models
 from care_qdrant.contracts.contract import SparseContract, sparse_vector
 from care_qdrant.contracts.metadata import LOAD
 from care_qdrant.encoders.terms import bm25
+from care_qdrant.encoders.usable import encodable
 from care_qdrant.errors import EncodingError, InputError
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings, Shard
@@ -284,9 +285,40 @@ def test_useless_vectors_never_reach_qdrant(qdrant: QdrantClient, value: float) 
     model._encoder = BadEncoder()
     model._encoder.bad = np.full(32, value, dtype=np.float32)
     documents = [Document("good", "好"), Document("bad", "坏")]
-    with np.errstate(invalid="ignore"), pytest.raises(EncodingError, match="for document 'bad'"):
-        ingest(documents, model, qdrant, "corpus")
-    assert qdrant.count("corpus").count == 0
+    with np.errstate(invalid="ignore"):
+        with pytest.raises(EncodingError, match="for document 'bad'"):
+            ingest(documents[1:], model, qdrant, "corpus")  # nothing shows that the encoder is not at fault
+        assert qdrant.count("corpus").count == 0
+        for settings in (IngestSettings(dry_run=True), IngestSettings()):
+            report = ingest(documents, model, qdrant, "corpus", settings=settings)
+    assert (report.rejected, report.documents, report.chunks, report.points) == (1, 1, 1, 1)
+    assert "for document 'bad'" in report.first_rejects[0]
+    assert stored_texts(qdrant) == {"good": "好"}
+
+
+def test_a_document_is_stored_whole_or_not_at_all(qdrant: QdrantClient) -> None:
+    """A chunk without a vector takes the others along, also those that an earlier run stored."""
+    model, text = HashModel(max_tokens=12), "甲乙丙丁戊己庚。" * 6
+    ingest([Document("good", "好"), Document("long", text)], model, qdrant, "corpus")
+    encode = model._encoder.encode
+    model._encoder.encode = lambda texts, **_: encode(texts) * [[0.0 if "坏" in each else 1.0] for each in texts]  # type: ignore[method-assign]
+    for good in ("好好", "好好好"):
+        documents = [Document("long", f"{text}坏。"), Document("new", f"坏。{text}"), Document("good", good)]
+        report = ingest(documents, model, qdrant, "corpus")
+        assert (report.rejected, report.documents, report.chunks, report.points) == (2, 1, 1, 1)
+        assert stored_texts(qdrant) == {"good": good}
+    mended = ingest([Document("long", text)], model, qdrant, "corpus")
+    assert mended.points == mended.chunks + 1
+
+
+def test_a_page_of_symbols_alone_ends_no_run(qdrant: QdrantClient) -> None:
+    """PDF files have bullets of a private font: tokens that show nothing, of which no encoder makes a vector."""
+    model = HashModel()
+    encode = model._encoder.encode
+    model._encoder.encode = lambda texts, **_: encode(encodable(texts))  # type: ignore[method-assign]
+    ingest([Document("page", "发烧")], model, qdrant, "corpus")
+    report = ingest([Document("page", "\uf0b7 \uf0b7")], model, qdrant, "corpus")
+    assert (report.rejected, report.points, stored_texts(qdrant)) == (1, 1, {"page": "发烧"})
 
 
 def test_vectors_of_another_shape_are_refused(qdrant: QdrantClient) -> None:
