@@ -320,7 +320,7 @@ def _described(folder: Path, side: str) -> tuple[Side, int]:
         dim = _table_width(folder)
     else:
         pooling = read_json(by_type["Pooling"] / "config.json")
-        modes = _pooling_modes(pooling)
+        modes = pooling_modes(pooling)
         if own := [key for key in _OTHER_TOKENS if reading.get(key)]:
             raise ModelError(
                 f"{folder}: sets {', '.join(own)}, by which sentence-transformers alone reads a text; save it without"
@@ -369,7 +369,7 @@ def require_whole_vectors(folder: Path, settings: Mapping[str, Any]) -> None:
         )
 
 
-def _pooling_modes(settings: Mapping[str, Any]) -> list[str]:
+def pooling_modes(settings: Mapping[str, Any]) -> list[str]:
     """Return the pooling modes of a Pooling module, by default the mean; the vectors of several are concatenated."""
     named = settings.get("pooling_mode") or [mode for mode, flag in _POOLING_FLAGS.items() if settings.get(flag)]
     return [named] if isinstance(named, str) else list(named) or ["mean"]
@@ -467,7 +467,7 @@ def write_for_servers(folder: Path) -> None:
 
 def _served_pooling(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a Pooling module with a flag for each way of pooling."""
-    modes = _pooling_modes(settings)
+    modes = pooling_modes(settings)
     if len(modes) > 1 or modes[0] not in _POOLING_FLAGS:  # flags would put several ways into another order
         return dict(settings)
     flags = {flag: mode == modes[0] for mode, flag in _POOLING_FLAGS.items()}

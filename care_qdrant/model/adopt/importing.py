@@ -12,6 +12,7 @@ from typing import Any
 from care_qdrant.corpus.json_lines import read_rows
 from care_qdrant.encoders.local.weights import (
     inside,
+    kinds_of,
     read_json,
     read_modules,
     read_settings,
@@ -23,7 +24,12 @@ from care_qdrant.encoders.side import geometry_by
 from care_qdrant.errors import InputError, ModelError, require_packages
 from care_qdrant.model.adopt import published
 from care_qdrant.model.card import Card
-from care_qdrant.model.folder import require_destination, require_whole_vectors, write_checkpoint
+from care_qdrant.model.folder import (
+    pooling_modes,
+    require_destination,
+    require_whole_vectors,
+    write_checkpoint,
+)
 from care_qdrant.model.hub import fetch_document_side
 
 logger = logging.getLogger(__name__)
@@ -105,6 +111,8 @@ def import_model(
                 write_sides(folders[0], {"query": query, "document": document})
         else:
             query_source, document_source = _published_sides(folders)
+            _require_published(query_source, "query", "cls")
+            _require_published(document_source, "document", "lasttoken")
             dim = published.write_query_side(query_source, query)
             with settings_of(document_source):
                 published.write_document_side(document_source, document, dim, base)
@@ -144,6 +152,30 @@ def _published_sides(folders: Sequence[Path]) -> tuple[Path, Path]:
             "give the folder of the query encoder and that of the document encoder"
         )
     return sides[0], sides[1]
+
+
+def _require_published(source: Path, side: str, pooling: str) -> None:
+    """Refuse another model of sentence-transformers, whose pooling and prompt the import would replace.
+
+    Raises:
+        ModelError: It pools otherwise than the published encoder of this side, or has a prompt of its own.
+    """
+    if not (source / "modules.json").is_file():
+        return
+    with settings_of(source):
+        modules = read_modules(source)
+        pools = [
+            read_json(source / module["path"] / "config.json")
+            for module in modules
+            if kinds_of([module]) == ["Pooling"]
+        ]
+        own = [mode for settings in pools for mode in pooling_modes(settings)]
+    prompt = read_settings(source)["prompts"].get(side, "")
+    if own != [pooling] or prompt not in ("", published.QUERY_TASKS[published.DEFAULT_TASK]):
+        raise ModelError(
+            f"{source}: is no published CARE encoder, but a sentence-transformers model of its own (pooling "
+            f"{', '.join(own) or 'none'}, prompt {prompt!r}); make a pair of two such models with: care model join"
+        )
 
 
 def _license(folder: Path) -> str | None:

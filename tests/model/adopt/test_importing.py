@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -180,6 +181,19 @@ def test_a_stock_router_model_becomes_a_pair(pair_folder: Path, tmp_path: Path) 
     model = CareModel.load(tmp_path / "care", precision="fp32")
     np.testing.assert_allclose(model.encode_query(QUERIES), stock.encode_query(QUERIES), atol=1e-5)
     np.testing.assert_allclose(model.encode_document(tiny.TEXTS), stock.encode_document(tiny.TEXTS), atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("prompt", ["", "query: "])
+def test_two_models_of_sentence_transformers_are_not_taken_for_the_published_ones(
+    tmp_path: Path, pooling: str, prompt: str
+) -> None:
+    """Their own pooling and prompts would be replaced by CARE's."""
+    query, document = tiny.query_tower(tmp_path / "q", pooling=pooling), tiny.document_tower(tmp_path / "d")
+    model = SentenceTransformer(str(query), device="cpu", prompts={"query": prompt})
+    model.save_pretrained(str(query), create_model_card=False)
+    with pytest.raises(ModelError, match="care model join") if pooling == "mean" or prompt else nullcontext():
+        import_model([str(query), str(document)], tmp_path / "pair", name="x")
 
 
 def test_probe_queries_are_read_as_every_file_of_json_lines(tmp_path: Path) -> None:
