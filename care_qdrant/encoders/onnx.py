@@ -69,8 +69,6 @@ class OnnxEncoder:
         side: Side,
         dim: int,
         *,
-        threads: int = 1,
-        batch_tokens: int = BATCH_TOKENS,
         workers: int = 1,
         geometry: Geometry = "unit",
     ) -> None:
@@ -81,21 +79,19 @@ class OnnxEncoder:
             onnx_file: Path of the graph, relative to the folder.
             side: How it reads a text.
             dim: Length of its vectors.
-            threads: Threads of one run.
-            batch_tokens: Padded tokens of one run.
             workers: Runs side by side in one call of `encode`.
             geometry: Whether its vectors have length 1.
 
         Raises:
             ModelError: A file is missing or cannot be read, or the graph gives vectors of another length.
         """
-        self.dim, self.max_tokens, self.prompt, self.batch_tokens = dim, side.max_tokens, side.prompt, batch_tokens
+        self.dim, self.max_tokens, self.prompt = dim, side.max_tokens, side.prompt
         self._workers, self._geometry = workers, geometry
         self._tokenizer = _load_tokenizer(folder, side.max_tokens)
         self._has_special_tokens = side.special_tokens
         self._unread = UnreadWords(self._tokenizer)
         self._special_tokens = self._tokenizer.num_special_tokens_to_add(False) if side.special_tokens else 0
-        self._session = _load_session(folder / onnx_file, dim, threads)
+        self._session = _load_session(folder / onnx_file, dim)
 
     def encode(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
         """Encode texts into unit vectors, in order: ``(len(texts), dim)`` float32. None is the model's own prompt."""
@@ -160,7 +156,7 @@ class OnnxEncoder:
         for index, ids in enumerate(token_ids):
             by_length[min(-len(ids) // _LENGTH_STEP * -_LENGTH_STEP, self.max_tokens)].append(index)
         for length, indices in by_length.items():
-            size = max(1, self.batch_tokens // length)
+            size = max(1, BATCH_TOKENS // length)
             yield from ((length, indices[start : start + size]) for start in range(0, len(indices), size))
 
 
@@ -186,10 +182,10 @@ def session_options(threads: int, *, exact_kernels: bool) -> onnxruntime.Session
     return options
 
 
-def _load_session(path: Path, dim: int, threads: int) -> onnxruntime.InferenceSession:
+def _load_session(path: Path, dim: int) -> onnxruntime.InferenceSession:
     if not path.is_file():
         raise IncompleteModel(f"{path} is missing; export the encoder again")
-    options = session_options(threads, exact_kernels=int8_saturates())
+    options = session_options(1, exact_kernels=int8_saturates())
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own exceptions share no public base
