@@ -13,7 +13,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, cast
 
 import fsspec  # type: ignore[import-untyped]
-import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from care_qdrant.contracts.contract import SparseContract, VectorContract
@@ -97,11 +96,6 @@ class Manifest:
         if self.average_length is None:
             return None
         return SparseContract(self.analyser, bm25.DEFAULT_K1, bm25.DEFAULT_B, self.average_length, self.lead)
-
-    @property
-    def vector_bytes(self) -> int:
-        """Bytes of one vector in a part."""
-        return self.dim * np.dtype(self.datatype).itemsize
 
     @property
     def rejected(self) -> int:

@@ -73,7 +73,10 @@ def load(
         inputs=manifest.inputs,
         on_progress=on_progress,
     )
-    _finish(job, collection.sibling(report.collection), vectors, part, receipts)
+    target = collection.sibling(report.collection)
+    if _all_are_through(job, target, part, receipts):  # including loaders that died and were run again
+        finish_load(target)
+        record_rescoring(target, vectors.vector_name)
     return report
 
 
@@ -107,15 +110,6 @@ def load_points(
     if _all_are_through(job, target, part, receipts):
         end_attach(target, vectors.vector_name)
     return report
-
-
-def _finish(
-    job: Job, target: Collection, vectors: PointVectors, part: tuple[int, int], receipts: Sequence[Receipt]
-) -> None:
-    """Build the index if all loaders have finished, including loaders that died and were run again."""
-    if _all_are_through(job, target, part, receipts):
-        finish_load(target)
-        record_rescoring(target, vectors.vector_name)
 
 
 def _all_are_through(job: Job, target: Collection, part: tuple[int, int], receipts: Sequence[Receipt]) -> bool:

@@ -135,7 +135,7 @@ class PlanReport:
             documents=documents,
             tokens=manifest.tokens,
             rejected=manifest.rejected,
-            vector_bytes=documents * manifest.vector_bytes,
+            vector_bytes=documents * manifest.dim * (2 if manifest.datatype == "float16" else 4),
             model=manifest.model_name,
             fingerprint=manifest.fingerprint,
         )
