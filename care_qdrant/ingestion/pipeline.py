@@ -9,7 +9,7 @@ in the stored payloads are the only checkpoint: a killed run is finished by runn
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
@@ -35,8 +35,10 @@ WINDOWS_AHEAD = 2
 """Number of windows that are read and compared while the encoder works on another one."""
 TERM_NUMBERS = 512
 """Estimated number of components of a vector of terms."""
+PLAIN_TEXT = "血压 blood pressure 120"
+"""Text of which a model of any language makes a vector, unless the encoder is at fault."""
 ENCODER_BROKEN = 8
-"""Number of texts without a vector, one after the other, that are the fault of the encoder rather than of the texts."""
+"""Number of texts without a vector, one after the other, after which the encoder is asked for that of a plain text."""
 LEAVE_SECONDS = 2.0
 """Longest time to wait for the reading thread when its consumer stops."""
 # A thread that reads an idle pipe never ends, and is left behind.
@@ -127,12 +129,19 @@ def make_apart(make: Callable[[Sequence[Any]], Rows], tasks: Sequence[Task]) -> 
     """Return the places of the tasks that get a vector, their vectors, and why each other one gets none.
 
     Raises:
-        EncodingError: The encoder may be at fault rather than the texts: it gives no vector for any, or none any more.
+        EncodingError: The encoder is at fault rather than the texts: it gives no vector for a plain text either.
     """
     try:
         return list(range(len(tasks))), make(tasks), {}
     except EncodingError as error:
         of_all = error
+
+    def require_sound() -> None:
+        try:
+            make([replace(tasks[0], text=PLAIN_TEXT)])
+        except EncodingError as error:
+            raise of_all from error
+
     rows: dict[int, Any] = {}
     failed: dict[int, EncodingError] = {}
     for _ in range(2):  # each text alone, and once more: a server may have failed for a while
@@ -142,12 +151,10 @@ def make_apart(make: Callable[[Sequence[Any]], Rows], tasks: Sequence[Task]) -> 
                 failed.pop(place, None)
             except EncodingError as error:
                 failed[place] = error
-                if len(failed) == ENCODER_BROKEN and not rows and not isinstance(error, UnusableText):
-                    raise of_all from error
+                if len(failed) == ENCODER_BROKEN and not rows:
+                    require_sound()
     if not all(isinstance(error, UnusableText) for error in failed.values()):
-        if not rows:
-            raise of_all
-        make([tasks[next(iter(rows))]])
+        require_sound()
     return [*rows], [*rows.values()], {place: str(error) for place, error in failed.items()}
 
 
