@@ -56,7 +56,8 @@ def test_every_key_that_is_written_is_in_the_table(qdrant: QdrantClient, monkeyp
     ingest(TEXTS, model, qdrant, "c", settings=settings, storage=Storage(quantization="int8"))
     Collection(qdrant, "c").update("as a killed run leaves it", metadata=RUN.change({"shard": "1/1"}, "killed"))
     ingest([Document("new", "子丑寅卯")], model, qdrant, "c", settings=IngestSettings(sparse=True, limit=1))
-    ingest(TEXTS, model, qdrant, "c", settings=IngestSettings(sparse=True, sync=True, max_delete_fraction=1))
+    every = IngestSettings(sparse=True, sync=True, sync_other_files=True, max_delete_fraction=1)
+    ingest(TEXTS, model, qdrant, "c", settings=every)
     attach_vector(qdrant, "c", HashModel(name="other", salt="x"), vector_name="other")
     retriever = Retriever(qdrant, "c", share)  # type: ignore[arg-type]
     measure_good_match(retriever, fixed_questions(retriever))
