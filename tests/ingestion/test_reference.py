@@ -231,6 +231,7 @@ def test_a_sequence_of_runs_is_that_of_the_reference(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @given(st.lists(STEPS, min_size=3, max_size=10))
 @settings(SETTINGS, max_examples=100)
 def test_longer_sequences_are_those_of_the_reference(monkeypatch: pytest.MonkeyPatch, steps: list[Step]) -> None:
