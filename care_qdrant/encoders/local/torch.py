@@ -423,7 +423,7 @@ def require_device(device: str) -> None:
 
     try:
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError) as error:
         there = " or ".join(dict.fromkeys([get_device_name(), "cpu"]))
         reason = str(error).partition("\n")[0]
         raise InputError(
