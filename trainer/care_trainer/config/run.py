@@ -120,8 +120,7 @@ class Tower:
     """Load a ``base`` in 4 or 8 bits under trained adapters (QLoRA), on a GPU with bitsandbytes; the export merges into
     the base as it was. None is off."""
     projection: bool = False
-    """Add a trainable linear layer up to ``dim`` to a query encoder. The paper's
-    pairs have none."""
+    """Add a trainable linear layer up to ``dim`` to a query encoder. The paper's pairs have none."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

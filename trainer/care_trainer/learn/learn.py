@@ -12,7 +12,7 @@ from typing import Any
 from care_qdrant import Collection
 from care_qdrant.encoders.local.weights import check_model
 from care_qdrant.errors import ModelError, needs_extra
-from care_qdrant.model.card import Card
+from care_qdrant.model.card import CARD_FILE, Card
 from care_qdrant.model.export.onnx import export_query_encoder
 from care_qdrant.model.folder import describe_side, require_destination, write_checkpoint
 from care_qdrant.model.hub import BUILT_IN
@@ -160,7 +160,7 @@ def learn(
         "tokens": student.training.tokens,
     }
     folder = output
-    if output.exists() and not force and verdict(split.score(student.questions)) is not None:
+    if (output / CARD_FILE).exists() and not force and verdict(split.score(student.questions)) is not None:
         folder = output.with_name(f"{output.name}-refused")  # searches still need the encoder that is there
     on_progress("export", 0, 1)
     folder.parent.mkdir(parents=True, exist_ok=True)
