@@ -138,11 +138,6 @@ class Layout:
                 return str(value)
         return None
 
-    def filter_key(self, key: str) -> str:
-        """Return the payload key that a filter on the user's metadata ``key`` has to name."""
-        is_nested = self.metadata_prefix and not key.startswith(f"{self.metadata_prefix}.")
-        return f"{self.metadata_prefix}.{key}" if is_nested else key
-
     def written(self, text: str, metadata: Mapping[str, Any], document_id: str | None) -> dict[str, Any]:
         """Return the fields that a point written by LlamaIndex also needs so that this layout can read it."""
         if self.tool == "llama-index":
@@ -329,6 +324,8 @@ _WRITERS: tuple[tuple[Callable[[Payload], bool], Layout], ...] = (
     (lambda payload: "text_segment" in payload, Layout("langchain4j", "text_segment", document_paths=_DOCUMENT_NAMES)),
 )
 """Tests that recognise the payloads of a tool, each with its layout; the first whose layout finds a text wins."""
+METADATA_PREFIXES = tuple(dict.fromkeys(layout.metadata_prefix for _, layout in _WRITERS if layout.metadata_prefix))
+"""Payload keys below which tools keep the user's metadata."""
 DOCUMENT_PATHS = tuple(
     dict.fromkeys([*_DOCUMENT_NAMES, *(path for _, layout in _WRITERS for path in layout.document_paths)])
 )

@@ -9,6 +9,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -17,7 +18,7 @@ from typing import Any
 from qdrant_client import models
 from qdrant_client.local.payload_value_extractor import value_by_key
 
-from care_qdrant.contracts.layouts import Layout, guess_layout, lookup, read_hit
+from care_qdrant.contracts.layouts import METADATA_PREFIXES, guess_layout, lookup, read_hit
 from care_qdrant.contracts.paths import as_stored, quoted, readings
 from care_qdrant.errors import InputError
 from care_qdrant.qdrant.collection import Collection
@@ -54,8 +55,8 @@ on, Qdrant has no integer."""
 class Keys:
     """The keys in the payloads of one collection."""
 
-    layouts: tuple[Layout, ...] = ()
-    """Layouts of the tools that keep metadata below a key of their own."""
+    prefixes: tuple[str, ...] = ("",)
+    """Payload keys below which points may have the metadata, in the order in which they count; ``""`` is none."""
     indexes: Mapping[str, models.PayloadIndexInfo] = field(default_factory=dict)
     only_indexed: bool = False
     """Whether the server refuses a filter on a key without an index (strict mode)."""
@@ -65,6 +66,8 @@ class Keys:
     """Whether the database is the embedded one, which splits words at spaces only and has no text index."""
     sample: tuple[Mapping[str, Any], ...] = ()
     """Some payloads, which show the paths of a key that have no index."""
+    is_exact: bool = False
+    """Whether every path is looked at, however long that takes: a deletion takes what a filter misses."""
     _there: set[str] = field(default_factory=set)
     """Keys that some point was seen to have."""
 
@@ -79,22 +82,21 @@ class Keys:
         )
 
     @classmethod
-    def of(cls, collection: Collection) -> "Keys":
+    def of(cls, collection: Collection, *, is_exact: bool = False) -> "Keys":
         """Read the schema and a few payloads of a collection."""
         [records] = collection.scroll("reading a sample", limit=min(_LAYOUT_POINTS, collection.limits.page))
-        layouts: dict[str, Layout] = {}
+        shown: dict[str, None] = {}
         for record in records:
-            try:
-                layout = guess_layout([record.payload or {}])
-            except InputError:  # a point without a text
-                continue
-            if layout.metadata_prefix:
-                layouts.setdefault(layout.metadata_prefix, layout)
+            with suppress(InputError):  # a point without a text
+                shown[guess_layout([record.payload or {}]).metadata_prefix] = None
+        first = [prefix for prefix in shown if prefix]
+        others = [prefix for prefix in METADATA_PREFIXES if prefix not in first]
         return replace(
             cls.indexed(collection.schema),
-            layouts=tuple(layouts.values()),
+            prefixes=(*first, "", *(prefix for prefix in others if is_exact or _may_hold(collection, prefix))),
             is_sampled=bool(records),
             sample=tuple(record.payload or {} for record in records),
+            is_exact=is_exact,
         )
 
     def paths(self, key: str) -> tuple[str, ...]:
@@ -107,12 +109,12 @@ class Keys:
             InputError: No path of Qdrant can name the key.
         """
         ways = readings(key)
-        paths = tuple(dict.fromkeys([*(layout.filter_key(way) for layout in self.layouts for way in ways), *ways]))
+        paths = tuple(dict.fromkeys(_below(prefix, way) for prefix in self.prefixes for way in ways))
         indexed = tuple(path for path in paths if path in self.indexes)
         filled = tuple(path for path in indexed if self.indexes[path].points)
         if self.only_indexed:
             return filled or indexed or paths
-        if not filled:
+        if self.is_exact or not filled:
             return paths
         return tuple(
             path for path in paths if path in filled or any(_has_value(payload, path) for payload in self.sample)
@@ -460,6 +462,23 @@ def _parsed(text: str) -> Value:
     except (ValueError, OverflowError):  # a whole number may be larger than any float
         return text
     return value if is_usable else text
+
+
+def _below(prefix: str, path: str) -> str:
+    """Return a path below a payload key; one that names the key itself stays."""
+    return path if not prefix or path.startswith(f"{prefix}.") else f"{prefix}.{path}"
+
+
+def _may_hold(collection: Collection, prefix: str) -> bool:
+    """Return whether a point may have metadata below a payload key that no sampled point has.
+
+    Each path of a filter costs the embedded database time, so it is asked. A server would look at every payload; there
+    the path is left out only where the conditions of a filter are limited.
+    """
+    if not collection.is_embedded:
+        return math.isinf(collection.limits.conditions)
+    where = models.Filter(must_not=[is_absent(prefix)])
+    return any(collection.scroll("looking for metadata", where=where, limit=1, payload=False, as_seen=True))
 
 
 def _has_value(payload: Mapping[str, Any], path: str) -> bool:

@@ -182,15 +182,15 @@ def find(resolved: ResolvedCollection, queries: Sequence[Query], what: str = "se
 
 
 def _log_unindexed(resolved: ResolvedCollection, conditions: models.Filter) -> None:
-    """Log once for each key of a filter without an index: a graph search then misses many matching points."""
-    if resolved.schema.points < FEW_POINTS:
+    """Log once that keys of a filter have no index: a graph search then misses many matching points."""
+    missing = keys_of(conditions) - resolved.schema.payload_schema.keys() - resolved.told_keys
+    if resolved.schema.points < FEW_POINTS or not missing:
         return
-    for key in sorted(keys_of(conditions) - resolved.schema.payload_schema.keys() - resolved.told_keys):
-        resolved.told_keys.add(key)
-        logger.warning(
-            "collection %r: a filter asks for %r, which has no payload index: searches with it are slow and miss "
-            "points that pass. Create the index: care-ingest --index %s, or create_payload_index of the client",
-            resolved.name,
-            key,
-            key,
-        )
+    resolved.told_keys.update(missing)
+    logger.warning(
+        "collection %r: a filter asks for %s without a payload index: searches with it are slow and miss points that "
+        "pass. Create the index, of the key that the points have: care-ingest --index KEY, or create_payload_index of "
+        "the client",
+        resolved.name,
+        ", ".join(map(repr, sorted(missing))),
+    )

@@ -21,6 +21,7 @@ from llama_index.core.vector_stores.types import BasePydanticVectorStore, Vector
 from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import QdrantClient, models
 
+from care_qdrant import Collection
 from care_qdrant.errors import InputError
 
 METADATA: list[dict[str, Any]] = [
@@ -238,6 +239,22 @@ def test_what_rules_out_a_value_of_other_points_still_deletes(
     old = [MetadataFilter(key="day", value="2024-01-02"), MetadataFilter(key="s", operator=OP.NE, value="皮肤科")]
     stores[0].delete_nodes(filters=MetadataFilters(filters=old))
     assert kept(stores[0]) == set(range(1, len(METADATA)))
+
+
+@pytest.mark.parametrize("operator", [OP.NE, OP.NIN])
+def test_a_deletion_leaves_what_a_filter_of_another_tools_points_keeps(
+    client: QdrantClient, operator: FilterOperator
+) -> None:
+    """Those points have the largest ids, and only the key of the others has an index."""
+    client.create_collection("mixed", models.VectorParams(size=2, distance=models.Distance.COSINE))
+    payloads: list[dict[str, Any]] = [{"text": "t", "s": "ab"[n % 2]} for n in range(40)]
+    payloads += [{"page_content": "t", "metadata": {"s": "ab"[n % 2]}} for n in range(6)]
+    points = [models.PointStruct(id=n, vector=[1.0, n], payload=payload) for n, payload in enumerate(payloads)]
+    client.upsert("mixed", points, wait=True)
+    Collection(client, "mixed").create_indexes({"s": models.PayloadSchemaType.KEYWORD})
+    chosen = MetadataFilter(key="s", operator=operator, value="a" if operator is OP.NE else ["a"])
+    CareVectorStore("mixed", client).delete_nodes(filters=MetadataFilters(filters=[chosen]))
+    assert [record.id for record in client.scroll("mixed", limit=99)[0]] == list(range(0, 46, 2))
 
 
 def test_qdrant_filters_and_metadata_filters_both_hold(stores: tuple[CareVectorStore, SimpleVectorStore]) -> None:

@@ -14,12 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from qdrant_client import QdrantClient, models
 
+from care_qdrant.contracts.layouts import read_hit
 from care_qdrant.contracts.paths import readings
 from care_qdrant.errors import InputError
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import index_schemas, parse_indexes
 from care_qdrant.search.conditions import MAX_CONDITIONS, Comparison, Keys, notice, parse_filter, written_key
 from care_qdrant.search.overview import overview
+from care_qdrant.types import CARE_KEY
 from tests.databases import REAL, open_database
 
 VECTORS = {"v": models.VectorParams(size=1, distance=models.Distance.DOT)}
@@ -409,6 +411,41 @@ def test_payloads_of_two_tools_are_filtered_at_once(database: QdrantClient) -> N
         assert [record.id for record in database.scroll("c", parse_filter([condition], keys))[0]] == found
 
 
+TOOLS: dict[str, Any] = {
+    **LAYOUTS,
+    "care": lambda metadata: {"text": "发烧", "doc_id": "d", CARE_KEY: {"chunk": 0}, **metadata},
+    "llama-index": lambda metadata: {"_node_content": '{"text": "发烧"}', "doc_id": "d", **metadata},
+    "dify": lambda metadata: {
+        "page_content": "发烧",
+        "metadata": {"document_id": "d", "dataset_id": "s", **metadata},
+    },
+    "langchain-js": lambda metadata: {"content": "发烧", "metadata": metadata},
+    "open-webui": lambda metadata: {"text": "发烧", "metadata": metadata},
+    "ragflow": lambda metadata: {"content_with_weight": "发烧", "doc_id": "d", **metadata},
+    "mem0": lambda metadata: {"data": "发烧", "hash": "h", **metadata},
+    "spring-ai": lambda metadata: {"doc_content": "发烧", **metadata},
+}
+
+
+@pytest.mark.parametrize("first", TOOLS)
+def test_a_condition_reaches_the_few_points_of_every_other_tool(database: QdrantClient, first: str) -> None:
+    """Their ids are the largest ones, so that no sample of the first points shows them."""
+    tools = [first] * 40 + [tool for tool in TOOLS if tool != first] * 2
+    metadata: list[dict[str, Any]] = [{"dept": "内外儿"[n % 3], "visit": {"year": n}} for n in range(len(tools))]
+    collection = filled(database, [TOOLS[tool](each) for tool, each in zip(tools, metadata, strict=True)])
+    assert [read_hit(record).metadata["dept"] for record in database.scroll("c", limit=99)[0]] == [
+        each["dept"] for each in metadata
+    ]
+    keys = Keys.of(collection)
+    for condition, passes in (
+        ("dept=内", lambda each: each["dept"] == "内"),
+        ("dept!=内", lambda each: each["dept"] != "内"),
+        ("visit.year>=45", lambda each: each["visit"]["year"] >= 45),
+    ):
+        found = database.scroll("c", parse_filter([condition], keys), limit=99)[0]
+        assert [record.id for record in found] == [n for n, each in enumerate(metadata, 1) if passes(each)], condition
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_is_empty_has_no_value_or_an_empty_text_alone(database: QdrantClient, layout: str) -> None:
     empty: list[Any] = ["", None, []]
@@ -487,6 +524,6 @@ def test_an_index_with_few_points_hides_no_other_path() -> None:
     with closing(QdrantClient(":memory:")) as client:
         collection = filled(client, [*payloads, LAYOUTS["langchain"]({"dept": "B"})])
         read = Keys.of(collection)
-        keys = Keys(read.layouts, {"dept": info}, sample=read.sample)
+        keys = Keys(read.prefixes, {"dept": info}, sample=read.sample)
         for condition, found in (("dept=A", [1, 2]), ("dept!=A", [3])):
             assert [record.id for record in client.scroll("c", parse_filter([condition], keys))[0]] == found

@@ -122,7 +122,7 @@ def test_a_filter_without_an_index_is_told_once(standin: StandIn, caplog: pytest
     for conditions in filters:
         _params(resolved, conditions, None)
     [message] = caplog.messages
-    assert "'year', which has no payload index" in message
+    assert "asks for 'year' without a payload index" in message
     caplog.clear()
     few = replace(resolved, schema=replace(resolved.schema, points=500), told_keys=set())
     _params(few, filters[0], None)

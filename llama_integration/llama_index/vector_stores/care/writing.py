@@ -157,7 +157,7 @@ def deletion_filter(
     must: list[models.Condition] = [] if node_ids is None else [having_ids(node_ids)]
     if filters is not None and has_filters(filters):
         resolved.collection.refresh()  # what was there at the last check may be gone
-        keys = Keys.of(resolved.collection)
+        keys = Keys.of(resolved.collection, is_exact=True)
         require_selective(filters, resolved.collection, keys)
         must.append(build_filter(filters, keys))
     return models.Filter(must=must)
