@@ -10,6 +10,7 @@ from care_qdrant.contracts.contract import SparseContract
 from care_qdrant.contracts.payload import chunk_payload, content_hash, payload_hash, stored_hash
 from care_qdrant.contracts.stand_in import stand_ins
 from care_qdrant.ingestion.pipeline import Task, Window
+from care_qdrant.qdrant.calls import in_requests
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME, PointVectors
 from care_qdrant.qdrant.readable import Payloads, PointId
@@ -78,8 +79,8 @@ class Diff(Window[ChunkTask]):
     documents: int = 0
     surplus: list[str] = field(default_factory=list)
     """Ids of stored points beyond the end of a document that became shorter."""
-    others: list[PointId] = field(default_factory=list)
-    """Stored points of documents of this window that another writer made under other ids."""
+    others: int = 0
+    """Number of stored points of documents of this window that another writer made under other ids."""
     share_read: float | None = None
     """Fraction of the corpus that was read when the window was compared, in [0, 1]."""
 
@@ -129,13 +130,23 @@ def chunk_task(chunk: Chunk, stored: Stored | None, vectors: PointVectors) -> Ch
     )
 
 
-def points_of_other_writers(collection: Collection, document_ids: Sequence[str]) -> list[PointId]:
-    """Return the stored points of documents that ingestion did not write, such as LlamaIndex nodes with random ids."""
-    return [
-        record.id
-        for page in collection.scroll("looking for other writers", where=_others(document_ids), payload=False)
-        for record in page
-    ]
+def count_others(collection: Collection, document_ids: Sequence[str]) -> int:
+    """Count the points of documents that ingestion did not write, such as LlamaIndex nodes with random ids."""
+    return sum(in_requests(document_ids, collection.limits.ids, lambda ids: collection.count(_others(ids))))
+
+
+def delete_others(collection: Collection, is_stored: Callable[[str], bool]) -> int:
+    """Delete the points of other writers whose document ingestion has stored, by its id; return their number.
+
+    Before the end of a run, nobody knows for which documents the encoder makes no vector.
+    """
+    deleted = 0
+    for page in collection.scroll("looking for other writers", where=_others(None), payload=["doc_id"]):
+        documents = {record.id: (record.payload or {}).get("doc_id") for record in page}
+        gone = [id_ for id_, document in documents.items() if isinstance(document, str) and is_stored(document)]
+        collection.delete(gone)
+        deleted += len(gone)
+    return deleted
 
 
 def has_other_writers(collection: Collection) -> bool:

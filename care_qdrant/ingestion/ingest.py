@@ -23,6 +23,7 @@ from care_qdrant.ingestion.diff import (
     ChunkTask,
     Diff,
     NeedsVector,
+    delete_others,
     has_other_writers,
     has_terms,
     orphaned,
@@ -334,6 +335,9 @@ class _Run:
         else:
             self._write(diffs)
             self._reject_failed(reader.reject)
+            if self.settings.replace_others and self.report.other_points:
+                self.entry.check()
+                self.report.deleted += delete_others(self.collection, self.entry.holds)
         refusal = self._tidy(source.changed)
         points = self._finish(before)
         if refusal is not None:
@@ -373,8 +377,10 @@ class _Run:
         self.report.unchanged += diff.unchanged
         self.compared += diff.unchanged + len(diff.encode) + len(diff.update)
         self.compared_tokens += sum(task.chunk.tokens for task in diff.encode)
-        self.report.other_points += len(diff.others)
-        self.report.deleted += len(self._gone(diff))
+        self.report.other_points += diff.others
+        self.report.deleted += len(diff.surplus)
+        if self.settings.dry_run and self.settings.replace_others:
+            self.report.deleted += diff.others
         self.surplus += len(diff.surplus)
         self.inserted += sum(task.stored is None for task in (*diff.encode, *diff.update))
         self.last = diff
@@ -424,7 +430,7 @@ class _Run:
             self.entry.begin()
         # Surplus chunks are deleted before the chunks that hold their number are rewritten: after a kill in between,
         # the next run finds them again.
-        self.collection.delete(self._gone(diff))
+        self.collection.delete(diff.surplus)
         self.report.updated += len(diff.update)
 
     def _reject_failed(self, reject: Callable[[Reject], None]) -> None:
@@ -442,10 +448,6 @@ class _Run:
         self.report.deleted += len(stored)
         self.inserted -= sum(task.stored is None for task, _ in failed)
         self.withdrawn = sum(totals.values()) - len(failed)
-
-    def _gone(self, diff: Diff) -> list[PointId]:
-        """Return the stored points that the documents of a window no longer have."""
-        return [*(diff.others if self.settings.replace_others else ()), *diff.surplus]
 
     def _note_batch(self, diff: Diff, tasks: Sequence[ChunkTask]) -> None:
         self.report.encoded += len(tasks)

@@ -20,7 +20,7 @@ from care_qdrant.corpus.rows import Fields, Reject, check_document
 from care_qdrant.corpus.streams import STDIN, UTF_8
 from care_qdrant.encoders.languages import SAMPLED_TEXTS, require_language
 from care_qdrant.errors import InputError, counted
-from care_qdrant.ingestion.diff import Diff, Orphans, make_diff, points_of_other_writers
+from care_qdrant.ingestion.diff import Diff, Orphans, count_others, make_diff
 from care_qdrant.ingestion.pipeline import WINDOW_TEXTS
 from care_qdrant.ingestion.seen import OTHER_CONTENT, Seen
 from care_qdrant.ingestion.settings import DocumentModel, IngestReport, Shard
@@ -220,9 +220,10 @@ class Reader:
     def diffs(self, rows: Iterable[Row], share_read: Callable[[], float | None]) -> Iterator[Diff]:
         """Yield the diff of each window in turn."""
         for window in self._windows(rows):
-            diff = make_diff(self.collection, self.vectors, self._cut(window), is_new=self.is_new, orphans=self.orphans)
+            documents = self._cut(window)
+            diff = make_diff(self.collection, self.vectors, documents, is_new=self.is_new, orphans=self.orphans)
             if self.has_others:
-                diff.others = points_of_other_writers(self.collection, [_document_of(row).id for row in window])
+                diff.others = count_others(self.collection, [chunks[0].document.id for chunks in documents])
             diff.share_read = share_read()
             yield diff
 

@@ -2,13 +2,14 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.contracts.metadata import RUN
-from care_qdrant.errors import ContractError, QdrantError
+from care_qdrant.errors import ContractError, EncodingError, QdrantError
 from care_qdrant.ingestion import rows as reading
 from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestReport, IngestSettings
@@ -132,6 +133,31 @@ def test_points_of_another_writer_are_reported_and_replaced_if_asked(qdrant: Qdr
     assert (report.other_points, report.deleted, qdrant.count("corpus").count) == (7, 0, 17)
     report = ingest(documents(10), model, qdrant, "corpus", settings=IngestSettings(replace_others=True))
     assert (report.other_points, report.deleted, qdrant.count("corpus").count) == (7, 7, 10)
+
+
+def test_points_of_another_writer_are_replaced_by_stored_documents_alone(qdrant: QdrantClient) -> None:
+    """No point is deleted for a document that cannot be cut, or of which the encoder makes no vector."""
+    model, settings = HashModel(), IngestSettings(replace_others=True)
+    ingest(documents(10), model, qdrant, "corpus")
+    add_others(qdrant, model)
+    encode = model._encoder.encode
+
+    def encode_most(texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
+        return encode(texts) * [[0.0 if "坏" in text else 1.0] for text in texts]
+
+    model._encoder.encode = encode_most  # type: ignore[method-assign]
+    rows = [Document("d0", "好"), Document("d1", "坏"), Document("d2", "一" * 50, "题" * 40), Document("d3", "好" * 90)]
+    dry = ingest(rows, model, qdrant, "corpus", settings=replace(settings, dry_run=True))
+    assert (dry.other_points, dry.rejected) == (3, 1)
+    report = ingest(rows, model, qdrant, "corpus", settings=settings)
+    assert (report.rejected, report.documents, report.deleted) == (2, 2, 2)
+    others = [record.id for record in qdrant.scroll("corpus", limit=100)[0] if isinstance(record.id, int)]
+    assert sorted(others) == [1, 2, 4, 5, 6]
+
+    model._encoder.encode = lambda texts, **_: encode(texts) * 0  # type: ignore[method-assign]
+    with pytest.raises(EncodingError):
+        ingest(list(documents(10)), model, qdrant, "corpus", settings=settings)
+    assert len([record for record in qdrant.scroll("corpus", limit=100)[0] if isinstance(record.id, int)]) == 5
 
 
 def test_a_dry_run_counts_the_points_of_another_writer(qdrant: QdrantClient) -> None:
