@@ -439,15 +439,19 @@ class _Run:
         documents = {task.chunk.document.id: (task.chunk, reason) for task, reason in failed}
         for chunk, reason in documents.values():
             reject(Reject.of(chunk.document, reason))
-        totals = {document_id: chunk.total for document_id, (chunk, _) in documents.items()}
-        cut = [point_id(document_id, at) for document_id, total in totals.items() if total > 1 for at in range(total)]
+        # Of a document that became shorter, only the first chunks are left.
+        sizes = {
+            task.chunk.document.id: max(task.chunk.total, task.stored.chunks if task.stored else 0)
+            for task, _ in failed
+        }
+        cut = [point_id(document_id, at) for document_id, size in sizes.items() if size > 1 for at in range(size)]
         stored = [*self.collection.retrieve(cut, "reading rejected documents", payload=False)] if cut else []
         self.collection.delete(stored)
         self.seen.set_chunks(dict.fromkeys(documents, 0))
         self.report.documents -= len(documents)
         self.report.deleted += len(stored)
         self.inserted -= sum(task.stored is None for task, _ in failed)
-        self.withdrawn = sum(totals.values()) - len(failed)
+        self.withdrawn = sum(chunk.total for chunk, _ in documents.values()) - len(failed)
 
     def _note_batch(self, diff: Diff, tasks: Sequence[ChunkTask]) -> None:
         self.report.encoded += len(tasks)

@@ -303,13 +303,14 @@ def test_useless_vectors_never_reach_qdrant(qdrant: QdrantClient, value: float) 
 def test_a_document_is_stored_whole_or_not_at_all(qdrant: QdrantClient) -> None:
     """A chunk without a vector takes the others along, also those that an earlier run stored."""
     model, text = HashModel(max_tokens=12), "甲乙丙丁戊己庚。" * 6
-    ingest([Document("good", "好"), Document("long", text)], model, qdrant, "corpus")
+    ingest([Document("good", "好"), Document("long", text), Document("short", text)], model, qdrant, "corpus")
     encode = model._encoder.encode
     model._encoder.encode = lambda texts, **_: encode(texts) * [[0.0 if "坏" in each else 1.0] for each in texts]  # type: ignore[method-assign]
     for good in ("好好", "好好好"):
-        documents = [Document("long", f"{text}坏。"), Document("new", f"坏。{text}"), Document("good", good)]
+        damaged = {"long": f"{text}坏。", "new": f"坏。{text}", "short": "坏。"}
+        documents = [*(Document(*each) for each in damaged.items()), Document("good", good)]
         report = ingest(documents, model, qdrant, "corpus")
-        assert (report.rejected, report.documents, report.chunks, report.points) == (2, 1, 1, 1)
+        assert (report.rejected, report.documents, report.chunks, report.points) == (3, 1, 1, 1)
         assert stored_texts(qdrant) == {"good": good}
     mended = ingest([Document("long", text)], model, qdrant, "corpus")
     assert mended.points == mended.chunks + 1
