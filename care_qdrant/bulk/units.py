@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -155,6 +156,8 @@ def corpus_files(corpus: Sequence[str], form: Format | None) -> list[CorpusFile]
             paths = sorted(system.glob(root) if "*" in root else system.find(root))
         if not paths:
             raise InputError(f"{given}: does not exist")
+        if odd := [path for path in paths if re.search(r"/\.?/", path.rpartition("://")[2])]:
+            raise InputError(f"{given}: the name of {odd[0]} has a folder without a name; rename it")
         is_file = paths == [root]
         place = PurePosixPath(root.partition("*")[0].rpartition("/")[0] if "*" in root or is_file else root)
         files = [PurePosixPath(path).relative_to(place) for path in paths]
@@ -244,6 +247,7 @@ class _Planner:
         self.seen = Seen()
         self.texts: list[str] = []
         self._rows = self._characters = self._tokens = 0
+        self._named = Counter[str]()
         self._manifest, self._counter, self._on_progress = manifest, counter, on_progress
         self.former: dict[str, list[Unit]] = {}
         for unit in former.units if former is not None else ():
@@ -271,6 +275,7 @@ class _Planner:
     def units(self, file: CorpusFile) -> Iterator[PlannedUnit]:
         """Yield the units of a file: first units of an earlier plan, then new ones with the rows to write."""
         rows, first = rows_of(file, self._manifest), 1
+        self._named[file.name] += 1
         for was in self.former.get(file.name, []):
             taken = list(_until(rows, was.last))
             if hash_rows(taken) != was.hash:
@@ -313,8 +318,9 @@ class _Planner:
         tokens = round(characters * self._tokens / self._characters) if self._characters else 0
         content = hash_rows(rows)
         stem = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(file.name).name)[:40]
-        # Equal files of two folders are two units.
-        name = f"{stem}-{first:010d}-{hashlib.sha256(f'{file.name} {content}'.encode()).hexdigest()[:12]}"
+        # Equal files of two folders are two units, and so are those of one name: é is one character or two.
+        digest = hashlib.sha256(f"{file.name} {self._named[file.name]} {content}".encode()).hexdigest()
+        name = f"{stem}-{first:010d}-{digest[:12]}"
         return Unit(name, file.name, first, last, documents, len(own) - documents, tokens, content), own
 
     def _note_read(self, rows: Sequence[Row]) -> None:

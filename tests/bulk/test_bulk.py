@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from qdrant_client import QdrantClient
 
@@ -632,7 +632,7 @@ def test_two_owners_at_once_write_what_one_writes(server: StandIn, encoded: Job)
     assert verify(encoded, Collection(client, "bulk")).problems == []
 
 
-NAMES = st.sampled_from(["a.jsonl", "x/a.jsonl", "y/a.jsonl", "x/y/b.jsonl"])
+NAMES = st.sampled_from(["a.jsonl", "x/a.jsonl", "y/a.jsonl", "x/y/b.jsonl", "\u00e9.jsonl", "e\u0301.jsonl"])
 ROWS = st.lists(st.tuples(st.sampled_from("123"), st.sampled_from(TEXTS[:2])), max_size=3)
 
 
@@ -643,11 +643,12 @@ def in_memory(path: Path) -> str:
 
 
 @given(st.dictionaries(NAMES, ROWS, min_size=1), st.booleans())
+@example({name: [("1", TEXTS[0]), ("1", TEXTS[1])] for name in ("\u00e9.jsonl", "e\u0301.jsonl")}, False)
 @settings(max_examples=25)
 def test_a_folder_of_any_files_ends_as_direct_ingestion_ends_it(
     tmp_path_factory: pytest.TempPathFactory, files: dict[str, list[tuple[str, str]]], is_url: bool
 ) -> None:
-    """Equal files of two folders, rows that repeat others, ids with other content; by path and by URL."""
+    """Equal files of two folders or one name, rows that repeat others, ids with other content; by path and by URL."""
     folder = tmp_path_factory.mktemp("corpus")
     for name, lines in {**files, "z.jsonl": [("9", TEXTS[2])]}.items():
         (folder / "c" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -716,6 +717,16 @@ def test_a_job_inside_a_corpus_is_no_part_of_it_from_its_plan_on(tmp_path: Path,
 def test_a_url_that_names_a_file_is_read(tmp_path: Path, name: str) -> None:
     url = in_memory(write_lines(tmp_path / name, rows(3)))
     assert make_plan(url, tmp_path / "job").units[0].documents == 3
+
+
+@pytest.mark.parametrize("name", ["x//a.jsonl", "x/./a.jsonl"])
+def test_an_object_that_a_path_cannot_name_is_refused(tmp_path: Path, name: str) -> None:
+    """In object storage it is another one than that without the empty folder, and both would count as one."""
+    (tmp_path / "x").mkdir()
+    url, storage = in_memory(write_lines(tmp_path / "x/a.jsonl", rows(3)).parent.parent), fsspec.filesystem("memory")
+    storage.pipe_file(f"{tmp_path}/{name}", b'{"id": "other", "text": "other"}')
+    with pytest.raises(InputError, match=f"{name} has a folder without a name; rename it"):
+        make_plan(url, tmp_path / "job")
 
 
 @pytest.mark.parametrize("scheme", ["", "file://", "local://"])
