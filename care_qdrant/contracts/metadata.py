@@ -62,7 +62,7 @@ KEYS = (
     QUANTIZATION := Key(
         "care_quantization", "measured", "vector", "oversampling that searches need", "ingest, attach", "search, verify"
     ),
-    INPUTS := Key("care_inputs", "points", "shard key", "files whose documents are stored", "ingest", "ingest"),
+    INPUTS := Key("care_inputs", "points", "file", "a file or folder whose documents are stored", "ingest", "ingest"),
     TENANTS := Key("care_tenants", "points", "", "keys of tenants in an embedded database", "ingest, copies", "search"),
     LOAD := Key(
         "care_bulk_load", "points", "", "graph that the end of a first load builds", "ingest", "ingest, search"

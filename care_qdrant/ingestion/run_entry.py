@@ -121,6 +121,8 @@ class RunEntry:
             metadata |= RUN.change(None, run) | RUN_MET.change(None, run)
         for run in others.keys() - settled if self.has_begun else ():
             metadata |= RUN_MET.change(True, run)
+        for run in RUN_MET.all(self.collection.schema.metadata).keys() - others.keys():  # it ended at the same moment
+            metadata |= RUN_MET.change(None, run)
         if not metadata or self.cannot_note:
             return
         try:
@@ -135,17 +137,17 @@ class RunEntry:
 
     def _stored_inputs(self) -> list[str]:
         """Return the files whose documents are stored, in the shards of the key if there is one."""
-        stored = INPUTS.find(self.collection.schema.metadata, self._shard_key)
-        return stored if isinstance(stored, list) else []
+        stored = INPUTS.all(self.collection.schema.metadata)
+        return sorted(path for subject, path in stored.items() if subject == self._subject(path))
 
-    @property
-    def _shard_key(self) -> str | None:
+    def _subject(self, path: str) -> str:
+        """Return the subject of an input's entry: each has its own, so that two runs lose none of each other's."""
         key = self.collection.shard_key
-        return None if key is None else str(key)
+        return path if key is None else f"{key}:{path}"
 
     def _recorded(self, *, has_ended: bool = False) -> dict[str, Any]:
         """Return the update of the record of files whose documents are stored; empty where it is current."""
-        before = self._stored_inputs()
+        before = self._stored_inputs() if self.inputs else []
         is_alone = self.has_synced and self.settings.shard.of == 1
         after = [*({} if is_alone else dict.fromkeys(before)) | dict.fromkeys(self.inputs)]
         if has_ended:  # before, nobody knows which documents the run holds
@@ -153,7 +155,8 @@ class RunEntry:
             for name in (STDIN, FROM_PROGRAM):  # several corpora become one entry: each batch would leave its own
                 if len(same := [path for path in after if path.partition(BEGINNING)[0] == name]) > 1:
                     after = [*(path for path in after if path not in same), name]
-        return {} if before == after or not self.inputs else INPUTS.change(after, self._shard_key)
+        changes = dict.fromkeys({*before} - {*after}) | {path: path for path in after if path not in before}
+        return {INPUTS.of(self._subject(path)): entry for path, entry in changes.items()}
 
     def _reads(self, given: str) -> bool:
         """Return whether this run also reads a path that was given to another run.

@@ -194,7 +194,7 @@ def _check_step(step: Step, reference: Reference, collection: Collection, top: P
             return
         reference.points = stored_points(collection)
         by_path = {str(path): name for name, path in paths.items()}
-        reference.inputs = [by_path[each] for each in collection.refresh().metadata.get(INPUTS.name, [])]
+        reference.inputs = [by_path[each] for each in INPUTS.all(collection.refresh().metadata)]
         reference.has_note = any(key.startswith(RUN.of("")) for key in collection.schema.metadata)
         return
     was_noted = reference.has_note

@@ -2,19 +2,23 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from qdrant_client import QdrantClient, models
 
-from care_qdrant.contracts.metadata import RUN
+from care_qdrant.contracts.metadata import RUN, RUN_MET
 from care_qdrant.errors import ContractError, EncodingError, QdrantError
 from care_qdrant.ingestion import rows as reading
 from care_qdrant.ingestion.ingest import ingest
+from care_qdrant.ingestion.run_entry import RunEntry
 from care_qdrant.ingestion.settings import IngestReport, IngestSettings
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME
+from care_qdrant.qdrant.create import SPARSE_VECTOR_NAME, PointVectors
 from care_qdrant.types import Document, Vectors, point_id
 from tests.ingestion.conftest import WriteCorpus, short_rows
 from tests.tiny import HashModel, medical_texts, point_alias
@@ -248,6 +252,32 @@ def test_what_an_equal_run_at_the_same_time_deletes_is_not_lost(qdrant: QdrantCl
     ingest(long, model, qdrant, "corpus")
     report = ingest(overtaken(), model, qdrant, "corpus")
     assert qdrant.count("corpus").count == report.points == report.chunks
+
+
+@given(st.permutations(range(4)))
+def test_concurrent_runs_lose_no_entry_of_each_other(order: Sequence[int]) -> None:
+    """All read the metadata before any of them writes, and at the end nothing is left of the runs that have ended."""
+    with closing(QdrantClient(":memory:")) as client:
+        ingest(documents(1), HashModel(), client, "corpus")
+        vectors = PointVectors(HashModel().name, HashModel().contract())
+        entries = [
+            RunEntry(Collection(client, "corpus"), vectors, IngestSettings(), [f"/{number}.jsonl"])
+            for number in range(len(order))
+        ]
+        for entry in entries:
+            entry.check()
+        for number in order:
+            entries[number].begin()
+        last = RunEntry(Collection(client, "corpus"), vectors, IngestSettings())
+        last.check()
+        assert {path for entry in entries for path in entry.inputs} <= {*last.other_inputs()}
+        for entry in entries:
+            entry.end()
+        client.update_collection("corpus", metadata=RUN_MET.change(True, "of a run that ended at that very moment"))
+        last.end()
+        schema = last.collection.refresh()
+        assert not RUN.all(schema.metadata) and not RUN_MET.all(schema.metadata)
+        assert {path for entry in entries for path in entry.inputs} <= {*last.other_inputs()}
 
 
 def test_a_run_whose_trace_another_run_removed_leaves_it_again(qdrant: QdrantClient) -> None:
