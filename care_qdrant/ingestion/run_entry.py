@@ -167,7 +167,9 @@ class RunEntry:
         """
         name, _, first = given.partition(BEGINNING)
         if _is_unnamed(given):
-            return self.holds(first) and any(own.startswith(name + BEGINNING) for own in self.inputs)
+            own = [path for path in self.inputs if first and path.startswith(name + BEGINNING)]
+            # Its own first document may be of another shard, or rejected.
+            return given in own or (bool(own) and self.holds(first))
         if given in self.inputs:
             return True
         is_held = any(Path(own) in Path(given).parents for own in self.inputs)

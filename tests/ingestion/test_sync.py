@@ -157,6 +157,17 @@ def test_a_shard_deletes_only_its_own(qdrant: QdrantClient, write_corpus: WriteC
     assert stored_texts(qdrant).keys() == {row["id"] for row in rows[10:]}
 
 
+def test_shards_of_a_program_delete_as_their_dry_runs_say(qdrant: QdrantClient) -> None:
+    """The document with which the program begins is of one shard alone, and in the end it is rejected."""
+    model, documents = HashModel(), [Document(f"d{n}", f"发烧 {n}") for n in range(40)]
+    for kept in (documents, documents[:-4], [Document("d0", ""), *documents[1:-8]]):
+        for number in (1, 2):
+            sync = replace(ANY_SHARE, sync_despite_rejects=True, shard=Shard(number, 2))
+            dry = ingest(kept, model, qdrant, "corpus", settings=replace(sync, dry_run=True))
+            assert ingest(kept, model, qdrant, "corpus", settings=sync).deleted == dry.deleted
+        assert stored_texts(qdrant).keys() == {document.id for document in kept if document.text}
+
+
 @pytest.mark.parametrize(("ending", "compress"), [("gz", gzip.compress), ("zst", zstandard.compress)])
 def test_a_compressed_corpus_that_is_cut_off_deletes_nothing(
     qdrant: QdrantClient, tmp_path: Path, ending: str, compress: Callable[[bytes], bytes]
