@@ -6,7 +6,7 @@ import resource
 from typing import Any
 
 from typing_extensions import override
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_SECONDS = 10.0
 """Time in which the head of a request must have arrived, from its first byte or from the opening of the connection."""
@@ -14,8 +14,7 @@ HEAD_BYTES = 64 * 2**10
 """Largest head of a request: reading it keeps others waiting, before any key is looked at."""
 _OTHER_FILES = 64
 """File descriptors that a worker needs for other things than connections of clients."""
-_UPGRADE = re.compile(rb"(\A|\n)upgrade(?=[ \t]*:)", re.IGNORECASE)
-_IGNORED = rb"\1ignored"
+_UPGRADE, _IGNORED = re.compile(rb"\nupgrade(?=[ \t]*:)", re.IGNORECASE), b"\nignored"
 
 
 def most_connections(limit: int) -> int:
@@ -24,7 +23,31 @@ def most_connections(limit: int) -> int:
     return limit if files == resource.RLIM_INFINITY else max(1, min(limit, files - _OTHER_FILES))
 
 
-class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # chosen by uvicorn at its import
+class WithoutUpgrade:
+    """Renames the header ``Upgrade`` in heads of requests, which arrive in packets.
+
+    Java's clients offer HTTP/2 in it. It need not be accepted, and the parser would drop the body.
+    """
+
+    def __init__(self) -> None:
+        self._held = b""
+        """Bytes that may be a part of the name, which goes on in the next packet."""
+        self._given = b""
+        """Last bytes of the unfinished head before them: the end of a line, or a part of the blank line behind it."""
+
+    def __call__(self, data: bytes) -> bytes:
+        """Return the bytes to parse, the held ones first."""
+        head, blank, rest = (self._given + self._held + data).partition(b"\r\n\r\n")
+        _, line_end, line = head.rpartition(b"\n")
+        may_be_name = line_end and not blank and b"upgrade".startswith(line.rstrip(b" \t").lower())
+        self._held = line if may_be_name else b""
+        head = _UPGRADE.sub(_IGNORED, head.removesuffix(self._held))
+        given = len(self._given)
+        self._given = b"" if blank else head[-3:]
+        return (head + blank + rest)[given:]
+
+
+class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's protocol with a deadline and a largest size for heads, and a largest number of connections.
 
     Beyond that number, the connection that has waited longest for a request is closed; connections with a request in
@@ -34,15 +57,13 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # ch
     most: int
     waiting: dict[Any, None]
     """Connections without a request, the oldest first."""
-    cycle: Any
     _deadline: asyncio.TimerHandle | None = None
     _head_bytes = 0
-    _held = b""
-    """Bytes that may be a part of the header that is ignored."""
 
     @override
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self._renamed = WithoutUpgrade()
         self.waiting[self] = None
         self._expect_head()
         if len(self.connections) > self.most:
@@ -52,12 +73,7 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # ch
     def data_received(self, data: bytes) -> None:
         before = self.cycle
         if before is None or before.response_complete:
-            # Java's clients offer HTTP/2 in this header. It need not be accepted, and the parser would drop the body.
-            head, blank, rest = (self._held + data).partition(b"\r\n\r\n")
-            line = head[head.rfind(b"\n") + 1 :]  # its rest may be in the next packet
-            self._held = line if not blank and b"upgrade".startswith(line.rstrip(b" \t").lower()) else b""
-            head = head.removesuffix(self._held)
-            data = _UPGRADE.sub(_IGNORED, head) + blank + rest
+            data = self._renamed(data)
         super().data_received(data)
         if self.cycle is not before:
             self._head_bytes = 0

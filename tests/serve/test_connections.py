@@ -5,14 +5,17 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from care_qdrant.serve import connections
 from care_qdrant.serve.app import Service
-from care_qdrant.serve.connections import bounded_protocol, most_connections
+from care_qdrant.serve.connections import WithoutUpgrade, bounded_protocol, most_connections
 from tests.serve.conftest import asked, pair
 from tests.serve.test_admission import GatedEncoder
 
@@ -105,7 +108,7 @@ def test_a_worker_keeps_files_for_other_things(monkeypatch: pytest.MonkeyPatch) 
 def test_an_offer_of_another_protocol_is_ignored_with_no_loss_of_the_body(
     make_service: Callable[..., Service], listen: Any
 ) -> None:
-    body = json.dumps({"input": "发烧", "model": "pair"}).encode()
+    body = json.dumps({"input": "发烧", "model": "pair"}, indent=2).encode()
     parts = [
         b"POST /v1/embeddings HTTP/1.1\r\n",
         b"Host: localhost\r\n",
@@ -114,12 +117,43 @@ def test_an_offer_of_another_protocol_is_ignored_with_no_loss_of_the_body(
         b"Content-Length: %d\r\n" % len(body),
         b"HTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n",
         *(b"%c" % letter for letter in b"uPGRADE: h2c\r\n\r\n"),
-        body,
+        body[:4],  # ends with the blanks before its first name
+        body[4:],
     ]
     with connected(listen(make_service())) as client:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for cut in range(len(parts)):  # each time the rest of the request is in another packet
-            for part in (parts[:cut], parts[cut:]):
+            for part in (parts[:cut], parts[cut:-1], parts[max(cut, len(parts) - 1) :]):
                 client.sendall(b"".join(part))
                 time.sleep(0.01)
             assert answered(client).startswith(b"HTTP/1.1 200"), cut
+
+
+PIECES = [
+    b"Upgrade",
+    b"uP",
+    b"GRADE",
+    b"X-",
+    b": h2c",
+    b" ",
+    b"\t",
+    b"\r",
+    b"\n",
+    b"\r\n",
+    b"\r\n\r\n",
+    b"GET / HTTP/1.1\r\n",
+]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=14).map(b"".join), st.lists(st.integers(0, 60)))
+def test_a_head_is_read_the_same_in_any_packets(sent: bytes, cuts: list[int]) -> None:
+    whole, in_packets, parsed = WithoutUpgrade(), WithoutUpgrade(), b""
+    for start, end in pairwise([0, *sorted(cuts), len(sent)]):
+        packet = sent[start:end]
+        parsed += packet if b"\r\n\r\n" in parsed else in_packets(packet)  # a body is parsed as it is
+    expected = whole(sent)
+    assert expected.startswith(parsed)
+    if b"\r\n\r\n" in sent:
+        assert parsed == expected, "nothing is held back once the head has ended"
+    head = expected.partition(b"\r\n\r\n")[0]
+    assert not any(line.lower().startswith(b"upgrade:") for line in head.split(b"\n")[1:])
