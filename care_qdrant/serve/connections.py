@@ -12,6 +12,8 @@ HEAD_SECONDS = 10.0
 """Time in which the head of a request must have arrived, from its first byte or from the opening of the connection."""
 HEAD_BYTES = 64 * 2**10
 """Largest head of a request: reading it keeps others waiting, before any key is looked at."""
+MOST_PIPELINED = 16
+"""Requests that may wait on a connection for the answer to an earlier one: each takes forty times its own size."""
 _OTHER_FILES = 64
 """File descriptors that a worker needs for other things than connections of clients."""
 _UPGRADE, _IGNORED = re.compile(rb"\nupgrade(?=[ \t]*:)", re.IGNORECASE), b"\nignored"
@@ -50,13 +52,13 @@ class WithoutUpgrade:
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's protocol with a deadline and a largest size for heads, and a largest number of connections.
 
-    Beyond that number, the connection that has waited longest for a request is closed; connections with a request in
+    Beyond that number, the connection that has waited longest for its client is closed; connections with a request in
     progress stay open.
     """
 
     most: int
     waiting: dict[Any, None]
-    """Connections without a request, the oldest first."""
+    """Connections whose client sends no request, or does not read its answer, the oldest first."""
     _deadline: asyncio.TimerHandle | None = None
     _head_bytes = 0
 
@@ -86,6 +88,23 @@ class BoundedProtocol(HttpToolsProtocol):
                     self.send_400_response(f"The head of the request has more than {HEAD_BYTES} bytes.")
             elif self._deadline is None:
                 self._expect_head()
+
+    @override
+    def on_headers_complete(self) -> None:
+        if len(self.pipeline) == MOST_PIPELINED:  # stops the parser, and closes the connection
+            raise ValueError(f"more than {MOST_PIPELINED} requests before the first answer")
+        super().on_headers_complete()
+
+    @override
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.waiting[self] = None
+
+    @override
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if not self.cycle.response_complete:
+            self.waiting.pop(self, None)
 
     @override
     def on_response_complete(self) -> None:

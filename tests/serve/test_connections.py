@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from care_qdrant.serve import connections
 from care_qdrant.serve.app import Service
-from care_qdrant.serve.connections import WithoutUpgrade, bounded_protocol, most_connections
+from care_qdrant.serve.connections import MOST_PIPELINED, WithoutUpgrade, bounded_protocol, most_connections
 from tests.serve.conftest import asked, pair
 from tests.serve.test_admission import GatedEncoder
 
@@ -98,6 +99,52 @@ def test_beyond_the_limit_the_connection_that_waits_longest_is_closed(
     assert answers == [200], "a request that is being answered keeps its connection"
     for each in silent:
         each.close()
+
+
+def test_a_client_that_does_not_read_its_answers_keeps_no_place_from_others(
+    make_service: Callable[..., Service], listen: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.serve.conftest.bounded_protocol", lambda _: bounded_protocol(2))
+    body = json.dumps({"input": ["发烧"] * 1024, "model": "pair"}).encode()
+    head = b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    request = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    address = listen(make_service())
+    statuses: list[int] = []
+    with ExitStack() as stack:
+        for _ in range(2):
+            deaf = stack.enter_context(socket.socket())
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.connect(("127.0.0.1", httpx.URL(address).port))
+            deaf.sendall(request * MOST_PIPELINED)  # whose answers the buffers of the system do not hold
+        until = time.monotonic() + 30
+        while not statuses and time.monotonic() < until:
+            try:
+                statuses.append(httpx.get(f"{address}/health", timeout=20).status_code)
+            except httpx.TransportError:  # as long as the others still have places
+                time.sleep(0.05)
+    assert statuses == [200]
+
+
+@pytest.mark.parametrize("waiting", [1, MOST_PIPELINED - 1, MOST_PIPELINED, 20_000])
+def test_few_requests_may_wait_behind_another_one(
+    make_service: Callable[..., Service], listen: Any, waiting: int
+) -> None:
+    gated = GatedEncoder()
+    body = json.dumps(asked("发烧")).encode()
+    first = b"POST /inference HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    first += b"Content-Length: %d\r\n\r\n" % len(body) + body
+    with connected(listen(make_service(pair(query=gated)))) as client:
+        client.sendall(first + b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * waiting)
+        if waiting > MOST_PIPELINED:  # while the first one still waits for its answer
+            assert client.recv(4096).startswith(b"HTTP/1.1 400")
+        assert gated.entered.wait(20)
+        gated.gate.set()
+        if waiting <= MOST_PIPELINED:
+            answers = b""
+            while answers.count(b"HTTP/1.1 200 OK") < waiting + 1:
+                part = client.recv(4096)
+                assert part, answers
+                answers += part
 
 
 def test_a_worker_keeps_files_for_other_things(monkeypatch: pytest.MonkeyPatch) -> None:
