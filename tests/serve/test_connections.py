@@ -78,6 +78,17 @@ def test_a_head_that_is_too_large_is_answered(make_service: Callable[..., Servic
         assert b"65536 bytes" in answer
 
 
+@pytest.mark.parametrize(("path", "zeros"), [("/v1/embeddings", 5_000), ("/inference", 5_000), ("/search", 30_000)])
+def test_a_length_with_zeros_before_it_is_that_length(
+    make_service: Callable[..., Service], listen: Any, path: str, zeros: int
+) -> None:
+    for length in (b"2", b"9000000"):
+        head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" % path.encode()
+        with connected(listen(make_service())) as client:
+            client.sendall(head + b"Content-Length: " + b"0" * zeros + length + b"\r\n\r\n{}")
+            assert answered(client).startswith(b"HTTP/1.1 400" if length == b"2" else b"HTTP/1.1 413")
+
+
 def test_beyond_the_limit_the_connection_that_waits_longest_is_closed(
     make_service: Callable[..., Service], listen: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
