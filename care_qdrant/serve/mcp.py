@@ -128,8 +128,14 @@ class McpPath:
         self._searching, self._limits, self._enter, self._collections = searching, limits, enter, collections
         logging.getLogger().addHandler(logging.NullHandler())  # else the SDK sends all logs to a handler of its own
         tools = [_strict(tool) for tool in (self.search, self.list_collections, self.fetch_document)]
+        # No subscriptions: the tools never change, and an open stream would keep a worker from ending.
         self.server = server = MCPServer(
-            "care", version=__version__, instructions=_INSTRUCTIONS, tools=tools, log_level="WARNING"
+            "care",
+            version=__version__,
+            instructions=_INSTRUCTIONS,
+            tools=tools,
+            log_level="WARNING",
+            subscriptions=False,
         )
         # Hosts, keys and sizes are checked before a request arrives here.
         trusted = TransportSecuritySettings(enable_dns_rebinding_protection=False)

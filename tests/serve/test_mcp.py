@@ -100,6 +100,26 @@ async def test_a_key_reaches_its_collections(
     assert plain.status_code == 415
 
 
+async def test_no_stream_stays_open_that_would_keep_a_worker_from_ending(make_service, listen) -> None:
+    """Protocols since 2026-07-28 have subscriptions, whose answer ends when the client leaves."""
+    version = "2026-07-28"
+    protocol = "io.modelcontextprotocol"
+    meta = {f"{protocol}/protocolVersion": version, f"{protocol}/clientCapabilities": {}}
+    address = listen(make_service(mcp=True))
+    async with httpx2.AsyncClient(timeout=20) as http:
+
+        async def ask(method: str, **params: object) -> httpx2.Response:
+            body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": meta}}
+            accepts = "application/json, text/event-stream"
+            headers = {"mcp-protocol-version": version, "mcp-method": method, "accept": accepts}
+            return await http.post(f"{address}/mcp", json=body, headers=headers)
+
+        offered = (await ask("server/discover")).json()["result"]["capabilities"]
+        assert not any(value for capability in offered.values() for value in capability.values()), offered
+        refused = await ask("subscriptions/listen", notifications={"toolsListChanged": True})
+        assert "error" in refused.json()
+
+
 async def test_a_tool_that_no_request_called_answers_nothing(make_service, filled: QdrantClient) -> None:
     """Such as one whose SDK runs it in another context: who asks, and with which key, is then unknown."""
     mcp = make_service(aligned(), mcp=True, over=filled).mcp
