@@ -34,8 +34,8 @@ from care_qdrant.serve.schemas import (
 from care_qdrant.serve.settings import Limits
 
 SIDES: Mapping[str, Side] = {"search": "query", "update": "document"}
-_BM25_OPTIONS = ("average_length", "k1", "b", "lead")
-"""Constants of a contract; the last one may be absent."""
+_BM25_OPTIONS = {"average_length": (1, 1e6), "k1": (0, 1e6), "b": (0, 1), "lead": (1, 1e6)}
+"""Constants of a contract, with the least and the largest value; the last one may be absent."""
 
 
 async def openai_embeddings(models: ServedModels, request: OpenAIRequest) -> dict[str, Any]:
@@ -140,7 +140,11 @@ def _terms(model: CareModel, side: Side, items: Sequence[InferenceInput], texts:
 
 def _analyser(item: InferenceInput) -> Analyser:
     """Return the analyser that the client names, as the collection's record does; that for Chinese for none."""
-    name = (item.options or {}).get("analyser", DEFAULT.name)
+    given, known = item.options or {}, (*_BM25_OPTIONS, "analyser")
+    if unknown := given.keys() - set(known):  # of a query as well: with `analyzer`, its terms would be Chinese
+        listed = ", ".join(sorted(unknown))
+        raise Refusal(400, "unknown_option", f"options of {item.model!r}: {listed}; known: {', '.join(known)}")
+    name = given.get("analyser", DEFAULT.name)
     analyser = find_analyser(name) if isinstance(name, str) else None
     if analyser is None:
         raise Refusal(
@@ -155,18 +159,14 @@ def _analyser(item: InferenceInput) -> Analyser:
 def _constants(item: InferenceInput) -> dict[str, Any]:
     """Return the constants of BM25 that the client gives: they are the collection's, which this service never sees."""
     given = item.options or {}
-    known_options = (*_BM25_OPTIONS, "analyser")
-    if unknown := set(given) - set(known_options):
-        known = ", ".join(known_options)
-        raise Refusal(400, "unknown_option", f"options of {item.model!r}: {', '.join(sorted(unknown))}; known: {known}")
     constants = {name: given.get(name) for name in _BM25_OPTIONS if name != "lead" or given.get(name) is not None}
     for name, value in constants.items():
-        lowest = 1 if name in ("average_length", "lead") else 0
-        if isinstance(value, bool) or not isinstance(value, int | float) or not lowest <= value < 1e6:
+        least, largest = _BM25_OPTIONS[name]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= largest:
             raise Refusal(
                 400,
                 "invalid_option",
-                f"a document of {item.model!r} needs the option {name!r}, a number of at least {lowest} (found: "
-                f"{value!r}). It is in the collection's record of BM25: care status --json",
+                f"a document of {item.model!r} needs the option {name!r}, a number from {least} to {largest:,.0f} "
+                f"(found: {value!r}). It is in the collection's record of BM25: care status --json",
             )
     return {"lead": None} | constants

@@ -4,10 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.model.card import TERM_WEIGHTS
 from care_qdrant.model.care_model import CareModel
+from care_qdrant.serve.embeddings import _terms
+from care_qdrant.serve.refusal import Refusal
+from care_qdrant.serve.schemas import InferenceInput
 from tests import tiny
 from tests.serve.conftest import asked, pair
 from tests.tiny import TEXTS
@@ -81,6 +86,25 @@ async def test_documents_of_bm25_need_the_constants_of_the_collection(make_servi
     assert (found["indices"], found["values"]) == (expected.indices, expected.values)
 
 
+@given(
+    average_length=st.floats(-10, 1e3) | st.integers(-1, 10**7),
+    k1=st.floats(-10, 1e3) | st.booleans(),
+    b=st.floats(-10, 10) | st.sampled_from([0, 1]),
+    lead=st.none() | st.floats(-10, 1e3),
+)
+@settings(max_examples=300)
+def test_constants_of_bm25_that_are_accepted_give_weights(average_length, k1, b, lead) -> None:  # type: ignore[no-untyped-def]
+    options = {"average_length": average_length, "k1": k1, "b": b, "lead": lead}
+    item = InferenceInput(data="糖尿病 fever 糖尿病", model="pair/bm25", options=options)
+    try:
+        [found] = _terms(pair(), "document", [item], [item.data])
+    except Refusal as refusal:
+        assert refusal.code == "invalid_option"
+    else:
+        assert np.isfinite(found["values"]).all()
+        assert min(found["values"]) > 0
+
+
 async def test_a_name_with_a_fingerprint_is_that_pair_or_none(make_service, connect) -> None:
     first, second = pair("pair"), pair("pair", salt="trained again")
     http = connect(make_service(first, second))
@@ -107,6 +131,13 @@ async def test_a_name_with_a_fingerprint_is_that_pair_or_none(make_service, conn
         (asked("发烧") | {"inputs": [{"data": {"url": "x"}, "data_type": "object", "model": "pair"}]}, "not_a_text"),
         (asked("发烧", options={"prompt": "x"}), "unknown_option"),
         (asked("发烧", model="pair/bm25", side="update", options={"average_length": True}), "invalid_option"),
+        (
+            asked("发烧", model="pair/bm25", side="update", options={"average_length": 9, "k1": 1, "b": 4}),
+            "invalid_option",
+        ),
+        (asked("发烧", model="pair/bm25", side="update", options={"analyzer": "x"}), "unknown_option"),
+        (asked("发烧", model="pair/bm25", options={"analyzer": "x"}), "unknown_option"),
+        (asked("发烧", model="pair/bm25", options={"language": "english"}), "unknown_option"),
         (asked("发烧", side="recommend"), "invalid_request"),
         (asked("发烧") | {"inference": None}, "invalid_request"),
         ({"inputs": 3}, "invalid_request"),
