@@ -212,9 +212,15 @@ def _zstandard(file: io.BufferedReader, path: str) -> Iterator[bytes]:
 
 
 @contextmanager
-def as_text(file: io.BufferedReader, errors: str = "strict") -> Iterator[io.TextIOWrapper]:
-    """Decode UTF-8 with its line ends as they are, without a byte order mark; the file itself stays open."""
-    text = io.TextIOWrapper(file, "utf-8-sig", errors, newline="")
+def as_text(file: io.BufferedReader, errors: str = "strict", line_end: str = "") -> Iterator[io.TextIOWrapper]:
+    """Decode UTF-8 with its line ends as they are, without a byte order mark; the file itself stays open.
+
+    Args:
+        file: Bytes to decode.
+        errors: Treatment of bytes that are not UTF-8.
+        line_end: Character at which a line ends, alone; empty for line feeds and carriage returns.
+    """
+    text = io.TextIOWrapper(file, "utf-8-sig", errors, newline=line_end)
     try:
         yield text
     finally:

@@ -20,7 +20,7 @@ Table = Literal["csv", "tsv"]
 _DELIMITERS: dict[Table, str] = {"csv": ",;\t|", "tsv": "\t"}
 """Separators that a table may have, the likeliest first."""
 _NAMES = {",": "comma", "\t": "tab", ";": "semicolon", "|": "bar"}
-_LINE_END = re.compile(r"\r\n|\r|\n")
+_LINE_END = re.compile(r"\r*\n|\r")
 _EXCEL_HINT = re.compile(r"sep=(?P<delimiter>[^\r\n\"])")
 """First line by which Excel is told the separator."""
 _ESCAPED_BYTE = re.compile("[\udc80-\udcff]")
@@ -33,24 +33,28 @@ class Header(NamedTuple):
     columns: list[str]
     has_hint: bool
     """Whether Excel's line with the separator stands in front."""
+    line_end: str
+    """Last character of the first line end: a line feed, or a carriage return in files of old Macintosh programs."""
 
 
 def read_header(head: bytes, form: Table, fields: Fields) -> Header:
     """Return the delimiter and the columns of a table: the one that shows the text field, or else most columns."""
-    lines = _LINE_END.split(head.removeprefix(BYTE_ORDER_MARK).decode("utf-8", "replace"), 2)
+    start = head.removeprefix(BYTE_ORDER_MARK).decode("utf-8", "replace")
+    lines, first_end = _LINE_END.split(start, 2), _LINE_END.search(start)
     hint = _EXCEL_HINT.fullmatch(lines[0])
     first = lines[1] if hint and len(lines) > 1 else lines[0]
     headers = {mark: _cells(first, mark) for mark in (_DELIMITERS[form] if hint is None else hint["delimiter"])}
     best = max(
         headers, key=lambda delimiter: (_text_column(headers[delimiter], fields) is not None, len(headers[delimiter]))
     )
-    return Header(best, headers[best], hint is not None)
+    return Header(best, headers[best], hint is not None, first_end[0][-1] if first_end is not None else "\n")
 
 
 def describe_table(head: bytes, form: Table, fields: Fields) -> str:
     """Return what a table looks like, for people: its separator and its columns."""
-    delimiter, columns, _ = read_header(head, form, fields)
-    return f"table, {_NAMES.get(delimiter, repr(delimiter))} separated, columns {', '.join(columns)}"
+    header = read_header(head, form, fields)
+    mark = _NAMES.get(header.delimiter, repr(header.delimiter))
+    return f"table, {mark} separated, columns {', '.join(header.columns)}"
 
 
 def read_table(file: io.BufferedReader, form: Table, name: str, fields: Fields) -> Iterator[Document | Reject]:
@@ -60,7 +64,7 @@ def read_table(file: io.BufferedReader, form: Table, name: str, fields: Fields) 
         InputError: The header is not one of a corpus, or a second table follows.
     """
     header = read_header(file.peek(), form, fields)
-    with as_text(file, "surrogateescape") as text:
+    with as_text(file, "surrogateescape", header.line_end) as text:
         records = _records(text, header)
         columns = _columns(records, name, fields)
         types = [fields.types.get(column, "text") for column in columns]
@@ -85,7 +89,7 @@ def guess_types(
 ) -> None:
     """Narrow the types of the columns by the cells of one more table; roles and columns of known type are left out."""
     header = read_header(file.peek(), form, fields)
-    with as_text(file, "surrogateescape") as text:
+    with as_text(file, "surrogateescape", header.line_end) as text:
         records = _records(text, header)
         columns = _columns(records, name, fields)
         for column in columns:
@@ -212,7 +216,8 @@ def _records(text: io.TextIOWrapper, header: Header) -> Iterator[tuple[int, list
     """Return the records, each with the number of its last line.
 
     Where quotes or bytes of a record are wrong, its first line is rejected, and the next one begins a record: an open
-    quote takes one row, not the rest of the file. Between tabs, such quotes are part of the text.
+    quote takes one row, not the rest of the file. Between tabs, such quotes are part of the text. A line end of another
+    kind than the first line's is part of a cell in quotes, and a mistake elsewhere: it would begin a row of its own.
     """
     csv.field_size_limit(MAX_LINE_BYTES)
     width = 0
@@ -226,7 +231,7 @@ def _records(text: io.TextIOWrapper, header: Header) -> Iterator[tuple[int, list
             cells = next(reader, None)
         except (csv.Error, _BadLine) as error:
             number += 1
-            reason = _quotes(error) if isinstance(error, csv.Error) else str(error)
+            reason = _mistake(error) if isinstance(error, csv.Error) else str(error)
             literal = _literal_cells(lines.taken[:1], header.delimiter, width) if isinstance(error, csv.Error) else None
             lines.return_all_but_first()
             yield number, Reject(number, reason) if literal is None else literal
@@ -256,9 +261,11 @@ def _literal_cells(lines: Sequence[str], delimiter: str, width: int) -> list[str
     return rows[0] if delimiter == "\t" and width > 1 and all(len(row) == width for row in rows) else None
 
 
-def _quotes(error: csv.Error) -> str:
-    """Return what is wrong with the quotes of a record."""
+def _mistake(error: csv.Error) -> str:
+    """Return what is wrong with the quotes or the line ends of a record."""
     reason = str(error)
+    if "new-line" in reason:
+        return "has a line end of another kind outside quotes; put the cell in quotes, or give the file one line end"
     is_open = "end of data" in reason or "limit" in reason
     what = "an opening quote without an end" if is_open else f"wrong quotes ({reason})"
     return f"has {what}; write a quote inside a quoted cell twice"

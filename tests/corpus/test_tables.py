@@ -97,3 +97,31 @@ def test_a_quoted_cell_of_several_lines_is_one_cell_also_between_tabs(tmp_path: 
     path = tmp_path / "a.tsv"
     content = 'id\ttext\tn\n1\t"一\n二\t三"\tx\n2\t"四"""\ty\n'
     assert [row.text for row in read(path, content) if isinstance(row, Document)] == ["一\n二\t三", '四"']
+
+
+@given(
+    texts=st.lists(st.text("a中,¶", min_size=1, max_size=6), min_size=1, max_size=6),
+    ends=st.sampled_from([("\n", "\r"), ("\r\n", "\r"), ("\r\r\n", "\r"), ("\r", "\n")]),
+    is_quoted=st.booleans(),
+    form=st.sampled_from([("a.csv", ","), ("a.csv", ";"), ("a.tsv", "\t")]),
+)
+def test_a_line_end_of_another_kind_begins_no_row(
+    tmp_path_factory: pytest.TempPathFactory,
+    texts: list[str],
+    ends: tuple[str, str],
+    is_quoted: bool,
+    form: tuple[str, str],
+) -> None:
+    """Without quotes half of a cell would be taken for the whole, and the other half for another document."""
+    end, foreign = ends
+    texts = [f"<{text.replace('¶', foreign).replace(form[1], '')}>" for text in texts]
+    quote = '"' if is_quoted else ""
+    rows = [f"{number}{form[1]}{quote}{text}{quote}" for number, text in enumerate(texts)]
+    path = tmp_path_factory.mktemp("ends") / form[0]
+    found = read(path, end.join([f"id{form[1]}text", *rows, ""]))
+    assert len(found) == len(texts)
+    for row, text in zip(found, texts, strict=True):
+        if isinstance(row, Document):
+            assert row.text == text
+        else:
+            assert foreign in text and not is_quoted and "line end of another kind" in row.reason
