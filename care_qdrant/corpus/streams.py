@@ -97,13 +97,11 @@ def recoded(file: io.BufferedReader, encoding: str) -> io.BufferedReader:
         is_text = False
     if not is_text:
         raise InputError(f"--encoding {encoding!r}: unknown text encoding; try gb18030, big5 or utf-16")
-    if codec.name == UTF_8 or _is_utf_8_all_the_same(file.peek(HEAD_BYTES), encoding, is_wide=is_wide):
-        return file
-    return io.BufferedReader(_Chunks(_utf_8(file, encoding)), HEAD_BYTES)
+    return file if codec.name == UTF_8 else io.BufferedReader(_Chunks(_utf_8(file, encoding, is_wide)), HEAD_BYTES)
 
 
-def _is_utf_8_all_the_same(head: bytes, encoding: str, *, is_wide: bool) -> bool:
-    """Return whether the start of a text is UTF-8, and by no chance in the encoding that was given."""
+def _is_utf_8_all_the_same(head: bytes, encoding: str, is_wide: bool) -> bool:
+    """Return whether a part of a text is UTF-8, and by no chance in the encoding that was given."""
     if is_wide or not is_utf_8(head):
         return is_wide and b"\0" not in head and is_utf_8(head)
     has_one_byte_a_character = len(head.decode(encoding, "ignore")) == len(head)
@@ -180,11 +178,18 @@ class _Chunks(io.RawIOBase):
         return len(part)
 
 
-def _utf_8(file: io.BufferedReader, encoding: str) -> Iterator[bytes]:
-    """Decode what is read, and return it as UTF-8."""
+def _utf_8(file: io.BufferedReader, encoding: str, is_wide: bool) -> Iterator[bytes]:
+    """Decode what is read, and return it as UTF-8; where it is UTF-8 from the first character on, as it is."""
     is_gbk = codecs.lookup(encoding).name in _GBK
     decoder = codecs.getincrementaldecoder(encoding)(_EURO if is_gbk else "strict")
+    is_open = True
     while raw := file.read1(HEAD_BYTES):
+        if is_open and (is_wide or not raw.isascii()):
+            is_open = False
+            if _is_utf_8_all_the_same(raw + file.peek(HEAD_BYTES), encoding, is_wide):
+                yield raw
+                yield from iter(partial(file.read1, HEAD_BYTES), b"")
+                return
         yield decoder.decode(raw).encode()
     # The decoder of GB 18030 drops what follows a handled error at the very end.
     rest = decoder.getstate()[0].decode(encoding, _EURO) if is_gbk else decoder.decode(b"", final=True)
