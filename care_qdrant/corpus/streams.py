@@ -30,6 +30,8 @@ UTF_8 = "utf-8"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _LAYERS = 2
+_PIECE_BYTES = 1_024
+"""Bytes of a Zstandard file that are decompressed at once: they may become 32 MiB."""
 _UNITS_BYTES = 4
 _SAMPLE = b'{"id": "a+b\\u0041"}'
 """Bytes that every encoding of a corpus reads as ASCII, except encodings of two or four bytes per character."""
@@ -154,7 +156,7 @@ class _Chunks(io.RawIOBase):
     """Chunks of bytes, of any length, as a file whose reads are full until its end."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks, self._ready = chunks, b""
+        self._chunks, self._ready = chunks, memoryview(b"")
         self._error: Exception | None = None
 
     @override
@@ -163,19 +165,22 @@ class _Chunks(io.RawIOBase):
 
     @override
     def readinto(self, target: "Buffer") -> int:
-        view = memoryview(target).cast("B")
-        while self._error is None and len(self._ready) < len(view):
-            try:
-                self._ready += next(self._chunks)
-            except StopIteration:
-                break
-            except Exception as error:  # raised behind what was read before it
-                self._error = error
-        if self._error is not None and not self._ready:
+        view, done = memoryview(target).cast("B"), 0
+        while done < len(view):
+            if not self._ready:
+                try:
+                    self._ready = memoryview(next(self._chunks))
+                except StopIteration:
+                    break
+                except Exception as error:  # raised behind what was read before it
+                    self._error = error
+                    break
+            part = self._ready[: len(view) - done]
+            view[done : done + len(part)] = part
+            done, self._ready = done + len(part), self._ready[len(part) :]
+        if not done and self._error is not None:
             raise self._error
-        part, self._ready = self._ready[: len(view)], self._ready[len(view) :]
-        view[: len(part)] = part
-        return len(part)
+        return done
 
 
 def _utf_8(file: io.BufferedReader, encoding: str, is_wide: bool) -> Iterator[bytes]:
@@ -207,7 +212,7 @@ def _zstandard(file: io.BufferedReader, path: str) -> Iterator[bytes]:
 
     new_frame = zstandard.ZstdDecompressor().decompressobj
     frame = None
-    while raw := file.read1(HEAD_BYTES):
+    while raw := file.read1(_PIECE_BYTES):
         while raw:
             frame = frame or new_frame()
             yield frame.decompress(raw)

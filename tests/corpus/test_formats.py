@@ -9,6 +9,7 @@ import json
 import os
 import termios
 import threading
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -107,6 +108,18 @@ def test_a_zstandard_file_that_is_cut_off_is_damaged(tmp_path: Path, frames: int
     (tmp_path / "a.jsonl.zst").write_bytes(whole[: int(len(whole) / frames * (frames - 1 + kept))])
     with pytest.raises(InputError, match="is damaged after row"):
         read(tmp_path / "a.jsonl.zst")
+
+
+def test_a_small_file_of_large_content_does_not_fill_the_memory(tmp_path: Path) -> None:
+    row, blanks = b'{"id": "1", "text": "x"}\n', b" " * 1_000_000 + b"\n"
+    (tmp_path / "a.jsonl.zst").write_bytes(zstandard.compress(row + blanks * 200))
+    tracemalloc.start()
+    try:
+        with Corpus(tmp_path / "a.jsonl.zst") as corpus:
+            next(iter(corpus))
+        assert tracemalloc.get_traced_memory()[1] < 50_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_json_array_streams_and_says_where_it_is_cut_off(tmp_path: Path) -> None:
