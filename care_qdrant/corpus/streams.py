@@ -73,6 +73,8 @@ def decompressed(file: io.BufferedReader, path: str, stack: ExitStack) -> io.Buf
     for layer in range(_LAYERS):
         magic = file.peek(4)[:4]
         named = None if layer else compression_of(path)
+        if named is not None and not magic:
+            raise EOFError(f"a {named} file is never empty: its beginning is missing, too")
         if magic.startswith(_GZIP) or named == ".gz":
             file = _gathered(stack.enter_context(gzip.GzipFile(fileobj=file, mode="rb")))
         elif magic == _ZSTD or named == ".zst":

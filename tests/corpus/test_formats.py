@@ -97,17 +97,27 @@ def test_compressed_content_needs_no_ending(tmp_path: Path) -> None:
     assert texts(read(tmp_path / "a.csv")) == texts(read(tmp_path / "b.jsonl")) == EXPECTED
 
 
-@pytest.mark.parametrize("frames", [1, 3])
-@pytest.mark.parametrize("kept", [0.3, 0.9, 0.999])
-def test_a_zstandard_file_that_is_cut_off_is_damaged(tmp_path: Path, frames: int, kept: float) -> None:
-    """The package's stream reader ends without an error, and a sync would delete the documents that were cut off."""
-    lines = "".join(json.dumps({"id": f"{n}", "text": f"{n * 7919 % 10007} 头痛"}) + "\n" for n in range(2_000))
-    whole = b"".join(zstandard.compress(lines.encode()) for _ in range(frames))
-    (tmp_path / "a.jsonl.zst").write_bytes(whole)
-    assert len(read(tmp_path / "a.jsonl.zst")) == 2_000 * frames
-    (tmp_path / "a.jsonl.zst").write_bytes(whole[: int(len(whole) / frames * (frames - 1 + kept))])
-    with pytest.raises(InputError, match="is damaged after row"):
-        read(tmp_path / "a.jsonl.zst")
+@given(
+    rows=st.lists(st.text("发烧ab ", min_size=1, max_size=30), min_size=1, max_size=30),
+    ending=st.sampled_from([*COMPRESSIONS]),
+    cut=st.floats(0, 1, exclude_max=True),
+    is_repeated=st.booleans(),
+)
+def test_a_compressed_file_that_is_cut_off_anywhere_is_damaged(
+    rows: list[str], ending: str, cut: float, is_repeated: bool
+) -> None:
+    """Otherwise a sync would delete the documents behind the cut; a full disk leaves a file without a byte."""
+    lines = [json.dumps({"id": str(number), "text": f"{text}."}).encode() for number, text in enumerate(rows)]
+    compress = gzip.compress if ending == ".gz" else zstandard.compress
+    part = compress(b"\n".join([*lines, b""]))
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / f"a.jsonl{ending}"
+        path.write_bytes(part * (1 + is_repeated))
+        assert len(read(path)) == len(rows) * (1 + is_repeated)
+        kept = max(int(cut * len(part)), int(is_repeated))  # at the end of a part nothing is cut off
+        path.write_bytes(part * is_repeated + part[:kept])
+        with pytest.raises(InputError, match="is damaged after row"):
+            read(path)
 
 
 def test_a_small_file_of_large_content_does_not_fill_the_memory(tmp_path: Path) -> None:
