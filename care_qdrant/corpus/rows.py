@@ -154,8 +154,8 @@ def parse_values(values: Mapping[str, Any], line: int, fields: Fields) -> Docume
     extra = {key: value for key, value in values.items() if key not in roles and key not in left_out}
     if problem := _field_problem(values, fields, values) or _metadata_problem(values, fields, extra):
         return Reject(line, problem, named)
-    title, metadata = values.get(fields.title) or "", {**extra, **(values.get(fields.metadata) or {})}
-    return check_document(Document(named, values[fields.text], title if title.strip() else "", metadata, line=line))
+    metadata = {**extra, **(values.get(fields.metadata) or {})}
+    return check_document(Document(named, values[fields.text], values.get(fields.title) or "", metadata, line=line))
 
 
 def hash_id(title: str, text: str) -> str:
@@ -167,18 +167,21 @@ def check_document(document: Document) -> Document | Reject:
     """Let a document pass, or say what Qdrant, a tokenizer or a payload could not hold of it.
 
     Metadata become plain dictionaries and lists, without the fields that are NaN, as tables write a missing number; in
-    a list, null takes its place.
+    a list, null takes its place. A blank title is none.
     """
     if not isinstance(document.metadata, Mapping | None):
         return Reject.of(document, f"metadata is a {_kind(document.metadata)}; expected an object")
+    title = document.title
+    if title is None or (isinstance(title, str) and not title.strip()):
+        title = ""
     try:
-        document = replace(document, metadata=_plain(document.metadata or {}))
+        document = replace(document, title=title, metadata=_plain(document.metadata or {}))
     except RecursionError:
         return Reject.of(document, f"metadata is nested deeper than {MAX_DEPTH} levels")
     problem = (
         _text_problem("id", document.id)
         or _text_problem("text", document.text)
-        or (document.title and _text_problem("title", document.title))
+        or (title != "" and _text_problem("title", title))
         or _value_problem(document.metadata)
     )
     reserved = sorted(RESERVED_KEYS & document.metadata.keys())

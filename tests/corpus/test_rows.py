@@ -158,6 +158,17 @@ def test_a_number_that_is_missing_in_a_list_is_null() -> None:
     assert row.metadata == {"x": [None, 1], "y": [[None]]}
 
 
+@pytest.mark.parametrize("title", [None, "", " \n", "\u3000", "饮食", " 饮食 ", 0, False, 5, [], "a\0"])
+@pytest.mark.parametrize("metadata", [None, {}, {"year": 2020, "x": [float("nan")], "y": float("nan")}, {"text": "a"}])
+def test_a_document_of_a_program_is_that_of_a_file(title: object, metadata: object) -> None:
+    row = {"id": "1", "text": "少盐", "title": title, "metadata": metadata}
+    of_file = parse_line(json.dumps(row).encode(), 0, FIELDS)
+    of_program = check_document(Document(**row))  # type: ignore[arg-type]  # as a caller without types
+    assert type(of_file) is type(of_program)
+    if isinstance(of_file, Document):
+        assert of_file == of_program and of_file.title in ("", title)
+
+
 def test_metadata_that_are_no_object_reject_the_document() -> None:
     row = check_document(Document("a", "b", metadata=[1]))  # type: ignore[arg-type]  # of a program without types
     assert isinstance(row, Reject)
