@@ -51,7 +51,7 @@ class Fields:
             return self
         paths = {name: [name] if name in values else name.split(".") for name in self.texts}
         texts = {name: _taken_out(values, path)[0] for name, path in paths.items()}
-        there = [name for name, text in texts.items() if text is not None]
+        there = [name for name, text in texts.items() if text is not None and not _is_nan(text)]
         filled = (name for name in there if not isinstance(text := texts[name], str) or text.strip())
         name = next(filled, there[0] if there else None)
         return self if name is None else replace(self, text=name)
@@ -141,7 +141,8 @@ def parse_values(values: Mapping[str, Any], line: int, fields: Fields) -> Docume
         if problem := _field_problem({**values, HASH_ID: HASH_ID}, fields, values):
             return Reject(line, problem)
         values = {**values, HASH_ID: hash_id(values.get(fields.title) or "", values[fields.text])}
-    elif fields.id == "id" and "id" not in values and "_id" in values:
+    elif fields.id == "id" and values.get("id") is None and "_id" in values:
+        values = {name: value for name, value in values.items() if name != "id"}
         fields = replace(fields, id="_id")
     document_id = values.get(fields.id)
     if isinstance(document_id, int) and not isinstance(document_id, bool):

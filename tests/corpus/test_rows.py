@@ -1,4 +1,5 @@
 import json
+import math
 import re
 from types import MappingProxyType
 
@@ -167,6 +168,13 @@ def test_a_document_of_a_program_is_that_of_a_file(title: object, metadata: obje
     assert type(of_file) is type(of_program)
     if isinstance(of_file, Document):
         assert of_file == of_program and of_file.title in ("", title)
+
+
+@pytest.mark.parametrize("missing", [{}, {"body": None}, {"body": math.nan}, {"body": ""}, {"id": None, "_id": "1"}])
+def test_what_is_missing_is_missing_however_it_is_written(missing: dict[str, object]) -> None:
+    row = {"id": "1", **missing, "text": "少盐"}
+    document = parse_line(json.dumps(row).encode(), 0, Fields(text="body,text"))
+    assert isinstance(document, Document) and (document.id, document.text) == ("1", "少盐")
 
 
 def test_metadata_that_are_no_object_reject_the_document() -> None:
