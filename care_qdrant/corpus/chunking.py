@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from care_qdrant.corpus.rows import Reject
 from care_qdrant.encoders import TokenCounter
 from care_qdrant.errors import UnusableText
-from care_qdrant.types import Chunk, Document, embedded_text
+from care_qdrant.types import Chunk, Document, embedded_text, is_blank
 
 Overflow = Literal["split", "truncate"]
 """Treatment of a document that is longer than the encoder reads."""
@@ -80,9 +80,9 @@ def _cut(document: Document, counter: TokenCounter) -> list[Chunk] | Reject:
 def split(text: str, title: str, counter: TokenCounter) -> list[Span]:
     """Return the spans of the chunks of a text.
 
-    Together they cover the text, but for white space in front of it that takes more tokens than an overlap; each
-    starts at or before the end of the one before it, and none is longer than the encoder's maximum, title, prompt and
-    special tokens included. Where a sentence alone is too long it is cut at a comma or a space, and at last anywhere.
+    Together they cover the text, but for white space in front of it that takes more tokens than an overlap, and for
+    chunks that would show nothing. None is longer than the encoder's maximum, title, prompt and special tokens
+    included. Where a sentence alone is too long it is cut at a comma or a space, and at last anywhere.
     """
     frame, empty, blank = counter.count_tokens([title, "", text[: len(text) - len(text.lstrip())]])
     budget = counter.max_tokens - frame
@@ -94,7 +94,8 @@ def split(text: str, title: str, counter: TokenCounter) -> list[Span]:
         spans = _join_blank(text, _pack(pieces, budget, overlap_tokens))
         lengths = counter.count_tokens([embedded_text(title, text[span.start : span.end]) for span in spans])
         if max(lengths) <= counter.max_tokens or budget <= 1:
-            return spans
+            # An encoder refuses a chunk of characters without a width, and with it the whole document.
+            return [span for span in spans if not is_blank(text[span.start : span.end])] or spans
         # A whole can have more tokens than its parts together: aim lower.
         budget = budget * 9 // 10
 

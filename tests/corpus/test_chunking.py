@@ -11,7 +11,8 @@ from care_qdrant.corpus.chunking import cut_documents, sentence_spans, split
 from care_qdrant.corpus.rows import Reject
 from care_qdrant.encoders.batching import TokenizerFile
 from care_qdrant.encoders.side import Side
-from care_qdrant.types import Chunk, Document, embedded_text
+from care_qdrant.encoders.usable import encodable
+from care_qdrant.types import Chunk, Document, embedded_text, is_blank
 from tests.tiny import HashEncoder, medical_texts
 
 COUNTER = HashEncoder(max_tokens=24)  # a character is a token, and two special ones
@@ -54,6 +55,25 @@ def test_the_text_can_be_rebuilt(text: str) -> None:
     for span in split(text, "", COUNTER):
         rebuilt += text[max(span.start, len(rebuilt)) : span.end]
     assert rebuilt == text
+
+
+@given(
+    st.lists(
+        st.sampled_from(["\u200b", "\ue000\n", "\x07", "\ufeff ", "糖尿病人。", "字" * 22, " "]),
+        min_size=1,
+        max_size=30,
+    )
+)
+def test_no_chunk_is_refused_for_showing_nothing(parts: list[str]) -> None:
+    """One such chunk would take the whole document along."""
+    text = "".join(parts)
+    if is_blank(text):
+        return
+    chunks = chunks_of(text)
+    assert isinstance(chunks, list)
+    encodable([chunk.embedded_text for chunk in chunks])
+    shown = {character for chunk in chunks for character in chunk.text if not is_blank(character)}
+    assert shown == {character for character in text if not is_blank(character)}
 
 
 def test_chunks_overlap_by_whole_sentences() -> None:
