@@ -14,9 +14,11 @@ from llama_index.embeddings.care import CareEmbedding, CareNodeParser, CareNodeT
 from llama_index.vector_stores.care import CareVectorStore
 from qdrant_client import QdrantClient
 
-from care_qdrant import CareModel, ingest
+from care_qdrant import CareModel, Reject, ingest
 from care_qdrant import Document as Row
+from care_qdrant.corpus.chunking import cut_documents
 from care_qdrant.errors import InputError
+from care_qdrant.types import is_blank
 from tests.tiny import medical_texts
 
 LONG = "".join(medical_texts(80))
@@ -61,6 +63,26 @@ def test_nodes_are_the_points_of_care_ingest(embedding: CareEmbedding) -> None:
     )
     assert DOCUMENTS[0].excluded_embed_metadata_keys == []
     client.close()
+
+
+@given(
+    title=st.integers(0, 90).map(lambda count: "标题" * count),
+    parts=st.lists(st.sampled_from([*medical_texts(4), "\u200b\n", "  ", "字" * 60, "\n\n"]), max_size=30),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_document_is_cut_as_care_ingest_cuts_it(title: str, parts: list[str]) -> None:
+    embedding, text = CareEmbedding(), "".join(parts)
+    parser, metadata = CareNodeParser(embedding=embedding), {"title": title} if title else {}
+    if is_blank(text):
+        assert parser([Document(text=text, metadata=metadata)]) == []
+        return
+    [cut] = cut_documents([Row("a", text, title)], embedding.document_tokenizer, "split")
+    if isinstance(cut, Reject):
+        with pytest.raises(InputError, match="shorten the title"):
+            parser([Document(text=text, metadata=metadata)])
+        return
+    nodes = parser([Document(id_="a", text=text, metadata=metadata)])
+    assert [(node.node_id, node.get_content()) for node in nodes] == [(chunk.point_id, chunk.text) for chunk in cut]
 
 
 def test_documents_that_share_an_id_are_all_kept(embedding: CareEmbedding) -> None:

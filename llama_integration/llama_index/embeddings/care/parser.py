@@ -13,9 +13,9 @@ from llama_index.core.schema import BaseNode, Document, MetadataMode, TextNode
 from llama_index.embeddings.care.base import CareEmbedding, embed_title_and_text_only, title_of
 from typing_extensions import override
 
-from care_qdrant.corpus.chunking import split
+from care_qdrant.corpus.chunking import Span, split
 from care_qdrant.errors import InputError
-from care_qdrant.types import half_character, point_id
+from care_qdrant.types import embedded_text, half_character, is_blank, point_id
 
 logger = logging.getLogger(__name__)
 
@@ -83,12 +83,13 @@ class CareNodeParser(NodeParser):
                     "a character; fix it, for example with text.encode('utf-8', 'replace').decode(), or leave the "
                     "document out"
                 )
-            if counter.count_tokens([title])[0] > counter.max_tokens // 2:
+            fits = counter.count_tokens([embedded_text(title, text)])[0] <= counter.max_tokens
+            if not fits and counter.count_tokens([title])[0] > counter.max_tokens // 2:
                 raise InputError(
                     f"document {node.node_id!r}: its title {title[:40]!r} is longer than half of what the document "
                     f"encoder reads ({counter.max_tokens} tokens), and leaves no room for the text; shorten the title"
                 )
-            spans = split(text, title, counter) if text.strip() else []
+            spans = [] if is_blank(text) else [Span(0, len(text))] if fits else split(text, title, counter)
             parts = [text[span.start : span.end] for span in spans]
             # Pages of a file may share its name as their id: the chunks of all of them are numbered through.
             id_func = partial(_numbered_from, made[node.node_id], self.id_func)
