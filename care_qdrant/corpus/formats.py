@@ -49,15 +49,15 @@ def read_rows(form: Format, file: io.BufferedReader, fields: Fields, *, name: st
 
 def _is_one_object_a_line(file: io.BufferedReader) -> bool:
     """Return whether a JSON file begins with an object that ends with its line, as pandas and others write rows."""
-    first, _, rest = file.peek(HEAD_BYTES).removeprefix(BYTE_ORDER_MARK).lstrip().partition(b"\n")
+    first, line_end, _ = file.peek(HEAD_BYTES).removeprefix(BYTE_ORDER_MARK).lstrip().partition(b"\n")
     if not first.startswith(b"{"):
         return False
-    if not rest.lstrip().startswith((b'"', b"}")):
-        return True
     try:
         JSON.decode(first.decode())
+    except json.JSONDecodeError as error:
+        return not line_end or error.pos < len(error.doc.rstrip())  # a mistake in the line, not behind it
     except (ValueError, RecursionError):
-        return False
+        return True
     return True
 
 

@@ -1,7 +1,11 @@
 import json
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from care_qdrant.corpus.files import Corpus
 from care_qdrant.corpus.rows import Reject
@@ -58,6 +62,30 @@ def test_an_answer_of_a_service_names_the_key_with_its_rows(tmp_path: Path) -> N
     (tmp_path / "a.json").write_text(json.dumps({"count": 1, "data": [{"id": "1", "text": "一"}]}, indent=1))
     [reject] = read(tmp_path / "a.json")
     assert isinstance(reject, Reject) and "its 'data': give that array alone" in reject.reason
+
+
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {"rows": st.lists(st.just({"id": "2", "text": "二"}), min_size=1, max_size=2)}
+        | {name: st.sampled_from(["", "一", "{"]) for name in ("id", "text")},
+    )
+    | st.just({"rows": [{"id": "1", "text": "一"}]}),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(rows=ROWS, breaks=st.lists(st.sampled_from(["", "\n", "\r\n  "]), min_size=1, max_size=12))
+def test_rows_are_the_same_wherever_their_lines_break(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], breaks: list[str]
+) -> None:
+    """CouchDB and others write one object around the rows, each of which has a line of its own."""
+    path = tmp_path_factory.mktemp("json") / "a.json"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    alone = read(path)
+    broken = (zip(json.JSONEncoder().iterencode(row), cycle(breaks)) for row in rows)  # an endless one ends no row
+    path.write_text("\n".join("".join(f"{token}{end}" for token, end in row) for row in broken), newline="")
+    assert read(path) == alone
 
 
 def test_a_broken_first_line_is_one_rejected_row(tmp_path: Path) -> None:
