@@ -143,7 +143,10 @@ class PlanReport:
 
 
 def corpus_files(corpus: Sequence[str], form: Format | None) -> list[CorpusFile]:
-    """Return the files of a corpus; for a URL, the files that fsspec lists under it. ``form`` is as for `plan`."""
+    """Return the files of a corpus; for a URL, the files that fsspec lists under it. ``form`` is as for `plan`.
+
+    In a folder, files whose names say no format are left out. A pattern in a URL names each file.
+    """
     formats: dict[str, Format] = {}
     roots: list[str | Path] = []
     for given in corpus:
@@ -153,20 +156,26 @@ def corpus_files(corpus: Sequence[str], form: Format | None) -> list[CorpusFile]
             continue
         with storage_errors(given):
             system, root = fsspec.core.url_to_fs(given)
-            paths = sorted(system.glob(root) if "*" in root else system.find(root))
+            is_pattern = "*" in root
+            listed = (system.glob if is_pattern else system.find)(root, detail=True)
+        paths = sorted(listed)
         if not paths:
             raise InputError(f"{given}: does not exist")
         if odd := [path for path in paths if re.search(r"/\.?/", path.rpartition("://")[2])]:
             raise InputError(f"{given}: the name of {odd[0]} has a folder without a name; rename it")
         is_file = paths == [root]
-        place = PurePosixPath(root.partition("*")[0].rpartition("/")[0] if "*" in root or is_file else root)
+        place = PurePosixPath(root.partition("*")[0].rpartition("/")[0] if is_pattern or is_file else root)
         files = [PurePosixPath(path).relative_to(place) for path in paths]
         own = own_folders(files)
-        names = [str(file) for file in files if own.isdisjoint(file.parents)]
+        names = [
+            str(file)
+            for path, file in zip(paths, files, strict=True)
+            if listed[path]["type"] != "directory" and own.isdisjoint(file.parents)
+        ]
         if is_file and (known := format_of(names[0]) or form) is not None:  # also a hidden file, which is named here
             chosen, unread = {names[0]: known}, dict[str, list[str]]()
         else:
-            chosen, unread = choose_files(names, form)
+            chosen, unread = choose_files(names, form if is_pattern else None)
         log_unread(given, {**unread, OWN_FOLDERS: sorted(map(str, own))})
         if not chosen:
             raise InputError(f"{given}: holds nothing that can be read ({paths[0]}); expected {READABLE}")

@@ -288,6 +288,23 @@ def test_files_of_a_folder_that_are_not_read_are_named(tmp_path: Path, caplog: p
     assert "not read: corpus.rejects.jsonl: lists of rejected rows" in rejects
 
 
+@pytest.mark.parametrize("form", [None, "jsonl"])
+@pytest.mark.parametrize("is_pattern", [False, True])
+def test_a_url_names_the_files_that_a_path_names(tmp_path: Path, form: Format | None, is_pattern: bool) -> None:
+    for name in ("a.jsonl", "part-0", "README", "guide.pdf", "sub/b.md", "[c].md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('{"id": "1", "text": "x"}', encoding="utf-8")
+    fsspec.filesystem("memory").put(str(tmp_path), str(tmp_path), recursive=True)
+
+    def names(*given: str | Path) -> list[str]:
+        return [file.name for file in corpus_files([*map(str, given)], form)]
+
+    # A shell makes a path of each file of a pattern, and leaves out none.
+    shell = (path for path in tmp_path.iterdir() if path.is_file() and (form or format_of(path.name)))
+    by_path = names(*shell) if is_pattern else names(tmp_path)
+    assert names(f"memory://{tmp_path}{'/*' if is_pattern else ''}") == sorted(by_path)
+
+
 @pytest.mark.parametrize("scheme", ["", "memory://"])
 def test_columns_that_only_folders_hold_are_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, scheme: str
