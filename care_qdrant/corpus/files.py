@@ -324,7 +324,7 @@ def _files_of(path: str, form: Format | None) -> dict[str, Format]:
     """Return the files of one path with their formats, in order; the keys are paths."""
     place = Path(path)
     if path == STDIN or place.is_fifo():
-        return {path: form or "jsonl"}
+        return {path: format_of(path) or form or "jsonl"}
     if place.exists() and not place.is_dir():
         known = format_of(path) or form
         if known is None:

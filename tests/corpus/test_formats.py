@@ -381,12 +381,14 @@ def test_a_key_that_is_there_twice_is_a_rejected_row(tmp_path: Path, line: str, 
     assert reject.reason == reason
 
 
-@pytest.mark.parametrize("form", ["jsonl", "json"])
+@pytest.mark.parametrize(
+    ("name", "form", "given_form"), [("a", "jsonl", "jsonl"), ("a", "json", "json"), ("a.json", "json", None)]
+)
 @pytest.mark.parametrize("compress", [gzip.compress, bytes])
 def test_a_pipe_is_read_however_slowly_it_is_written(
-    tmp_path: Path, compress: Callable[[bytes], bytes], form: Format
+    tmp_path: Path, compress: Callable[[bytes], bytes], name: str, form: Format, given_form: Format | None
 ) -> None:
-    pipe = tmp_path / "pipe"
+    pipe = tmp_path / name
     os.mkfifo(pipe)
     rows = [json.loads(line) for line in LINES.splitlines() if line]
     content = LINES if form == "jsonl" else "\n".join(json.dumps(row, indent=1) for row in rows)
@@ -402,7 +404,7 @@ def test_a_pipe_is_read_however_slowly_it_is_written(
 
     writer = threading.Thread(target=write)
     writer.start()
-    with Corpus(pipe, form=form) as corpus:
+    with Corpus(pipe, form=given_form) as corpus:
         assert texts(list(corpus)) == EXPECTED
         assert corpus.share_read is None
     writer.join()
