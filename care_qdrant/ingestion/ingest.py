@@ -283,6 +283,8 @@ class _Run:
     """Chunks beyond the end of a document that became shorter."""
     orphans: dict[str, set[PointId]] = field(default_factory=dict)
     """Points of a dry run whose hashes the real one would remove, since they lack the vector."""
+    kept: int | None = None
+    """Points of the run's documents, where they were counted after its last write."""
     withdrawn: int = 0
     """Chunks of documents that were rejected for another chunk of theirs."""
     last: Diff | None = None
@@ -474,6 +476,7 @@ class _Run:
             return refusal
         in_shard = settings.shard.has
         stale = count_stale(self.collection, self.seen, in_shard=in_shard)
+        self.kept = stale.kept
         if is_dry:  # by now, a real run would have deleted the surplus and inserted the new points
             stale.surplus -= self.surplus
             stale.kept += self.inserted
@@ -542,10 +545,11 @@ class _Run:
         # Another run at the same time inserts and deletes points, too.
         is_alone = self.settings.shard.of == 1 and not self.entry.may_have_surplus
         lowest = before + self.inserted - self.report.deleted if is_alone else 0
-        if points < self._chunks:
+        # Points of other documents may hide that some are missing.
+        if (kept := points if self.kept is None else min(points, self.kept)) < self._chunks:
             raise QdrantError(
                 f"collection {self.collection.name!r}: {counted(self._chunks, 'point', 'were')} acknowledged, and "
-                f"{points:,} carry vector {self.vectors.vector_name!r}: some were lost. Run the same command again"
+                f"{kept:,} carry vector {self.vectors.vector_name!r}: some were lost. Run the same command again"
             )
         if (there := self.collection.count()) < lowest:
             raise QdrantError(

@@ -13,6 +13,7 @@ from hashlib import blake2b
 from typing import Literal, Self
 
 from care_qdrant.contracts.payload import canonical_json
+from care_qdrant.ingestion.diff import read_stored
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.readable import PointId
 from care_qdrant.types import CARE_KEY, Document, point_id
@@ -103,11 +104,14 @@ def delete_stale(collection: Collection, seen: Seen, kind: Kind, *, in_shard: Ca
     """Delete stale points of one kind; return their number.
 
     A killed run, or two concurrent ones with different chunking, can leave surplus chunks to which no earlier chunk
-    leads.
+    leads. A chunk that the first one of its document counts is of a concurrent run, which has a newer text.
     """
     deleted = 0
     for points in _points(collection, in_shard):
-        gone = [point for point, chunk in points.items() if _kind(seen, *chunk) == kind]
+        stale = {point: chunk for point, chunk in points.items() if _kind(seen, *chunk) == kind}
+        firsts = [*{point_id(document) for document, _ in stale.values()}] if kind == "surplus" else []
+        counts = {id_: stored.chunks for id_, stored in read_stored(collection, firsts).items()}
+        gone = [point for point, (document, number) in stale.items() if number >= counts.get(point_id(document), 0)]
         collection.delete(gone)
         deleted += len(gone)
     return deleted

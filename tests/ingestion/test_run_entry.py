@@ -2,12 +2,12 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from qdrant_client import QdrantClient, models
 
@@ -238,6 +238,34 @@ def test_two_runs_at_once_with_other_chunking_leave_no_chunk_behind(qdrant: Qdra
     assert ingest(rows, one, qdrant, "corpus").unchanged == report.chunks
 
 
+@pytest.mark.parametrize("is_longer", [True, False])
+@given(st.integers(20, 59))
+@settings(max_examples=8)
+def test_a_newer_run_that_ends_first_keeps_its_documents_whole(is_longer: bool, switch: int) -> None:
+    """Else the older run deletes their last chunks at its end, and both say that all is stored."""
+    model = HashModel(max_tokens=14)
+    texts = ("发烧。", "甲。二三四五六七八九十。三四五六七八九十一。")
+    older, newer = ([Document(f"d{n}", f"{text}{n}") for n in range(60)] for text in texts[:: 1 if is_longer else -1])
+    with closing(QdrantClient(":memory:")) as client:
+
+        def overtaken() -> Iterator[Document]:
+            for number, document in enumerate(older):
+                if number == switch:
+                    ingest(newer, model, client, "corpus")
+                yield document
+
+        ingest(older[-1:], model, client, "corpus")
+        with suppress(QdrantError):  # a point that the newer run has deleted: run again
+            ingest(overtaken(), model, client, "corpus")
+            chunks: dict[str, list[dict[str, Any]]] = {}
+            for record in client.scroll("corpus", limit=1_000)[0]:
+                payload = record.payload or {}
+                chunks.setdefault(payload["doc_id"], []).append(payload["_care"])
+            for of_document in chunks.values():
+                assert len(of_document) == next(each.get("chunks", 1) for each in of_document if each["chunk"] == 0)
+            assert len(chunks) == 60
+
+
 def test_what_an_equal_run_at_the_same_time_deletes_is_not_lost(qdrant: QdrantClient) -> None:
     """The other run, which begins in the fifth window, deletes the chunks of documents that became shorter."""
     model = HashModel(max_tokens=20)
@@ -331,6 +359,21 @@ def test_a_run_that_lost_points_leaves_its_trace(qdrant: QdrantClient) -> None:
     assert traces(qdrant) == 1
     assert ingest(documents(100), model, qdrant, "corpus").points == 100
     assert traces(qdrant) == 0
+
+
+def test_points_of_other_documents_do_not_hide_what_a_concurrent_run_deleted(qdrant: QdrantClient) -> None:
+    model, others = HashModel(), [Document(f"other{n}", f"发烧 {n}") for n in range(50)]
+    ingest(others, model, qdrant, "corpus")
+
+    def delete() -> None:
+        collection = Collection(qdrant, "corpus")
+        collection.update("as another run does it", metadata={RUN.of("other"): {"shard": "1/1"}})
+        collection.delete([point_id("d0")])
+
+    with pytest.raises(QdrantError, match=r"100 points were acknowledged, and 99 carry .* some were lost"):
+        ingest(documents(100, {90: delete}), model, qdrant, "corpus")
+    report = ingest(documents(100), model, qdrant, "corpus")
+    assert (report.encoded, report.unchanged, report.points) == (1, 99, 150)
 
 
 def test_a_missing_bm25_vector_is_written_again(qdrant: QdrantClient) -> None:
