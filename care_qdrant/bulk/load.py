@@ -56,7 +56,7 @@ def load(
     """Load the parts of a job, or one loader's share of them, into a collection."""
     manifest, receipts = _finished(job)
     vectors = _vectors(manifest)
-    loader = _Loader(*part)
+    loader = _Loader(*part, job=_digest(receipts))
     settings = IngestSettings(
         overflow=manifest.overflow,
         sparse=vectors.sparse is not None,
@@ -74,7 +74,7 @@ def load(
         on_progress=on_progress,
     )
     target = collection.sibling(report.collection)
-    if _all_are_through(job, target, part, receipts):  # including loaders that died and were run again
+    if _all_are_through(job, target, loader):  # including loaders that died and were run again
         finish_load(target)
         record_rescoring(target, vectors.vector_name)
     return report
@@ -95,7 +95,7 @@ def load_points(
     """
     manifest, receipts = _finished(job)
     vectors = _vectors(manifest)
-    loader = _Loader(*part)
+    loader = _Loader(*part, job=_digest(receipts))
     has_vector = vectors.vector_name in collection.whole().schema.dense
     settings = replace(settings or AttachSettings(), text_field=None if has_vector else manifest.text_field)
     report = attach_encoded(
@@ -107,28 +107,39 @@ def load_points(
         on_progress=on_progress,
     )
     target = collection.sibling(report.collection)
-    if _all_are_through(job, target, part, receipts):
+    if _all_are_through(job, target, loader):
         end_attach(target, vectors.vector_name)
     return report
 
 
-def _all_are_through(job: Job, target: Collection, part: tuple[int, int], receipts: Sequence[Receipt]) -> bool:
-    """Record that a loader has finished, and return whether all have."""
-    number, of = part
-    identity = str(IDENTITY.find(target.refresh().metadata) or target.name)
-    digest = hashlib.sha256("".join(receipt.sha256 for receipt in receipts).encode()).hexdigest()
-    place = f"loads/{identity}"
-    job.write(f"{place}/{number}-of-{of}.json", json.dumps({"job": digest}).encode())
-    notes = [job.read(f"{place}/{loader}-of-{of}.json") for loader in range(1, of + 1)]
-    return all(note is not None and json.loads(note)["job"] == digest for note in notes)
-
-
+@dataclass(frozen=True, slots=True)
 class _Loader(Shard):
-    """A share of the parts: ingestion records it as a shard, and all its documents belong to it."""
+    """A share of the parts of a job: ingestion records it as a shard, and all its documents belong to it."""
+
+    job: str = ""
+    """Digest of the parts of the job."""
+
+    @property
+    @override
+    def name(self) -> str:
+        # Other documents than a shard of the corpus, and than a share of other parts.
+        return f"{self.number}/{self.of}" + (f" of {self.job}" if self.of > 1 else "")
 
     @override
     def has(self, document_id: str) -> bool:
         return True
+
+
+def _all_are_through(job: Job, target: Collection, loader: _Loader) -> bool:
+    """Record that a loader has finished, and return whether all have."""
+    place = f"loads/{IDENTITY.find(target.refresh().metadata) or target.name}"
+    job.write(f"{place}/{loader.number}-of-{loader.of}.json", json.dumps({"job": loader.job}).encode())
+    notes = [job.read(f"{place}/{number}-of-{loader.of}.json") for number in range(1, loader.of + 1)]
+    return all(note is not None and json.loads(note)["job"] == loader.job for note in notes)
+
+
+def _digest(receipts: Sequence[Receipt]) -> str:
+    return hashlib.sha256("".join(receipt.sha256 for receipt in receipts).encode()).hexdigest()
 
 
 def _point_id(manifest: Manifest, chunk: Chunk) -> PointId:

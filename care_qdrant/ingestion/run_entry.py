@@ -178,8 +178,8 @@ class RunEntry:
     @property
     def _place(self) -> dict[str, Any]:
         """Shard of the corpus that this run writes, and the key of the collection's shards."""
-        key, shard = self.collection.shard_key, self.settings.shard
-        return {"shard": f"{shard.number}/{shard.of}"} | ({} if key is None else {"shard_key": key})
+        key = self.collection.shard_key
+        return {"shard": self.settings.shard.name} | ({} if key is None else {"shard_key": key})
 
     def _covers(self, run: dict[str, Any]) -> bool:
         """Return whether this run has finished the work of another one."""

@@ -69,6 +69,11 @@ class Shard:
         if self.number > self.of:
             raise InputError(f"shard {self.number}/{self.of}: shards count from 1/{self.of} to {self.of}/{self.of}")
 
+    @property
+    def name(self) -> str:
+        """Name of the share in the entry of its run: a share of the same name has the same documents."""
+        return f"{self.number}/{self.of}"
+
     def of_parts(self, parts: Sequence[P]) -> Sequence[P]:
         """Return this share of the parts of a bulk job."""
         return parts[self.number - 1 :: self.of]

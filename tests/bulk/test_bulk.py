@@ -35,7 +35,7 @@ from care_qdrant.bulk.load import load, verify
 from care_qdrant.bulk.units import plan, read_unit
 from care_qdrant.bulk.workers import run_units
 from care_qdrant.cli import care
-from care_qdrant.contracts.metadata import LOAD
+from care_qdrant.contracts.metadata import INPUTS, LOAD, RUN
 from care_qdrant.encoders.terms import bm25
 from care_qdrant.errors import EncodingError, FingerprintMismatch, InputError, ModelError, NewerFormat, NotVerified
 from care_qdrant.ingestion import rows as reading
@@ -43,7 +43,7 @@ from care_qdrant.ingestion.ingest import ingest
 from care_qdrant.ingestion.settings import IngestSettings
 from care_qdrant.progress import Progress
 from care_qdrant.qdrant.collection import Collection
-from care_qdrant.types import Document, Vectors
+from care_qdrant.types import Document, Vectors, point_id
 from tests.reliability.bulk import care_bulk, part_hashes, report_of
 from tests.reliability.object_storage import BUCKET, faulty_storage
 from tests.standin import StandIn
@@ -620,6 +620,29 @@ def test_a_full_disk_fails_the_units_and_leaves_no_half_part(
     assert list((tmp_path / "job").glob("[pr]*[!w]s/*")) == list((tmp_path / "job").glob("[pr]*[!w]s/.*")) == []
     assert report_of(care_bulk("encode", f"{tmp_path}/job"))["failed"] == {}
     assert part_hashes(tmp_path / "job") == whole
+
+
+@pytest.mark.parametrize("killed", ["1/2", "2/2", "1/2 of other parts"])
+def test_a_loader_ends_no_run_of_documents_that_it_does_not_load(tmp_path: Path, killed: str) -> None:
+    """A shard of the corpus, and a share of other parts, have other documents than the same share of these parts."""
+    long = write_lines(tmp_path / "a.jsonl", [{"id": f"d{n}", "text": "".join(TEXTS[n % 4 :])} for n in range(20)])
+    with closing(QdrantClient(":memory:")) as client:
+        collection = Collection(client, "bulk")
+        ingest(str(long), MODEL, collection, settings=IngestSettings(sparse=True))
+        collection.delete([point_id(f"d{n}") for n in range(20)])
+        killed_run = {"shard": killed, INPUTS.name: [str(long)]}
+        collection.update("as a killed run leaves it", metadata=RUN.change(killed_run, "run"))
+        short = write_lines(tmp_path / "a.jsonl", rows(20))
+        make_plan(short, tmp_path / "job")
+        encode_all(tmp_path / "job")
+        for part in (1, 2):
+            load(Job(str(tmp_path / "job")), collection, part=(part, 2))
+            assert RUN.find(collection.refresh().metadata, "run") is not None
+        ingest(str(short), MODEL, client, "direct", settings=IngestSettings(sparse=True))
+        ids = [{str(record.id) for record in client.scroll(name, limit=999)[0]} for name in ("bulk", "direct")]
+        assert ids[0] == ids[1]
+        load(Job(str(tmp_path / "job")), collection)
+        assert not RUN.all(collection.refresh().metadata)
 
 
 def test_two_owners_at_once_write_what_one_writes(server: StandIn, encoded: Job) -> None:
