@@ -52,7 +52,10 @@ async def openai_embeddings(models: ServedModels, request: OpenAIRequest) -> dic
         )
     vectors = await served.encode(texts, request.side)
     counts = await served.count_tokens(texts, request.side)
-    tokens = sum(counts)
+    longest, most, tokens = max(counts), served.max_tokens(request.side), sum(counts)
+    if longest > most and not request.may_cut:
+        reason = f"text {counts.index(longest)} has {longest} tokens, and the encoder reads {most}"
+        raise Refusal(400, "text_too_long", f"{reason}: split it, or let it be cut (truncate)", param="input")
     if request.encoding_format == "base64":
         rows = [base64.b64encode(row).decode() for row in np.ascontiguousarray(vectors, dtype="<f4")]
     else:

@@ -153,10 +153,11 @@ def _own_side(word: Any) -> Any:
 _Side = Annotated[Literal["query", "document"] | None, BeforeValidator(_own_side)]
 
 
+_CUTTING = ("truncate", "truncation")
+"""Fields by which clients of other services let texts be cut at their end (true, ``END``) or forbid it (``NONE``)."""
 _WITHOUT_EFFECT = {"user", "metadata", "modality", "normalize", "normalized", "priority", "request_id", "timeout"} | {
     "add_special_tokens",
-    "truncate",
-    "truncation",
+    *_CUTTING,
 }
 """Fields of other services that change no vector of this one, as clients send them."""
 
@@ -184,6 +185,12 @@ class OpenAIRequest(_Foreign):
     def side(self) -> Literal["query", "document"]:
         """The side that the request names."""
         return self.input_type or self.task or self.task_type or self.prompt_name or "query"
+
+    @property
+    def may_cut(self) -> bool:
+        """Whether a text that is longer than the encoder reads may be cut at its end."""
+        given = [(self.model_extra or {}).get(name) for name in _CUTTING]
+        return all(value in (None, True) or str(value).upper() == "END" for value in given)
 
     @model_validator(mode="after")
     def _agree(self) -> "OpenAIRequest":

@@ -110,6 +110,29 @@ async def test_a_cut_text_is_named_and_counted(make_service, connect) -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "may_cut"),
+    [
+        ({}, True),
+        ({"truncate": "END"}, True),
+        ({"truncate": True}, True),
+        ({"truncation": None}, True),
+        ({"truncate": "NONE"}, False),  # Cohere and NVIDIA
+        ({"truncate": False}, False),  # Text Embeddings Inference and Jina
+        ({"truncation": False}, False),  # Voyage
+        ({"truncate": "START"}, False),
+    ],
+)
+async def test_a_text_is_not_cut_where_the_request_forbids_it(make_service, connect, fields, may_cut) -> None:
+    http = connect(make_service())
+    body = {"model": "pair", "input": ["短", "长" * 80]} | fields  # the encoder reads 64 tokens
+    answer = await http.post("/v1/embeddings", json=body)
+    assert answer.status_code == (200 if may_cut else 400)
+    if not may_cut:
+        assert answer.json()["error"]["message"].startswith("text 1 has 82 tokens, and the encoder reads 64")
+    assert (await http.post("/v1/embeddings", json=body | {"input": "短"})).status_code == 200
+
+
+@pytest.mark.parametrize(
     ("fields", "side"),
     [
         ({"task": "retrieval.passage"}, "document"),
