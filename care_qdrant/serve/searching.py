@@ -1,15 +1,16 @@
 """Searches of the served collections, behind the checks of `Retriever`."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from pydantic import ValidationError
 from qdrant_client import models
 
 from care_qdrant.encoders.terms.analyser import Analyser
-from care_qdrant.qdrant.filters import require_finite
+from care_qdrant.qdrant.filters import field_conditions, require_finite
 from care_qdrant.search.conditions import Keys, notice, parse_filter
 from care_qdrant.search.good_match import GoodMatch, Match, judge
 from care_qdrant.search.retriever import Mode
@@ -226,8 +227,27 @@ def _filter(request: SearchRequest, keys: Keys | None = None) -> models.Filter |
             else f"filter: expected an object with {clauses}"
         )
         raise Refusal(400, "invalid_request", reason, param="filter") from error
+    for written, read in _changed(request.filter, given.model_dump(mode="json", by_alias=True, exclude_unset=True)):
+        reason = f"filter: {written!r} would count as {read!r}; write a number without quotes, a date as 2024-03-01"
+        raise Refusal(400, "invalid_request", reason, param="filter")
+    for key, condition in field_conditions(given):
+        if condition.model_fields_set <= {"key"}:
+            reason = f"filter: the condition on {key!r} says nothing of its values; add match, range or another one"
+            raise Refusal(400, "invalid_request", reason, param="filter")
     require_finite(given)
     return given if conditions is None else models.Filter(must=[conditions, given])
+
+
+def _changed(written: Any, read: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield values that pydantic turned into another type, such as true into 1: Qdrant refuses them."""
+    if isinstance(written, dict):
+        for key, value in written.items():
+            yield from _changed(value, read[key])
+    elif isinstance(written, list):
+        for value, other in zip(written, read, strict=True):
+            yield from _changed(value, other)
+    elif any(isinstance(written, kind) != isinstance(read, kind) for kind in (str, bool)):
+        yield written, read
 
 
 def _shown(

@@ -28,6 +28,7 @@ from care_qdrant.serve.backend import View
 from care_qdrant.serve.marks import mark
 from care_qdrant.serve.refusal import Refusal
 from care_qdrant.serve.schemas import SearchRequest
+from care_qdrant.serve.searching import _filter
 from care_qdrant.types import Document
 from tests.serve.conftest import aligned, pair
 from tests.serve.test_admission import leave
@@ -176,6 +177,67 @@ async def test_what_cannot_be_searched_is_refused(
     answer = await connect(service).post("/search", json=body)
     assert answer.status_code == status
     assert answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        {"key": "n", "range": {"gte": True}},
+        {"key": "n", "range": {"gte": "5"}},
+        {"key": "date", "range": {"gte": "20240301"}},
+        {"key": "date", "range": {"gte": "2024"}},
+        {"key": "n", "values_count": {"gt": True}},
+        {"key": "n", "is_null": "no"},
+        {"key": "n"},
+        {"nested": {"key": "a", "filter": {"must": {"key": "n"}}}},
+    ],
+)
+async def test_a_filter_that_qdrant_refuses_is_not_read_in_another_way(
+    make_service, connect, filled: QdrantClient, condition
+) -> None:
+    http = connect(make_service(aligned(), over=filled))
+    for group in ("must", "must_not", "should"):
+        answer = await http.post("/search", json={"query": "发烧", "filter": {group: [condition]}})
+        assert answer.status_code == 400
+        assert answer.json()["error"].startswith("filter: ")
+
+
+WORDS, NUMBERS = st.text(max_size=5), st.integers(-(2**60), 2**60)
+BOUNDS = st.none() | st.floats(allow_nan=False, allow_infinity=False)
+VALUES = st.one_of(
+    st.builds(models.MatchValue, value=WORDS | NUMBERS | st.booleans()),
+    st.builds(models.MatchAny, any=st.lists(WORDS) | st.lists(NUMBERS)),
+    st.builds(lambda values: models.MatchExcept(**{"except": values}), st.lists(WORDS) | st.lists(NUMBERS)),
+    st.builds(models.MatchText, text=WORDS),
+)
+CONDITIONS = st.one_of(
+    st.builds(models.FieldCondition, key=WORDS, match=VALUES),
+    st.builds(models.FieldCondition, key=WORDS, range=st.builds(models.Range, gte=BOUNDS, lt=BOUNDS)),
+    st.builds(models.FieldCondition, key=WORDS, range=st.builds(models.DatetimeRange, gt=st.datetimes())),
+    st.builds(models.FieldCondition, key=WORDS, is_null=st.booleans()),
+    st.builds(models.FieldCondition, key=WORDS, values_count=st.builds(models.ValuesCount, gt=st.none() | NUMBERS)),
+    st.builds(models.IsEmptyCondition, is_empty=st.builds(models.PayloadField, key=WORDS)),
+    st.builds(models.HasIdCondition, has_id=st.lists(st.integers(0, 2**64 - 1) | st.uuids().map(str))),
+)
+FILTERS = st.recursive(
+    CONDITIONS,
+    lambda inner: st.one_of(
+        st.builds(models.Filter, must=st.lists(inner, max_size=3), must_not=st.none() | inner, should=st.just([])),
+        st.builds(lambda it: models.Filter(min_should=models.MinShould(conditions=[it], min_count=1)), inner),
+        st.builds(
+            lambda it: models.NestedCondition(nested=models.Nested(key="a", filter=models.Filter(must=it))), inner
+        ),
+    ),
+    max_leaves=8,
+).map(lambda condition: models.Filter(must=condition))
+
+
+@given(FILTERS)
+def test_a_filter_as_its_class_writes_it_is_read_unchanged(written: models.Filter) -> None:
+    body = written.model_dump(mode="json", by_alias=True, exclude_none=True)
+    read = _filter(SearchRequest(query="发烧", filter=body))
+    assert read is not None
+    assert read.model_dump(mode="json", by_alias=True, exclude_none=True) == body
 
 
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity"])
