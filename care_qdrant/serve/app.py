@@ -99,7 +99,7 @@ class Service:
         return paths if self.mcp is None else paths | {MCP_PATH: self.mcp}
 
     def _endpoints(self) -> list[Post[Any] | Get]:
-        texts, other = self._limits.of_texts, self._limits.of_others
+        texts, other = self._limits.texts_body, self._limits.other_body
         return [
             Post(
                 "/inference",
@@ -225,7 +225,7 @@ class Service:
         with needs_extra("mcp", "care serve --mcp"):
             from care_qdrant.serve.mcp import McpPath
 
-        return McpPath(self._searching, self._limits.of_others, self._enter_search, self._collections)
+        return McpPath(self._searching, self._limits.other_body, self._enter_search, self._collections)
 
     def _ready(self, exchange: Exchange) -> schemas.State:
         state = self._state(exchange)

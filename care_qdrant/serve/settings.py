@@ -28,7 +28,7 @@ class BodyLimits:
     max_bytes: int
     max_values: int
     """Commas and opening brackets, those inside texts included."""
-    seconds: float
+    seconds: float = 10.0
     """Time in which the whole body must have arrived."""
 
 
@@ -38,17 +38,10 @@ class Limits:
 
     connections: int = 4_096
     """Connections of clients; a worker with fewer file descriptors takes fewer."""
-    body_bytes: int = 8 * 2**20
-    """Bytes of a body with texts to encode."""
-    search_body_bytes: int = 256 * 2**10
-    """Bytes of any other body."""
-    body_values: int = 200_000
-    """JSON values of a body with texts to encode: its commas and opening brackets, those inside texts included. The
-    parsers let no other thread run meanwhile."""
-    search_body_values: int = 10_000
-    """JSON values of any other body."""
-    body_seconds: float = 10.0
-    """Time in which the whole body of a request must have arrived."""
+    texts_body: BodyLimits = BodyLimits(8 * 2**20, 200_000)
+    """Limits of a body with texts to encode; the parsers let no other thread run meanwhile."""
+    other_body: BodyLimits = BodyLimits(256 * 2**10, 10_000)
+    """Limits of any other body."""
     batch_texts: int = 1024
     """Texts of one request."""
     query_characters: int = 8_192
@@ -61,16 +54,6 @@ class Limits:
     search_threads: int = 8
     """Searches that run at the same time."""
     top_k: int = 1_000
-
-    @property
-    def of_texts(self) -> BodyLimits:
-        """Limits of a body with texts to encode."""
-        return BodyLimits(self.body_bytes, self.body_values, self.body_seconds)
-
-    @property
-    def of_others(self) -> BodyLimits:
-        """Limits of any other body."""
-        return BodyLimits(self.search_body_bytes, self.search_body_values, self.body_seconds)
 
 
 @dataclass(frozen=True, slots=True)

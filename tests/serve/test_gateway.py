@@ -18,6 +18,7 @@ from care_qdrant.console.logs import set_up_logs
 from care_qdrant.errors import ContractError, EncodingError, InputError, ModelError, NoCollection, QdrantError
 from care_qdrant.serve import keys, refusal, schemas
 from care_qdrant.serve.keys import Keys, KeyScope
+from care_qdrant.serve.settings import BodyLimits
 from tests.serve.conftest import KEY, OTHER_KEY, asked, pair
 from tests.tiny import HashEncoder
 
@@ -240,7 +241,7 @@ def test_a_file_without_usable_keys_is_refused(tmp_path: Path, content: str) -> 
 
 
 async def test_every_refusal_has_one_shape(make_service, connect) -> None:
-    http = connect(make_service(limits={"body_bytes": 1000}))
+    http = connect(make_service(limits={"texts_body": BodyLimits(1000, 1000)}))
     answers = {
         "unknown_path": await http.get("/nothing"),
         "wrong_method": await http.get("/search"),
@@ -297,7 +298,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for(make_service, connect
         yield b'{"inputs": '
         await asyncio.sleep(60)
 
-    http = connect(make_service(limits={"body_seconds": 0.05}))
+    http = connect(make_service(limits={"other_body": BodyLimits(1000, 1000, 0.05)}))
     answer = await http.post("/search", content=hanging(), headers={"content-type": "application/json"})
     assert (answer.status_code, answer.json()["code"]) == (408, "body_too_slow")
 
