@@ -235,20 +235,22 @@ def _note(match: "Match", best: "Hit") -> str | None:
 
 
 def _prompted(collection: "Collection") -> Iterator[str]:
-    """Yield the lines that a person types or a pipe sends, until an empty one or the end."""
-    if sys.stdin.isatty():
+    """Yield the lines that a person types, until an empty one, or those that a pipe sends, without empty ones."""
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
         from care_qdrant.search.overview import overview
 
         held = overview(collection)
         asks = "".join(f"\n  {question.text}" for question in held.questions[:_EXAMPLES])
         echo(f"{collection.name}: {counted(held.points, 'text')}; ask, for example:{asks}", err=True)
     while True:
-        if sys.stdin.isatty():
+        if is_terminal:
             echo("> ", nl=False, err=True)
-        query = sys.stdin.readline().strip()
-        if not query:
+        line = sys.stdin.readline()
+        if query := line.strip():
+            yield query
+        elif is_terminal or not line:
             return
-        yield query
 
 
 def _show(query: str, collection: str, mode: "Mode", hits: "list[Hit]", group_by: str | None, as_json: bool) -> None:

@@ -142,7 +142,7 @@ def test_a_terminal_is_asked_which_of_several_collections_is_meant(tmp_path: Pat
 
 def test_hits_of_piped_questions_follow_their_question(folder: Path, pair_folder: Path) -> None:
     options = ["--path", str(folder), "--model", str(pair_folder), "--mode", "sparse"]
-    found = CliRunner().invoke(search.command, options, input="xyz\nHbA1c\n").stdout.splitlines()
+    found = CliRunner().invoke(search.command, options, input="\nxyz\n \nHbA1c").stdout.splitlines()
     assert found[:3] == ["xyz:", "nothing found", "HbA1c:"] and found[3].startswith("1 ")
 
 
