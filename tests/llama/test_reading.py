@@ -283,6 +283,19 @@ def test_nodes_that_somebody_names_restrict_a_query(client: QdrantClient, embedd
         assert len(reopened.query(asked).nodes or ()) == count
 
 
+def test_a_text_in_the_place_of_an_image_restricts_a_query(client: QdrantClient) -> None:
+    store = CareVectorStore(NAME, client)
+    texts = [
+        TextNode(id_=node_id(document), text=document.text, embedding=vector(document.text)) for document in DOCUMENTS
+    ]
+    first, *others = texts
+    image = ImageNode(id_=first.node_id, text=first.text, image_url="x", embedding=first.embedding)
+    query = VectorStoreQuery(query_embedding=first.embedding, similarity_top_k=9, node_ids=[first.node_id])
+    for put, found in ((image, {node.node_id for node in texts}), (first, {first.node_id})):
+        store.add([*others, put])
+        assert set(store.query(query).ids or ()) == found
+
+
 NO_NODES: list[object] = [None, {}, [], 7, "", "null", "{", "[1", '{"a": 1}', '{"id_": 5}', "[" * 100_000]
 
 

@@ -24,8 +24,11 @@ class IndexNodes:
         # Each added node, with the others of the same call.
 
     def note(self, nodes: Sequence[BaseNode]) -> None:
-        """Remember the index and image nodes of one call of `add`."""
+        """Remember the index and image nodes of one call of `add`; a text node may take the place of an earlier one."""
         added = frozenset(node.node_id for node in nodes if is_listed(node))
+        for node in nodes:
+            self._known.discard(node.node_id)
+            self._added_with.pop(node.node_id, None)
         self._known |= added
         self._added_with |= dict.fromkeys(added, added)
 
