@@ -193,6 +193,14 @@ class CollectionSchema:
         contract = self.contracts.get(vector_name)
         return contract.text_field if isinstance(contract, VectorContract | SparseContract) else None
 
+    def origin(self, vector_name: str) -> str:
+        """Return a text that tells stored vectors from another model's under the same name.
+
+        It names the model that made them, or this collection where no record does.
+        """
+        made = self.contracts.get(vector_name)
+        return f"{vector_name} of {self.name if made is None else made.fingerprint}"
+
     @property
     def attached(self) -> list[str]:
         """Names of the vectors that ``care attach`` added, sorted; also of one whose addition was interrupted."""

@@ -25,7 +25,8 @@ logger = logging.getLogger(__name__)
 
 Encode = Callable[[Sequence[str]], Vectors]
 OnFallback = Callable[[str, list[float], str], object]
-"""Receives a query that the old model encoded, its vector, and the name of the vector that it searches."""
+"""Receives a query that the old model encoded, its vector, and the origin of those that it searches
+(`CollectionSchema.origin`)."""
 _Place = tuple[str, str, str]
 """Collection, vector, and fingerprint of the encoder that was learned from it: another one after it was made again."""
 
@@ -111,7 +112,7 @@ class Fallback:
         improved = list(vectors)
         for row, vector in zip(unsure, asked.tolist(), strict=True):
             improved[row] = vector
-            on_fallback(texts[row], vector, resolved.vector_name or "")
+            on_fallback(texts[row], vector, resolved.schema.origin(resolved.vector_name or ""))
         return improved
 
     def _deviations(

@@ -49,45 +49,48 @@ class QueryFile:
     """Questions with known documents; None where there are none."""
 
 
-def read_queries(path: Path, dim: int, vector_name: str = "") -> QueryFile:
+def read_queries(path: Path, dim: int, origin: str = "") -> QueryFile:
     """Read JSON lines with a ``text`` and a ``vector``, a list of ``relevant`` ids, or both.
 
     A line without ``relevant`` needs a vector; it is left out where a labelled question has the same text, since it may
-    be trained on. Of lines with the same text the last one counts. Texts without letters and digits are left out.
+    be trained on. Of lines with the same text the last vector counts, and the relevant documents of all: repeated
+    questions would make an interval narrower than it is. Texts without letters and digits are left out.
 
-    A folder is one that ``care serve --record`` wrote for a collection; its searches without a vector are left out, and
-    those with another ``vector_name``, whose vectors are of another model.
+    A folder is one that ``care serve --record`` wrote for a collection or an alias; its searches without a vector are
+    left out, and those whose vectors are for stored ones of another ``origin`` (`CollectionSchema.origin`).
     """
-    rows = _recorded(path, vector_name) if path.is_dir() else read_rows(path)
+    rows = _recorded(path, origin) if path.is_dir() else read_rows(path)
     lines = [_line(row, where, dim) for row, where in rows]
     questions = [line for line in lines if any(map(str.isalnum, line.text))]
     if not questions:
         needed = ": with a vector of the old model (--fallback), or with judgements" if path.is_dir() else ""
         raise InputError(f"{path}: holds no questions{needed}")
-    labelled = [row for row in questions if row.relevant]
-    judged = {row.text for row in labelled}
-    log = [*{row.text: row for row in questions if not row.relevant and row.text not in judged}.values()]
+    relevant: dict[str, list[str]] = {}
+    for row in questions:
+        if row.relevant:
+            relevant.setdefault(row.text, []).extend(row.relevant)
+    labelled = {row.text: row for row in questions if row.relevant}.values()
+    log = [*{row.text: row for row in questions if row.text not in relevant}.values()]
     encoded = [*log, *(labelled if all(row.vector for row in labelled) else [])]
     vectors = np.array([row.vector for row in encoded], dtype=np.float32).reshape(len(encoded), dim)
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     if not (np.isfinite(norms) & (norms > 0)).all():
         raise InputError(f"{path}: a query vector is zero or not finite")
     vectors = np.asarray(vectors / norms, dtype=np.float32)
-    texts, relevant = [row.text for row in labelled], [row.relevant for row in labelled]
     old_model = vectors[len(log) :] if len(encoded) > len(log) else None
     return QueryFile(
         log=Questions([row.text for row in log], vectors[: len(log)]) if log else None,
-        labelled=Labelled(texts, relevant, old_model) if labelled else None,
+        labelled=Labelled([*relevant], [*relevant.values()], old_model) if labelled else None,
     )
 
 
-def _recorded(folder: Path, vector_name: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the labelled questions of a record, and the searches that have a vector for this name."""
+def _recorded(folder: Path, origin: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the labelled questions of a record, and the searches that have a vector for those of this origin."""
     for file in sorted([*folder.glob(QUERIES), *folder.glob(SEARCHES.format(day="*"))]):
         yield from (
             (row, where)
             for row, where in read_rows(file)
-            if "relevant" in row or ("vector" in row and row.get("vector_name") == vector_name)
+            if "relevant" in row or ("vector" in row and row.get("origin") == origin)
         )
 
 
@@ -103,7 +106,7 @@ class _Line:
 
 def _line(row: Mapping[str, Any], where: str, dim: int) -> _Line:
     """Return the question of a line."""
-    if "text" not in row:
+    if row.get("text") is None:
         raise InputError(
             f"{where}: expected 'text' with a 'vector', with 'relevant' or both, found the keys {', '.join(row)}"
         )

@@ -238,8 +238,8 @@ class Retriever:
             group_size: Most hits of a group.
             encode: Makes the query vectors in place of the model's own call: a cache, or batches shared with others.
                 Refused with ``other_models``.
-            on_fallback: Called with each query that the old model encoded (``fallback``), its vector, and the name of
-                the searched vector.
+            on_fallback: Called with each query that the old model encoded (``fallback``), its vector, and the origin of
+                the searched vectors (`care_qdrant.qdrant.schema.CollectionSchema.origin`).
 
         Returns:
             One list per query, in the order of the queries.

@@ -66,8 +66,9 @@ class Record:
             text: The query.
             hits: Ids of the documents that it found, best first.
             fingerprint: Model that encoded the query; None without one.
-            encoded: The old model's vector of the query, where it was asked, and the name of the stored vectors that it
-                made. Left out if a part of the text is redacted, since the vector tells of that part.
+            encoded: The old model's vector of the query, where it was asked, and the origin of the stored vectors that
+                it made (`CollectionSchema.origin`). Left out if a part of the text is redacted, since the vector tells
+                of that part.
         """
         now, kept = datetime.now(UTC), self.redact(text)
         with self._lock:
@@ -83,7 +84,7 @@ class Record:
             "model": fingerprint,
         }
         if encoded is not None and kept == text:
-            vector, row["vector_name"] = encoded
+            vector, row["origin"] = encoded
             row["vector"] = [round(value, _DIGITS) for value in vector]
         folder = self.folder / folder_name
         try:

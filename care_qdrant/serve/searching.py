@@ -173,7 +173,7 @@ class Searching:
                 group_by=request.group_by,
                 group_size=request.group_size,
                 encode=encode,
-                on_fallback=lambda _query, vector, name: by_old_model.append((vector, name)),
+                on_fallback=lambda _query, vector, origin: by_old_model.append((vector, origin)),
             )
         good_match = None
         if served is not None and _has_scale(request):

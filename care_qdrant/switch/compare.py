@@ -109,22 +109,12 @@ def read_questions(
     Raises:
         InputError: The file has no such lines, or the collection has none of their documents.
     """
-    labelled = read_queries(path, collection.schema.dense[vector_name].size, vector_name).labelled
+    labelled = read_queries(
+        path, collection.schema.dense[vector_name].size, collection.schema.origin(vector_name)
+    ).labelled
     if labelled is None:
         raise InputError(f"{path}: no line has 'relevant', the list of ids of the documents that answer its question")
-    return find_labels(
-        collection, guess_layout(sample_payloads(collection), text_field=text_field), _each_once(labelled)
-    )
-
-
-def _each_once(labelled: Labelled) -> Labelled:
-    """Join the lines of one text: repeated questions would make an interval narrower than it is."""
-    relevant: dict[str, list[str]] = {}
-    for text, ids in zip(labelled.texts, labelled.relevant, strict=True):
-        relevant.setdefault(text, []).extend(ids)
-    first = {text: row for row, text in reversed([*enumerate(labelled.texts)])}
-    vectors = None if labelled.vectors is None else labelled.vectors[[first[text] for text in relevant]]
-    return Labelled([*relevant], [*relevant.values()], vectors)
+    return find_labels(collection, guess_layout(sample_payloads(collection), text_field=text_field), labelled)
 
 
 def make_questions(

@@ -21,6 +21,7 @@ from click.testing import CliRunner
 from care_qdrant.cli.serve import command as care_serve
 from care_qdrant.errors import InputError
 from care_qdrant.model.care_model import CareModel
+from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.connection import open_client
 from care_qdrant.search.conditions import MandatoryConditions
 from care_qdrant.search.fallback import Fallback
@@ -95,7 +96,8 @@ async def test_learning_takes_the_record_as_it_is(make_service, connect, tmp_pat
         assert [row["text"] for row in rows] == QUESTIONS
         sent = [row["text"] for row in rows if "vector" in row]
         assert 10 < len(sent) < len(QUESTIONS)
-        log = read_queries(tmp_path / "record" / "articles", dim=DIM).log
+        recorded = partial(read_queries, tmp_path / "record" / "articles")
+        log = recorded(DIM, Collection(client, "articles").schema.origin("")).log
         assert log is not None and log.texts == list(dict.fromkeys(sent))
         np.testing.assert_allclose(log.vectors, old.encode(log.texts), atol=1e-5)
         report = learn(
@@ -103,10 +105,14 @@ async def test_learning_takes_the_record_as_it_is(make_service, connect, tmp_pat
             "articles",
             tmp_path / "again",
             settings=settings,
-            questions=partial(read_queries, tmp_path / "record" / "articles"),
+            questions=recorded,
             force=True,
         )
         assert report.agreement is not None and 0 < report.agreement.questions < len(log.texts)
+        # An alias that led to the one collection may lead to the other, whose vectors have the same name.
+        write_langchain(client, DOCUMENTS, np.roll(old.encode(DOCUMENTS), 1, axis=1), name="others")
+        with pytest.raises(InputError, match="holds no questions"):
+            learn(client, "others", tmp_path / "others", settings=settings, questions=recorded, force=True)
 
 
 def test_a_vector_of_what_was_redacted_is_not_kept(tmp_path: Path) -> None:

@@ -27,11 +27,12 @@ def test_labelled_questions_are_apart_from_those_that_are_trained_on(tmp_path: P
         {"text": "b", "vector": [0, 2]},
         {"text": "c", "relevant": ["y"]},
         {"text": "?", "relevant": ["y"]},
+        {"text": "b", "vector": [0, 2], "relevant": [7, "z"]},
     ]
     found = read_queries(write_jsonl(tmp_path / "log.jsonl", rows), 2)
     assert found.log is not None and found.log.texts == ["a"]
     assert found.labelled is not None and found.labelled.texts == ["b", "c"]
-    assert found.labelled.relevant == [["x", "7"], ["y"]]
+    assert found.labelled.relevant == [["x", "7", "7", "z"], ["y"]]
     assert found.labelled.vectors is None  # one has none
     only_b = read_queries(write_jsonl(tmp_path / "log.jsonl", rows[1:3]), 2)
     assert only_b.log is None and only_b.labelled is not None and only_b.labelled.vectors is not None
@@ -60,6 +61,7 @@ def test_a_text_may_hold_any_character_of_json_and_a_file_may_be_compressed(tmp_
         ("[]", "log.jsonl:1: expected"),
         ("{", "log.jsonl:1: not JSON"),
         ('{"vector": [1, 2]}', "log.jsonl:1: expected 'text' with a 'vector'"),
+        ('{"text": null, "vector": [1, 2]}', "log.jsonl:1: expected 'text' with a 'vector'"),
         ('{"text": "a", "vector": [0, 0]}', "a query vector is zero"),
         ("", "holds no questions"),
     ],

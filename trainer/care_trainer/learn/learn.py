@@ -124,7 +124,9 @@ def learn(
     if document is not None:
         _require_document(document, params.size, vector_name)
     collection.require_changeable()
-    asked = QueryFile(None, None) if questions is None else questions(params.size, vector_name)
+    asked = (
+        QueryFile(None, None) if questions is None else questions(params.size, collection.schema.origin(vector_name))
+    )
     where = f"vector {vector_name!r} of collection {collection.name!r}"
     earlier = None if start is None else load_earlier(start)
     if earlier is not None and not earlier.fits(collection, vector_name, text_field):
