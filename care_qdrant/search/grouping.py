@@ -9,6 +9,7 @@ The document id of another tool may name a kind of text (LangChain's ``source``)
 leave fewer hits than requested, further hits of the same documents fill the answer.
 """
 
+import math
 import sys
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -68,7 +69,12 @@ class Grouping:
         for path in self.paths:
             stored = value_by_key(dict(hit.payload), path) or []
             if any(value not in (None, []) for value in stored):
-                values = {_identity(value): value for value in stored if isinstance(value, str | int | float)}
+                # No condition can name NaN and infinite numbers, which the embedded database keeps.
+                values = {
+                    _identity(value): value
+                    for value in stored
+                    if isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+                }
                 return list(values.values())
         return []
 

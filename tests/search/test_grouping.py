@@ -97,6 +97,18 @@ def test_whole_numbers_of_any_size_make_groups(client: QdrantClient, model: Hash
     assert len({hit.group for hit in hits}) == 20
 
 
+def test_a_number_that_no_condition_names_makes_no_group() -> None:
+    """Other programs write NaN into the embedded database, as pandas has it for a missing number."""
+    model, odd = HashModel(), [float("nan"), float("inf"), [float("nan"), 1]]
+    documents = [Document(f"d{n}", text) for n, text in enumerate(TEXTS)]
+    with closing(QdrantClient(":memory:")) as client:
+        fill(client, model, [Chunk(document, document.text) for document in documents])
+        for number, record in enumerate(client.scroll(COLLECTION, limit=99)[0]):
+            client.set_payload(COLLECTION, {"key": ["a", "b", *odd][number % 5]}, [record.id])
+        [hits] = Retriever(client, COLLECTION, model, mode="dense").search([TEXTS[7]], group_by="key", group_size=2)
+    assert sorted(str(hit.group) for hit in hits) == ["1", "1", "a", "a", "b", "b"]
+
+
 @pytest.fixture
 def chunked(client: QdrantClient, model: HashModel) -> Iterator[QdrantClient]:
     """One department with nine tenths of the texts, and three with the others."""
