@@ -241,6 +241,19 @@ def test_what_rules_out_a_value_of_other_points_still_deletes(
     assert kept(stores[0]) == set(range(1, len(METADATA)))
 
 
+def test_the_deletion_of_document_007_leaves_document_7(client: QdrantClient) -> None:
+    client.create_collection("plain", models.VectorParams(size=2, distance=models.Distance.COSINE))
+    ids: list[Any] = [7, "7", "007", 70, "x"]
+    points = [
+        models.PointStruct(id=n, vector=[1.0, n], payload={"text": "t", "id": each}) for n, each in enumerate(ids)
+    ]
+    client.upsert("plain", points, wait=True)
+    store = CareVectorStore("plain", client)
+    for document_id, left in (("007", [0, 1, 3, 4]), ("7", [3, 4])):
+        store.delete(document_id)
+        assert [record.id for record in client.scroll("plain")[0]] == left
+
+
 @pytest.mark.parametrize("operator", [OP.NE, OP.NIN])
 def test_a_deletion_leaves_what_a_filter_of_another_tools_points_keeps(
     client: QdrantClient, operator: FilterOperator
