@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
+from itertools import product
 from typing import Any
 
 from qdrant_client import models
@@ -106,14 +107,20 @@ class Keys:
         condition on a path without an index makes the server look at every payload.
 
         Raises:
-            InputError: No path of Qdrant can name the key.
+            InputError: No path of Qdrant can name the key, or strict mode forbids filters on it.
         """
         ways = readings(key)
         paths = tuple(dict.fromkeys(_below(prefix, way) for prefix in self.prefixes for way in ways))
         indexed = tuple(path for path in paths if path in self.indexes)
         filled = tuple(path for path in indexed if self.indexes[path].points)
+        if self.only_indexed and not indexed:
+            raise InputError(
+                f"key {key!r} has no payload index, and the server's strict mode allows no filter on such a key: make "
+                f"one with care-ingest --index {key} (--index {key}=integer, float or datetime for numbers and dates), "
+                "or with create_payload_index of the client"
+            )
         if self.only_indexed:
-            return filled or indexed or paths
+            return filled or indexed
         if self.is_exact or not filled:
             return paths
         return tuple(
@@ -534,9 +541,12 @@ def notice(collection: Collection, conditions: Sequence[str], keys: Keys, *, fou
     """Return why conditions let no point of a collection pass, or rule none out; None where nothing says so.
 
     A key that no point has lets nothing pass, and with ``!=`` everything; so do quotes that the values do not have. No
-    text compares with a number. ``found`` says whether points passed.
+    text compares with a number, and no condition finds a value that an index of another type leaves out. ``found`` says
+    whether points passed.
     """
     for condition in map(Condition.parse, conditions):
+        if (left_out := _left_out(keys, condition)) is not None:
+            return left_out
         is_negative, reason = condition.operator == "!=", None
         if found and not is_negative:
             continue
@@ -563,6 +573,29 @@ def notice(collection: Collection, conditions: Sequence[str], keys: Keys, *, fou
     return None
 
 
+def _left_out(keys: Keys, condition: Condition) -> str | None:
+    """Say that the payload index of a key lacks sampled values, which a server then finds by no number and no date."""
+    by_order = condition.operator in BOUNDS
+    if isinstance(condition.value, str) and not by_order:
+        return None
+    for path, payload in product(keys.paths(condition.key), keys.sample):
+        kind = keys.kind(path)
+        for value in value_by_key(dict(payload), path) or []:
+            is_float, is_number = (
+                isinstance(value, float),
+                isinstance(value, int | float) and not isinstance(value, bool),
+            )
+            fitting = "float" if is_number and (kind == "datetime" or (kind == "integer" and is_float)) else None
+            if by_order and kind in ("integer", "float") and isinstance(value, str) and _date(value) is not None:
+                fitting = "datetime"
+            if fitting is not None:
+                return (
+                    f"{condition.key!r} holds {value!r}, which its payload index, of type {kind}, leaves out, and no "
+                    f"condition finds it: make the index again as {fitting}, with create_payload_index of the client"
+                )
+    return None
+
+
 def _incomparable(collection: Collection, keys: Keys, condition: Condition) -> str | None:
     """Say that the values of a key are of a type that a condition does not compare with; None where some are not."""
     stored: list[Any] = [
@@ -572,7 +605,7 @@ def _incomparable(collection: Collection, keys: Keys, condition: Condition) -> s
         for item in (value if isinstance(value, list) else [value])
     ]
     by_order, value = condition.operator in BOUNDS, condition.value
-    is_date = by_order and _date(condition.written) is not None
+    is_date = by_order and isinstance(value, str) and _date(value) is not None
     is_indexed = not {keys.kind(path) for path in keys.paths(condition.key)}.isdisjoint(("integer", "float", "bool"))
     if not stored or any(_is_comparable(item, value, by_order, is_date, is_indexed) for item in stored):
         return None

@@ -471,6 +471,48 @@ def test_an_index_of_a_key_with_a_dot_serves_its_filters_in_strict_mode(database
         assert [record.id for record in database.scroll("c", parse_filter([condition], keys))[0]] == found
 
 
+def test_strict_mode_says_which_index_to_make() -> None:
+    keys = Keys(indexes={"dept": models.PayloadIndexInfo(data_type="keyword", points=1)}, only_indexed=True)
+    assert parse_filter(["dept=内科"], keys) is not None
+    for condition in ("year=2020", "year!=2020", "year>=2020"):
+        with pytest.raises(InputError, match=r"key 'year' has no payload index.*--index year=integer"):
+            parse_filter([condition], keys)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "conditions", "fitting"),
+    [
+        ("integer", 3.5, ["k>=3", "k=3.5", "k!=3.5"], "float"),
+        ("datetime", 2020, ["k>=2019", "k=2020", "k>=2019-01-01"], "float"),
+        ("datetime", 2020.5, ["k<2021"], "float"),
+        ("integer", "2024-03-01", ["k>=2024-01-01"], "datetime"),
+        ("float", "2024-03-01", ["k<2025-01-01"], "datetime"),
+    ],
+)
+@pytest.mark.parametrize("found", [True, False])
+def test_a_value_that_an_index_leaves_out_is_said(
+    kind: str, value: Any, conditions: list[str], fitting: str, found: bool
+) -> None:
+    with closing(QdrantClient(":memory:")) as client:
+        collection = filled(client, [{"text": "发烧", "k": value}])
+        index = models.PayloadIndexInfo(data_type=kind, points=1)
+        keys = Keys(indexes={"k": index}, sample=({"k": value},))
+        for condition in conditions:
+            said = notice(collection, [condition], keys, found=found)
+            assert said is not None and f"of type {kind}, leaves out" in said, condition
+        assert "leaves out" not in str(notice(collection, ["k=other"], keys, found=found))
+        whole = Keys(indexes={"k": models.PayloadIndexInfo(data_type=fitting, points=1)}, sample=({"k": value},))
+        assert "leaves out" not in str(notice(collection, conditions, whole, found=found))
+
+
+def test_a_date_without_hyphens_is_a_number_unless_it_is_a_text(database: QdrantClient) -> None:
+    collection = filled(database, [{"text": "发烧", "day": "2024-03-01"}])
+    keys = Keys.of(collection)
+    said = notice(collection, ["day>=20240101"], keys, found=False)
+    assert said is not None and "'day' holds texts, such as '2024-03-01', and the condition compares numbers" in said
+    assert notice(collection, ['day>="20250101"'], keys, found=False) is None
+
+
 def test_a_condition_that_rules_nothing_out_is_said(database: QdrantClient) -> None:
     collection = filled(
         database, [{"text": "发烧", "dept": "内科", "day": "2024-03-01", "old.day": "3/1/2024", "none": None}]
