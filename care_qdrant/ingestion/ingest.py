@@ -438,13 +438,13 @@ class _Run:
     def _reject_failed(self, reject: Callable[[Reject], None]) -> None:
         """Reject the documents of which a chunk has no vector, and delete the other chunks, which would look whole."""
         failed = self.worker.failed or []
-        documents = {task.chunk.document.id: (task.chunk, reason) for task, reason in failed}
+        documents = {task.chunk.document.id: (task.chunk, reason) for _, task, reason in failed}
         for chunk, reason in documents.values():
             reject(Reject.of(chunk.document, reason))
         # Of a document that became shorter, only the first chunks are left.
         sizes = {
             task.chunk.document.id: max(task.chunk.total, task.stored.chunks if task.stored else 0)
-            for task, _ in failed
+            for _, task, _ in failed
         }
         cut = [point_id(document_id, at) for document_id, size in sizes.items() if size > 1 for at in range(size)]
         stored = [*self.collection.retrieve(cut, "reading rejected documents", payload=False)] if cut else []
@@ -452,7 +452,7 @@ class _Run:
         self.seen.set_chunks(dict.fromkeys(documents, 0))
         self.report.documents -= len(documents)
         self.report.deleted += len(stored)
-        self.inserted -= sum(task.stored is None for task, _ in failed)
+        self.inserted -= sum(task.stored is None for _, task, _ in failed)
         self.withdrawn = sum(chunk.total for chunk, _ in documents.values()) - len(failed)
 
     def _note_batch(self, diff: Diff, tasks: Sequence[ChunkTask]) -> None:

@@ -188,8 +188,8 @@ class Worker(Generic[T]):
     """Meter of the calls of the maker."""
     stop: threading.Event = field(default_factory=threading.Event)
     """Event that ends the run after the batch that is being encoded."""
-    failed: list[tuple[T, str]] | None = None
-    """Tasks without a vector so far, and why; None ends the run at the first one."""
+    failed: list[tuple[Collection, T, str]] | None = None
+    """Tasks without a vector so far, each with its place and the reason; None ends the run at the first one."""
     sender: Sender | None = None
 
     @property
@@ -212,7 +212,7 @@ class Worker(Generic[T]):
                 for (window, batch), (places, rows, failed) in encoded:
                     tasks = [batch[place] for place in places]
                     if self.failed is not None:
-                        self.failed += [(batch[place], reason) for place, reason in failed.items()]
+                        self.failed += [(window.place, batch[at], reason) for at, reason in failed.items()]
                     self.sender.submit(partial(self.requests, tasks, rows, window.place.limits.write), window.place)
                     on_batch(window, tasks)
                     if self.stop.is_set():

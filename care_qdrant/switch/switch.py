@@ -198,8 +198,8 @@ def switch_collection(
     if accept is None and lacking > MAX_LACKING * covered:
         raise NotSwitched(
             f"collection {target.name!r}: {counted(lacking, 'point', 'have', of=covered)} vector {before.vector!r} and "
-            f"not {state.to.vector!r}, and would no longer be found: they have no text, or other programs write faster "
-            "than this one. Readers stay where they are; --accept REASON switches them"
+            f"not {state.to.vector!r}, and would no longer be found: {state.to.model} makes no vector of their text, "
+            "or other programs write faster than this one. Readers stay where they are; --accept REASON switches them"
         )
     if not target.refresh().has_vector(state.to.vector):
         raise NotSwitched(f"vector {state.to.vector!r} of collection {target.name!r} was removed meanwhile")

@@ -7,7 +7,8 @@ kill, after texts have changed, or from cron, and it encodes what is new or diff
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,9 +17,11 @@ from qdrant_client import models
 from care_qdrant.contracts.contract import SparseContract, VectorContract, contract_metadata
 from care_qdrant.contracts.layouts import Layout
 from care_qdrant.contracts.metadata import ATTACH
+from care_qdrant.contracts.payload import stored_hash
 from care_qdrant.errors import FingerprintMismatch, InputError, counted, require_counts
 from care_qdrant.ingestion.diff import remove_orphaned_hashes
 from care_qdrant.ingestion.pipeline import (
+    WINDOW_TEXTS,
     Maker,
     Worker,
     brought_vectors,
@@ -28,6 +31,7 @@ from care_qdrant.ingestion.pipeline import (
 )
 from care_qdrant.ingestion.settings import DocumentModel, name_of_vector, require_bm25_language, require_fraction
 from care_qdrant.progress import OnProgress
+from care_qdrant.qdrant.calls import in_pages
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.create import storage_settings
 from care_qdrant.qdrant.public import accepts_client
@@ -55,7 +59,8 @@ class AttachSettings:
     batch_tokens: int = 16_384
     """Padded tokens of one batch of the encoder."""
     max_delete_fraction: float = 0.2
-    """Largest fraction of the vectors that may be removed because their points have no text any more, in [0, 1]."""
+    """Largest fraction of the vectors that may be removed because their points have no usable text any more, in
+    [0, 1]."""
     bm25_language: str | None = None
     """Language of a new BM25 vector (`care_qdrant.encoders.terms.languages`); None detects it in the first texts."""
     any_language: bool = False
@@ -83,11 +88,11 @@ class AttachReport:
     without_text: int = 0
     """Points that get no vector: without a text or, for BM25, with a text that has no terms."""
     unreadable: list[PointId] = field(default_factory=list)
-    """Ids of the first points of `without_text` that do have a text, but one that the encoder cannot read."""
+    """Ids of the first points of `without_text` that do have a text, but one of which the encoder makes no vector."""
     in_other_field: int = 0
     """Points without text in `text_field` that have one in another field."""
     removed: int = 0
-    """Points without text whose vector of an earlier text was removed."""
+    """Points of `without_text` whose vector of an earlier text was removed."""
     truncated: int = 0
     """Number of encoded points whose text is longer than the encoder reads."""
     points: int = 0
@@ -341,7 +346,7 @@ class _Run:
         start, name = time.perf_counter(), self.reader.vector_name
         report, collection, read = self.report, self.collection, 0
         has_begun = ATTACH.find(collection.schema.metadata, name) is not None
-        text_gone: list[tuple[Collection, list[PointId]]] = []
+        text_gone = defaultdict[Collection, list[PointId]](list)
 
         def begin(window: PointWindow) -> None:
             nonlocal read, has_begun
@@ -354,7 +359,7 @@ class _Run:
             report.without_text += window.without_text
             report.unreadable += window.unreadable[: MOST_UNREADABLE - len(report.unreadable)]
             report.in_other_field += window.in_other_field
-            text_gone.extend([(window.place, window.text_gone)] if window.text_gone else [])
+            text_gone[window.place] += window.text_gone
             show()
 
         def on_batch(_window: PointWindow, tasks: Sequence[PointTask]) -> None:
@@ -373,13 +378,20 @@ class _Run:
             self.settings.batch_tokens,
             (name,),
             stop=self.stop,
+            failed=None if self.is_part else [],
         )
         worker.run(windows, collection, begin, on_batch)
         _require_own_vector(collection, name, self.reader.constants)
+        for place, task, _ in worker.failed or ():
+            report.without_text += 1
+            report.unreadable += [task.id] if len(report.unreadable) < MOST_UNREADABLE else []
+            text_gone[place].append(task.id)
         if not self.stop.is_set():
             if not self.is_part:
                 end_attach(collection, name)
-            report.removed = self._remove(text_gone)
+            failed = {task.hash for _, task, _ in worker.failed or ()}
+            pages = ((place, page) for place, ids in text_gone.items() for page in in_pages(ids, WINDOW_TEXTS))
+            report.removed = self._remove([(place, self._still_gone(place, page, failed)) for place, page in pages])
             record_rescoring(collection, name)
         seconds = time.perf_counter() - start
         report.points, report.covered = collection.count(), collection.count_with_vector(name)
@@ -388,15 +400,25 @@ class _Run:
         report.encoder_idle_fraction = round(worker.meter.idle_fraction, 4)
         return report
 
+    def _still_gone(self, place: Collection, ids: Sequence[PointId], failed: Set[str]) -> list[PointId]:
+        """Return the points that have the vector of an earlier text and still no text of which one can be made.
+
+        Another writer may have brought a text back, and its vector, since this run has read the point.
+        """
+        records, window = place.retrieve(ids), PointWindow(place)
+        self.reader.sort(window, [*records.values()])
+        gone = [*window.text_gone, *(task.id for task in window.encode if task.hash in failed)]
+        return [id_ for id_ in gone if stored_hash(records[id_].payload or {}, self.reader.vector_name) is not None]
+
     def _remove(self, text_gone: Sequence[tuple[Collection, Sequence[PointId]]]) -> int:
-        """Remove the vector, and then its hash, from points that lost their text; return their number."""
+        """Remove the vector, and then its hash, from points without a usable text; return their number."""
         removed, name = sum(len(ids) for _, ids in text_gone), self.reader.vector_name
         if removed:
             covered, largest = self.collection.count_with_vector(name), self.settings.max_delete_fraction
             if removed > largest * covered:
                 raise InputError(
                     f"{counted(removed, 'point', of=covered)} with vector {name!r} of collection "
-                    f"{self.collection.name!r} {'has' if removed == 1 else 'have'} no text under "
+                    f"{self.collection.name!r} {'has' if removed == 1 else 'have'} no usable text under "
                     f"{self.reader.layout.text_field!r} any more, more than the fraction {largest} that may lose it. "
                     "All others are done, and nothing was removed. Check the texts, or give --max-delete-fraction"
                 )

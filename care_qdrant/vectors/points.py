@@ -190,8 +190,9 @@ def unreadable_warning(points: Sequence[PointId]) -> str | None:
     count = f"{len(points)} points" if len(points) < MOST_UNREADABLE else f"{MOST_UNREADABLE} or more points"
     which = f"point {points[0]!r}" if len(points) == 1 else f"{count} (the first is {points[0]!r})"
     return (
-        f"the encoder cannot read the text of {which}, for example since it holds an unpaired surrogate or invisible "
-        "characters alone, so it has no vector, and no search finds it. Fix the text, then run care attach again"
+        f"the encoder cannot read the text of {which}, for example since it holds an unpaired surrogate, or invisible "
+        "characters or words alone that the model does not know, so it has no vector, and no search finds it. Fix the "
+        "text, then run care attach again"
     )
 
 
