@@ -86,6 +86,15 @@ def require_tokens(texts: Sequence[str], places: Sequence[int]) -> None:
         )
 
 
+def encode_usable(encode: Callable[[Sequence[str]], Vectors], texts: Sequence[str]) -> list[Vectors | None]:
+    """Return the vector of each text; None for a text that no vector can be made of."""
+    try:
+        return [*encode(texts)] if texts else []
+    except UnusableText as error:
+        rows = iter(encode_usable(encode, [text for place, text in enumerate(texts) if place not in error.problems]))
+        return [None if place in error.problems else next(rows) for place in range(len(texts))]
+
+
 def require_lengths(
     vectors: Vectors, texts: Sequence[str], geometry: Geometry = "unit", *, tolerance: float = 1e-3
 ) -> None:

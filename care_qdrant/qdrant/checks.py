@@ -12,7 +12,8 @@ from qdrant_client import models
 from care_qdrant.contracts.contract import Contract, SparseContract, VectorContract
 from care_qdrant.contracts.learned import LearnedContract, agreement, probe_ids, probe_texts, probe_vectors, signs
 from care_qdrant.encoders.terms.analyser import find_analyser
-from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch, UnusableText, next_command
+from care_qdrant.encoders.usable import encode_usable
+from care_qdrant.errors import FingerprintMismatch, InputError, SchemaMismatch, next_command
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.schema import CollectionSchema
 from care_qdrant.types import Vectors
@@ -161,15 +162,12 @@ def _agreeing(
 ) -> set[str]:
     """Return the points whose vectors belong to their texts, by the learned query encoder."""
     known = [point_id for point_id in stored if texts.get(point_id, "").strip()]
-    if len(known) < 3:  # nothing to stand out among
+    rows = encode_usable(encode, [texts[point_id] for point_id in known])
+    made = {point_id: row for point_id, row in zip(known, rows, strict=True) if row is not None}
+    if len(made) < 3:  # nothing to stand out among
         return set()
-    try:
-        made = encode([texts[point_id] for point_id in known])
-    except UnusableText as error:  # of half characters, for example: its vector is not made of it
-        readable = [point_id for place, point_id in enumerate(known) if place not in error.problems]
-        return _agreeing({point_id: texts[point_id] for point_id in readable}, stored, encode)
-    values = agreement(made, np.stack([stored[key] for key in known]))
-    return {point_id for point_id, value in zip(known, values, strict=True) if value >= _MIN_AGREEMENT}
+    values = agreement(np.stack([*made.values()]), np.stack([stored[point_id] for point_id in made]))
+    return {point_id for point_id, value in zip(made, values, strict=True) if value >= _MIN_AGREEMENT}
 
 
 def _free_name(schema: CollectionSchema, expected: VectorContract) -> str:

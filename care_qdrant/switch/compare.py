@@ -23,7 +23,8 @@ from qdrant_client import models
 
 from care_qdrant.contracts.contract import VectorContract
 from care_qdrant.contracts.layouts import guess_layout, read_hit
-from care_qdrant.errors import InputError, UnusableText
+from care_qdrant.encoders.usable import encode_usable
+from care_qdrant.errors import InputError
 from care_qdrant.measures import TOP, Estimate, estimate, ndcg_at_10
 from care_qdrant.progress import OnProgress
 from care_qdrant.qdrant.collection import Collection
@@ -249,7 +250,7 @@ def _ranked(
         batch = texts[start : start + _BATCH]
         vectors: Sequence[list[float] | None]
         if model is not None:
-            vectors = _encoded(model, batch)
+            vectors = [None if row is None else row.tolist() for row in encode_usable(model.encode_query, batch)]
         else:
             assert labels.questions.vectors is not None, "the caller refuses questions without vectors and a model"
             vectors = labels.questions.vectors[start : start + _BATCH].tolist()
@@ -265,15 +266,6 @@ def _ranked(
         ranked += found
         on_progress(len(ranked))
     return ranked
-
-
-def _encoded(model: QueryModel, texts: Sequence[str]) -> list[list[float] | None]:
-    try:
-        return [*model.encode_query(texts).tolist()]
-    except UnusableText as error:
-        left = [text for place, text in enumerate(texts) if place not in error.problems]
-        rows = iter(_encoded(model, left) if left else [])
-        return [None if place in error.problems else next(rows) for place in range(len(texts))]
 
 
 def _overlap(before: Sequence[Sequence[str]], after: Sequence[Sequence[str]]) -> float:

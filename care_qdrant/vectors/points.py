@@ -157,8 +157,9 @@ def _texts_of_node(layout: Layout, payload: Mapping[str, Any]) -> list[str]:
 
     Points that ingestion wrote hold a text and a node: an edit of the text leaves the former text in the node.
     """
-    texts = (lookup(payload, path) for path in NODE_TEXTS)
-    return node_embedded_texts(payload) if layout.of_point(payload).find_text(payload) in texts else []
+    if layout.of_point(payload).find_text(payload) not in (lookup(payload, path) for path in NODE_TEXTS):
+        return []
+    return [text for text in node_embedded_texts(payload) if not half_character(text)]  # as of an odd file name
 
 
 def expected_hash(layout: Layout, payload: Mapping[str, Any], vector_name: str, fingerprint: str) -> str | None:

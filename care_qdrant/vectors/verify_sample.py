@@ -15,6 +15,7 @@ from care_qdrant.contracts.stand_in import stand_ins
 from care_qdrant.encoders import Encoder
 from care_qdrant.encoders.agreement import cosines
 from care_qdrant.encoders.terms import bm25
+from care_qdrant.encoders.usable import encode_usable
 from care_qdrant.errors import counted
 from care_qdrant.ingestion.settings import DocumentModel
 from care_qdrant.model.care_model import CareModel
@@ -94,18 +95,27 @@ def check_sample(
         highest = list(_cosines(encoder, contract, list(compress(stored, is_own)), list(compress(possible, is_own))))
         report.lowest_cosine = round(float(np.min(np.nan_to_num(highest))), 6)  # NaN counts as a vector without length
     openings = [stored_text(layout, payload)[:OPENING_CHARACTERS] for _, payload in pairs]
-    queries: list[Any] = (
-        [sparse_vector(bm25.query_vector(text, contract.analyser)) for text in openings]
-        if model is None and isinstance(contract, SparseContract)
-        else model.query_encoder.encode(openings).tolist()  # type: ignore[union-attr]
-    )
+    asked = [(*pair, query) for pair, query in zip(pairs, _queries(model, contract, openings), strict=True)]
+    asked = [each for each in asked if each[2] is not None]
+    queries = [query for _, _, query in asked]
     answers = _search(collection, name, queries)
     known = [
-        _is_among(point_id, payload, hits, layout) for (point_id, payload), hits in zip(pairs, answers, strict=True)
+        _is_among(point_id, payload, hits, layout) for (point_id, payload, _), hits in zip(asked, answers, strict=True)
     ]
-    report.known_items = sum(known) / len(known)
-    if name in collection.schema.dense:
+    report.known_items = sum(known) / len(known) if known else None
+    if queries and name in collection.schema.dense:
         _check_quantization(collection, report, queries)
+
+
+def _queries(
+    model: TwoSidedModel | None, contract: VectorContract | SparseContract, openings: Sequence[str]
+) -> list[Any]:
+    """Return the query of each opening; None for one that the model does not read, such as a row of odd characters."""
+    if model is None and isinstance(contract, SparseContract):
+        terms = [bm25.query_vector(text, contract.analyser) for text in openings]
+        return [sparse_vector(each) if each.indices else None for each in terms]
+    assert model is not None
+    return [None if row is None else row.tolist() for row in encode_usable(model.query_encoder.encode, openings)]
 
 
 def _cosines(
@@ -120,10 +130,11 @@ def _cosines(
             yield max(_sparse_cosine(vector, contract.vector(text)) for text in texts)
         return
     assert encoder is not None
-    made = iter(encoder.encode(list(chain.from_iterable(possible))))
+    made = iter(encode_usable(encoder.encode, list(chain.from_iterable(possible))))
     for vector, texts in zip(stored, possible, strict=True):
-        rows = np.stack(list(islice(made, len(texts))))
-        yield float(cosines(np.tile(np.asarray(vector, dtype=np.float32), (len(rows), 1)), rows).max())
+        rows = [row for row in islice(made, len(texts)) if row is not None]
+        values = cosines(np.array([vector] * len(rows), dtype=np.float32), np.stack(rows)) if rows else np.zeros(1)
+        yield float(values.max())
 
 
 def _sparse_cosine(stored: Any, made: models.SparseVector) -> float:

@@ -1,5 +1,6 @@
 """Each way in which vectors can be wrong, made wrong and found."""
 
+import json
 import math
 import random
 from collections.abc import Sequence
@@ -293,6 +294,39 @@ def test_a_text_that_no_encoder_reads_is_named_and_stops_no_other_point(unread: 
     client.set_payload("c", {"text": "第17条：少吃盐。"}, points=[17])
     assert attach_vector(client, "c", model).encoded == 1
     assert verify_collection(client, "c", model).problems == []
+    client.close()
+
+
+ODD = "\u200b\ue000\ud800\x07—✗ 糖"
+odd_texts = st.builds(lambda character, number: character * number, st.sampled_from(ODD), st.integers(0, 60))
+
+
+def _payload(text: str, name: str) -> dict[str, Any]:
+    """Return the payload of a node that LlamaIndex wrote; its JSON holds half characters as escapes."""
+    node = {"text": text, "metadata": {"file_name": f"{name}.pdf"}, "id_": "n"}
+    return {"_node_content": json.dumps(node), "_node_type": "TextNode", "doc_id": "d"}
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.tuples(odd_texts, odd_texts, st.sampled_from(ODD)), min_size=1, max_size=5), st.booleans())
+def test_no_odd_text_ends_an_attach_or_a_verification(odd: list[tuple[str, str, str]], is_node: bool) -> None:
+    """Not by its first characters alone, by the metadata around it, or by an edit in place."""
+    client, model = QdrantClient(":memory:"), CareModel.load()
+    client.create_collection(NAME, {"old": models.VectorParams(size=2, distance=models.Distance.DOT)})
+    rows = [(f"{before}少吃盐。", name) for before, _, name in odd] + [(f"第{n}条：少吃盐。", "") for n in range(9)]
+    payloads = [_payload(text, name) if is_node else {"text": text} for text, name in rows]
+    client.upsert(NAME, [models.PointStruct(id=n, vector={"old": [1, n]}, payload=p) for n, p in enumerate(payloads)])
+    attach_vector(client, NAME, model)
+    for number, (_, after, name) in enumerate(odd):
+        text = f"{after}多喝水。" if number % 2 else after
+        client.set_payload(NAME, _payload(text, name) if is_node else {"text": text}, points=[number])
+    report = attach_vector(client, NAME, model, settings=AttachSettings(max_delete_fraction=1.0))
+    assert attach_vector(client, NAME, model).encoded == 0
+    attach_vector(client, NAME, None)
+    for found in (verify_collection(client, NAME, model), verify_collection(client, NAME, None)):
+        assert found.lowest_cosine == pytest.approx(1.0, abs=1e-3)
+        assert all("the encoder cannot read the text" in problem for problem in found.problems)
+    assert report.covered == report.points - report.without_text
     client.close()
 
 
