@@ -262,9 +262,10 @@ class DescribedCollection(Calls):
             if not self.schema.has_vector(vector_name):
                 raise
 
-    def remove_vector(self, vector_name: str) -> None:
-        """Remove a vector from the schema and from all points."""
+    def remove_vector(self, vector_name: str, check: Callable[[], None] = lambda: None) -> None:
+        """Remove a vector from the schema and from all points, unless ``check``, called last, raises an error."""
         self._wait_before_renaming()
+        check()
         self._schema = None
         self.call("removing the vector", lambda: self.client.delete_vector_name(self.name, vector_name))
 

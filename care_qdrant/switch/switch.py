@@ -272,20 +272,25 @@ def retire_vector(collection: Collection, *, grace_seconds: float = GRACE_SECOND
         )
     name, report = before.vector, None
     if name != active.now.vector and (name in target.schema.contracts or name in target.schema.dense):
-        if lacking := _lacking(target, before, active.now):
-            raise InputError(
-                f"collection {target.name!r}: {counted(lacking, 'point', 'have')} vector {name!r} and not "
-                f"{active.now.vector!r}, and no reader would find them without it. Add that with {active.now.model}, "
-                f"for example by care switch {target.name} --to MODEL, or delete them"
-            )
+        _require_none_lacking(target, active, before)
         if outdated := _outdated(target, active.now.vector):
             raise InputError(
                 f"collection {target.name!r}: {counted(outdated, 'point', 'have')} a new text, and vector "
                 f"{active.now.vector!r} of the former one. First run care switch {target.name} --to MODEL once more"
             )
-        report = remove_vector(target, name)
+        report = remove_vector(target, name, lambda: _require_none_lacking(target, active, before))
     _write_active(target, "noting that a vector was retired", active, replace(active, before=None))
     return report
+
+
+def _require_none_lacking(target: Collection, active: Active, before: SearchedVector) -> None:
+    """Refuse to retire a vector while points have it and not the one that readers search."""
+    if lacking := _lacking(target, before, active.now):
+        raise InputError(
+            f"collection {target.name!r}: {counted(lacking, 'point', 'have')} vector {before.vector!r} and not "
+            f"{active.now.vector!r}, and no reader would find them without it. Add that with {active.now.model}, "
+            f"for example by care switch {target.name} --to MODEL, or delete them"
+        )
 
 
 def _write_active(target: Collection, what: str, known: Active | None, active: Active) -> None:

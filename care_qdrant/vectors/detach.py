@@ -1,7 +1,7 @@
 """Removes what `care_qdrant.vectors.attach` added: the vector, our hashes in the payloads, and all records of it."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,8 +50,13 @@ def detach_vector(collection: Collection, vector_name: str | None = None) -> Det
     return _remove(target, _checked_name(target.schema, vector_name))
 
 
-def remove_vector(collection: Collection, vector_name: str) -> DetachReport:
+def remove_vector(collection: Collection, vector_name: str, check: Callable[[], object]) -> DetachReport:
     """Remove a vector that this package wrote, by attach or by ingestion, like `detach_vector`.
+
+    Args:
+        collection: An open Qdrant and a name: the collection, or an alias of it.
+        vector_name: Name of the vector.
+        check: Called immediately before the removal, which does not happen if it raises an error.
 
     Raises:
         InputError: Another tool wrote the vector, or points have no other one.
@@ -67,28 +72,37 @@ def remove_vector(collection: Collection, vector_name: str) -> DetachReport:
             else "Qdrant has no call that removes the unnamed vector; only a new collection is without it"
         )
         raise InputError(f"another tool wrote vector {name} of collection {target.name!r}, so it stays. {how}")
-    return _remove(target, vector_name)
+    return _remove(target, vector_name, check)
 
 
-def _remove(target: Collection, name: str) -> DetachReport:
+def _remove(target: Collection, name: str, check: Callable[[], object] = lambda: None) -> DetachReport:
     schema, points = target.schema, target.count()
-    _require_not_active(schema, name)
     is_there = _is_as_attached(schema, name)
-    if is_there:
+
+    def require_same(*, is_removed: bool = False) -> None:
+        now = target.refresh()
+        if now.contracts.get(name) != schema.contracts[name] or (is_removed and now.has_vector(name)):
+            raise FingerprintMismatch(
+                f"vector {name!r} of collection {target.name!r} was replaced while this run removed it, so it stays; "
+                f"see what made it with care status {target.name}"
+            )
+        _require_not_active(now, name)
+
+    def check_all() -> None:
+        require_same()
         _require_other_vectors(target, name)
+        check()
+
+    require_same()
     target.require_changeable()  # a key for the points alone could not remove the records in the end
     tune_embedded(target.client, target.name)
-    cleaned = sum(_clean_payloads(part, name) for part in target.parts())
-    if target.refresh().contracts.get(name) != schema.contracts[name]:  # after minutes, in a large collection
-        raise FingerprintMismatch(
-            f"vector {name!r} of collection {target.name!r} was replaced while this run removed it, so it stays; see "
-            f"what made it with care status {target.name}"
-        )
-    _require_not_active(target.schema, name)
+    # The vector before the hashes: in the minutes that those take, other programs could write points that it alone
+    # finds. The records last: with them, the same command finishes a run that was killed.
     if is_there:
-        target.remove_vector(name)
-    # Last, so that the same command finishes a run that was killed.
-    target.update("removing what was recorded of the vector", metadata=_without_records(target.refresh(), name))
+        target.remove_vector(name, check_all)
+    cleaned = sum(_clean_payloads(part, name) for part in target.parts())
+    require_same(is_removed=is_there)
+    target.update("removing what was recorded of the vector", metadata=_without_records(target.schema, name))
     return DetachReport(target.name, name, points, cleaned)
 
 

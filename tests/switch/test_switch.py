@@ -651,16 +651,33 @@ def test_a_vector_to_which_readers_return_meanwhile_is_not_retired(
 ) -> None:
     models.fill(qdrant, OLD, COUNT)
     switch_collection(qdrant, NAME, NEW, OLD)
-    clean = detach._clean_payloads
+    wait = Collection._wait_before_renaming
 
-    def clean_for_minutes(part: Collection, name: str) -> int:
+    def wait_for_minutes(place: Collection) -> None:
         undo_switch(qdrant, NAME)
-        return clean(part, name)
+        wait(place)
 
-    monkeypatch.setattr(detach, "_clean_payloads", clean_for_minutes)
+    monkeypatch.setattr(Collection, "_wait_before_renaming", wait_for_minutes)
     with pytest.raises(InputError, match="were switched to vector 'old'"):
         retire_vector(qdrant, NAME, grace_seconds=0)
     assert searched(qdrant) == "old" and Collection(qdrant, NAME).count_with_vector("old") == COUNT
+
+
+def test_readers_return_to_no_vector_that_is_being_retired(
+    qdrant: QdrantClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models.fill(qdrant, OLD, COUNT)
+    switch_collection(qdrant, NAME, NEW, OLD)
+    clean = detach._clean_payloads
+
+    def clean_for_minutes(part: Collection, name: str) -> int:
+        with pytest.raises(InputError, match=r"vector 'old' .* is gone"):
+            undo_switch(qdrant, NAME)
+        return clean(part, name)
+
+    monkeypatch.setattr(detach, "_clean_payloads", clean_for_minutes)
+    assert retire_vector(qdrant, NAME, grace_seconds=0) is not None
+    assert searched(qdrant) == "new"
 
 
 def test_a_switch_of_a_published_version_says_that_the_next_one_loses_it(

@@ -14,6 +14,9 @@ from care_qdrant.contracts.contract import contract_metadata
 from care_qdrant.errors import CareError, FingerprintMismatch, InputError
 from care_qdrant.qdrant.calls import Calls
 from care_qdrant.qdrant.collection import Collection
+from care_qdrant.qdrant.point_equality import vectors_of
+from care_qdrant.switch import switch
+from care_qdrant.switch.switch import retire_vector, switch_collection
 from care_qdrant.vectors.attach import AttachSettings, attach_vector
 from care_qdrant.vectors.detach import detach_vector
 from care_qdrant.vectors.status import describe_all
@@ -141,6 +144,37 @@ def test_a_detach_removes_no_vector_that_came_with_the_points(
         own = "old" if event is make_again_by_another_tool else "care"
         there = Collection(client, NAME)
         assert there.count_with_vector(own) == there.count() > 0
+    assert done > 5
+
+
+@pytest.mark.parametrize("is_switched", [False, True])
+def test_no_point_loses_its_only_vector_that_is_written_meanwhile(
+    model: HashModel, is_switched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its writer may not know of the end of the vector, which takes minutes in a large collection."""
+    monkeypatch.setattr(switch, "_SETTLE_SECONDS", 0.0)
+
+    def begin(client: QdrantClient) -> None:
+        fill(client, "named", "plain")
+        attach_vector(client, NAME, model)
+        attach_vector(client, NAME, None)
+        if is_switched:
+            switch_collection(client, NAME, OTHER, model, accept="a test")  # type: ignore[arg-type]
+
+    def write(client: QdrantClient) -> None:
+        vectors: Any = {"care": [0.5] * model.dim}
+        if is_switched:  # which finds the point only by its words
+            vectors["bm25"] = models.SparseVector(indices=[1], values=[1.0])
+        with suppress(ValueError):  # there is no such vector any more
+            client.upsert(NAME, [models.PointStruct(id=999, vector=vectors, payload={"text": "新的"})], wait=True)
+
+    def run(client: QdrantClient) -> object:
+        return retire_vector(client, NAME, grace_seconds=-1) if is_switched else detach_vector(client, NAME, "care")
+
+    done = 0
+    for client, _ in before_each_call(run, begin, write):
+        done += 1
+        assert all("care" in vectors_of(record) for record in client.retrieve(NAME, [999], with_vectors=True))
     assert done > 5
 
 
