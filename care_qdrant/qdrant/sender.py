@@ -76,7 +76,7 @@ class Write:
                 collection.apply(f"writing {counted(len(points), 'point')}", operations)
                 return
             except Rejected as error:
-                if not self._may_miss:
+                if self.kind != "attach":
                     raise
                 # The request names ids, so it fails where one has been deleted.
                 there = collection.retrieve([point.id for point in points], payload=False)
@@ -134,10 +134,6 @@ class Write:
         hashes = care["vectors"] if care else {}
         kept = [_has_hash(name, hashes[name]) for name in names if name not in written and name in hashes]
         return models.Filter(must=[models.HasIdCondition(has_id=[point.id]), *kept, *self.unchanged.get(point.id, ())])
-
-    @property
-    def _may_miss(self) -> bool:
-        return self.kind == "attach"
 
 
 def _operations(points: Sequence[models.PointStruct], kind: Kind) -> list[models.UpdateOperation]:

@@ -41,7 +41,7 @@ from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.qdrant.schema import CollectionSchema, now_noted
 from care_qdrant.search.tuning import record_rescoring
 from care_qdrant.vectors.points import MOST_UNREADABLE, Characters, PointReader, PointTask, PointWindow, texts_of
-from care_qdrant.vectors.preflight import Preflight, begun_bm25, bm25_contract, examine
+from care_qdrant.vectors.preflight import Preflight, bm25_contract, examine
 
 WATCHING = RetryPolicy(attempts=5)
 """Retries of one pass of ``--watch``."""
@@ -148,7 +148,7 @@ def attach_vector(
     if model is not None and not preflight.has_vector:
         require_encoder(model)
     if isinstance(contract, SparseContract):
-        contract = _with_average_length(target, name, layout, language)
+        contract = bm25_contract(target.schema, name, language, texts_of(target, layout))
     sparse = contract if isinstance(contract, SparseContract) else None
     counter = Characters() if model is None else model.document_tokenizer
     points = PointReader(layout, name, contract.constants, counter, sparse)
@@ -217,15 +217,6 @@ def _layout(target: Collection, vector_name: str, preflight: Preflight, settings
     return layout
 
 
-def _with_average_length(
-    collection: Collection, vector_name: str, layout: Layout, language: str | None
-) -> SparseContract:
-    """Return the collection's existing BM25 constants, or else those computed from all its texts."""
-    if (begun := begun_bm25(collection.schema, vector_name, language)) is not None:
-        return begun
-    return SparseContract.of_texts(texts_of(collection, layout), language)
-
-
 def _require_same_field(collection: Collection, vector_name: str, layout: Layout, settings: AttachSettings) -> None:
     """Refuse another text field than before, which would encode every point again."""
     made_of = collection.schema.text_field(vector_name)
@@ -254,9 +245,7 @@ def _prepare(
     """
     schema, vector_name, layout = collection.schema, reader.vector_name, reader.layout
     has_vector = schema.has_vector(vector_name)
-    had_lost_contract = (
-        has_vector and vector_name not in schema.contracts and layout.tool not in ("care", "llama-index")
-    )
+    had_lost_contract = preflight.lost_contract and layout.tool not in ("care", "llama-index")
     is_attached = (
         not has_vector or vector_name in schema.attached or settings.text_field is not None or had_lost_contract
     )

@@ -86,7 +86,11 @@ def _remove(target: Collection, name: str, check: Callable[[], object] = lambda:
                 f"vector {name!r} of collection {target.name!r} was replaced while this run removed it, so it stays; "
                 f"see what made it with care status {target.name}"
             )
-        _require_not_active(now, name)
+        if now.active is not None and now.active.now.vector == name:
+            raise InputError(
+                f"readers of collection {now.name!r} were switched to vector {name!r} at {now.active.since}; first "
+                f"return to the one before: care switch {now.name} --roll-back"
+            )
 
     def check_all() -> None:
         require_same()
@@ -104,15 +108,6 @@ def _remove(target: Collection, name: str, check: Callable[[], object] = lambda:
     require_same(is_removed=is_there)
     target.update("removing what was recorded of the vector", metadata=_without_records(target.schema, name))
     return DetachReport(target.name, name, points, cleaned)
-
-
-def _require_not_active(schema: CollectionSchema, name: str) -> None:
-    """Refuse to remove the vector that readers were switched to, perhaps while it was being removed."""
-    if schema.active is not None and schema.active.now.vector == name:
-        raise InputError(
-            f"readers of collection {schema.name!r} were switched to vector {name!r} at {schema.active.since}; first "
-            f"return to the one before: care switch {schema.name} --roll-back"
-        )
 
 
 def _without_records(schema: CollectionSchema, vector_name: str) -> dict[str, Any]:

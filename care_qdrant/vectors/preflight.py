@@ -89,7 +89,11 @@ def examine(
     checks: list[Callable[[], object]] = [
         lambda: None if has_vector else require_vector_name(vector_name),
         lambda: _require_reopenable(schema, contract, payloads),
-        lambda: None if has_vector else _require_language(contract, texts, reader),
+        lambda: (
+            require_language(contract.model, reader, texts[:SAMPLED_TEXTS])
+            if isinstance(contract, VectorContract) and not has_vector
+            else None
+        ),
         lambda: (
             _require_free_or_ours(schema, vector_name, contract, lost_contract=lost_contract)
             if isinstance(contract, VectorContract)
@@ -132,11 +136,6 @@ def require_vector_name(name: str) -> None:
         raise InputError(f"vector name {name!r} is that of a folder, which Qdrant does not accept; give another one")
 
 
-def _require_language(contract: VectorContract | SparseContract, texts: Sequence[str], reader: object) -> None:
-    if isinstance(contract, VectorContract):
-        require_language(contract.model, reader, texts[:SAMPLED_TEXTS])
-
-
 def bytes_per_point(params: models.VectorParams) -> int:
     """Return the bytes of one vector, or row of a multivector, on the server, without index and quantization."""
     return round(params.size * datatype_of(params).bytes_per_number)
@@ -162,11 +161,6 @@ def problem_of(check: Callable[[], object]) -> CareError | None:
     return None
 
 
-def _lists_vectors(schema: CollectionSchema, contract: VectorContract | SparseContract) -> bool:
-    """Return whether the vector would turn the configuration of one unnamed vector into a list of dense vectors."""
-    return isinstance(contract, VectorContract) and isinstance(schema.config.params.vectors, models.VectorParams)
-
-
 def _require_reopenable(
     schema: CollectionSchema, contract: VectorContract | SparseContract, payloads: Sequence[Mapping[str, Any]]
 ) -> None:
@@ -176,7 +170,8 @@ def _require_reopenable(
     named ``text-dense``. A second dense vector turns the first case into a list, which remains one after a detach.
     """
     by_haystack = (isinstance(payload.get("meta"), Mapping) and {"id", "content"} <= {*payload} for payload in payloads)
-    if _lists_vectors(schema, contract) and any(by_haystack):
+    is_single = isinstance(schema.config.params.vectors, models.VectorParams)
+    if is_single and isinstance(contract, VectorContract) and any(by_haystack):
         raise InputError(
             f"Haystack wrote collection {schema.name!r} without sparse vectors, and its QdrantDocumentStore cannot "
             "open it once it has a second dense vector, not even after care detach. Write the documents into a store "
@@ -227,20 +222,15 @@ def _require_free_or_ours(
         )
 
 
-def begun_bm25(schema: CollectionSchema, vector_name: str, language: str | None) -> SparseContract | None:
-    """Return the contract of an existing BM25 vector of a language (None for any); None without one."""
-    contract = schema.contracts.get(vector_name)
-    if not isinstance(contract, SparseContract):
-        return None
-    analyser = find_analyser(contract.fingerprint)
-    return contract if analyser and language in (None, analyser.language) else None
-
-
 def bm25_contract(
     schema: CollectionSchema, vector_name: str, language: str | None, texts: Iterable[str] = ()
 ) -> SparseContract:
-    """Return the contract of an existing BM25 vector, or of a new one for some texts."""
-    return begun_bm25(schema, vector_name, language) or SparseContract.of_texts(texts, language)
+    """Return the contract of an existing BM25 vector of a language (None for any), or of a new one for some texts."""
+    contract = schema.contracts.get(vector_name)
+    analyser = find_analyser(contract.fingerprint) if isinstance(contract, SparseContract) else None
+    if isinstance(contract, SparseContract) and analyser is not None and language in (None, analyser.language):
+        return contract
+    return SparseContract.of_texts(texts, language)
 
 
 def _require_free_or_bm25(schema: CollectionSchema, vector_name: str, contract: SparseContract) -> None:

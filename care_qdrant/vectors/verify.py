@@ -52,7 +52,8 @@ def verify_collection(
         check_contract(schema, name, contract)
         report = _verify(target, name, contract, model, text_field, settings)
     if model is not None and vector_name is None:
-        report.others = [_verify_other(target, other, model, settings) for other in _others(schema, name)]
+        others = (other for other in schema.contracts if other != name and schema.has_vector(other))
+        report.others = [_verify_other(target, other, model, settings) for other in others]
         report.problems += [
             f"vector {other.vector_name!r}: {problem}" for other in report.others for problem in other.problems
         ]
@@ -66,11 +67,6 @@ def _vector_of(schema: CollectionSchema, model: str, contract: VectorContract) -
     """Return the vector of a model that searches use by default."""
     made = schema.all_made_by(contract.fingerprint)
     return next((name for name in made if not schema.is_beside(name)), model)
-
-
-def _others(schema: CollectionSchema, name: str) -> list[str]:
-    """Return the other vectors that have a contract."""
-    return [other for other in schema.contracts if other != name and schema.has_vector(other)]
 
 
 def _verify_other(collection: Collection, name: str, model: TwoSidedModel, settings: VerifySettings) -> VerifyReport:

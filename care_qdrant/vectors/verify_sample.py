@@ -98,7 +98,9 @@ def check_sample(
     asked = [(*pair, query) for pair, query in zip(pairs, _queries(model, contract, openings), strict=True)]
     asked = [each for each in asked if each[2] is not None]
     queries = [query for _, _, query in asked]
-    answers = _search(collection, name, queries)
+    limit, using = collection.limits.top_k(TOP_K), name or None
+    requests = [models.QueryRequest(query=query, using=using, limit=limit, with_payload=True) for query in queries]
+    answers = collection.search("searching for the sample", requests)
     known = [
         _is_among(point_id, payload, hits, layout) for (point_id, payload, _), hits in zip(asked, answers, strict=True)
     ]
@@ -174,10 +176,3 @@ def _is_among(
         return True
     payloads = (hit.payload or {} for hit in hits)
     return any(layout.of_point(other).find_text(other) == text for other in payloads)
-
-
-def _search(collection: Collection, vector_name: str, vectors: Sequence[Any]) -> list[list[models.ScoredPoint]]:
-    limit = collection.limits.top_k(TOP_K)
-    using = vector_name or None
-    requests = [models.QueryRequest(query=vector, using=using, limit=limit, with_payload=True) for vector in vectors]
-    return collection.search("searching for the sample", requests)
