@@ -87,5 +87,5 @@ def _same_value(first: Any, second: Any) -> bool:
     if isinstance(first, list) and isinstance(second, list):
         return len(first) == len(second) and all(map(_same_value, first, second))
     if isinstance(first, float) and isinstance(second, float):
-        return math.isclose(first, second, rel_tol=_PAYLOAD_ROUNDING)
+        return math.isclose(first, second, rel_tol=_PAYLOAD_ROUNDING) or (math.isnan(first) and math.isnan(second))
     return bool(first == second)
