@@ -18,7 +18,7 @@ from care_qdrant.model.folder import require_destination
 from care_qdrant.model.hub import BUILT_IN, find_folder
 from care_trainer.config import Data, Run, Side, Stage, Tower, stage_name
 from care_trainer.config.load import refusal
-from care_trainer.config.run import BASE, COLLECTION
+from care_trainer.config.run import BASE, COLLECTION, ROWS
 from care_trainer.config.stages import Align, PairStage, Prune
 from care_trainer.data.read import RETRIEVAL_KEYS, existing, pairs_in, read_rows, retrieval_rows, texts_in
 
@@ -26,8 +26,6 @@ RUN_FILE = "run.json"
 """Name of the file with the resolved configuration of a run: a folder that has it was written by a run."""
 STAGE_FILE = "stage.json"
 """Name of the file that a stage writes last: a folder that has it is finished."""
-ROWS_FOLDER = "rows"
-"""Name of the folder of rows below a run's output until the model is exported, or below its cache."""
 _WRITTEN = re.compile(rb'\{\s*"name": ".*",\s*"output": ')
 HEAD_ROWS = 1_000
 """Rows that are read from the start of each file before the first step."""
@@ -87,8 +85,8 @@ def require_output(run: Run) -> None:
     if (output / RUN_FILE).is_file() or (output / BASE / STAGE_FILE).is_file():  # earlier versions wrote no RUN_FILE
         return
     names = [BASE, *map(stage_name, run.stage)]
-    if not (output / ROWS_FOLDER).is_symlink():  # a rehearsal's, which is removed alone and not through the link
-        names.append(ROWS_FOLDER)
+    if not (output / ROWS).is_symlink():  # a rehearsal's, which is removed alone and not through the link
+        names.append(ROWS)
     for name in names:
         if (output / name).is_dir() and any((output / name).iterdir()):
             raise InputError(

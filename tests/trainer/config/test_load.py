@@ -96,6 +96,15 @@ def test_all_problems_are_reported_at_once_with_known_keys(tmp_path: Path) -> No
         ("query.base=somewhere", "query: give exactly one of base, scratch and static"),
         ("stage.joint.data=none", "stage.joint.data: unknown data set 'none' (known: pairs, texts)"),
         ("stage.joint.name=align", "stage.align: used 2 times"),
+        ("stage.joint.name=base", "stage.base: is a folder that every run writes"),
+        ("stage.joint.name=rows", "stage.rows: is a folder that every run writes"),
+        ("stage.joint.name=../other", "stage.../other.name: expected the name of one folder below the output"),
+        ("stage.joint.name=..", "stage....name: expected the name of one folder"),
+        ("stage.joint.name=.", "stage...name: expected the name of one folder"),
+        ("name=joint", "name: 'joint' is also the folder of a stage"),
+        ("name=base", "name: 'base' is also the folder of a stage"),
+        ("name=/tmp/model", "name: expected the name of one folder below the output, found '/tmp/model'"),
+        ("seed=4294967296", "seed: expected a number below 4.29497e+09"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused_with_what_can(tmp_path: Path, override: str, problem: str) -> None:

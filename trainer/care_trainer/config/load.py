@@ -5,6 +5,7 @@ import json
 import tomllib
 import types
 import typing
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -14,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from care_qdrant.errors import InputError, counted
-from care_trainer.config.run import COLLECTION, Run, Tower
+from care_trainer.config.run import BASE, COLLECTION, ROWS, Run, Tower
 from care_trainer.config.stages import STAGE_TYPES, Align, Joint, PairStage, Stage, Static, stage_name
 
 _EXPECTED = {
@@ -165,10 +166,7 @@ def _contradictions(run: Run) -> Iterator[str]:
     """Yield the problems that only several values together show."""
     for side, tower in (("query", run.query), ("document", run.document)):
         yield from _tower_problems(side, tower, run)
-    names = [stage_name(stage) for stage in run.stage]
-    for name in sorted(set(names)):
-        if names.count(name) > 1:
-            yield f"stage.{name}: used {names.count(name)} times; give each stage its own name"
+    yield from _name_problems(run)
     referred = [(f"stage.{stage_name(stage)}.data", stage.data) for stage in run.stage if stage.kind != "prune"]
     referred += [("vocabulary.data", run.vocabulary.data)] if run.vocabulary else []
     referred += [("export.probe", run.export.probe)] if run.export.probe else []
@@ -183,6 +181,21 @@ def _contradictions(run: Run) -> Iterator[str]:
     for stage in run.stage:
         yield from _stage_problems(f"stage.{stage_name(stage)}", stage, run)
     yield from _collection_problems(run)
+
+
+def _name_problems(run: Run) -> Iterator[str]:
+    """Yield names that two folders below the output would share, and those that are not the name of one folder."""
+    stages = Counter(stage_name(stage) for stage in run.stage)
+    for name, count in stages.items():
+        if count > 1:
+            yield f"stage.{name}: used {count} times; give each stage its own name"
+        if name in (BASE, ROWS):
+            yield f"stage.{name}: is a folder that every run writes; give the stage another name"
+    if run.name in (BASE, ROWS, *stages):
+        yield f"name: {run.name!r} is also the folder of a stage or of the run's inputs; give the model another name"
+    for where, name in [("name", run.name), *((f"stage.{name}.name", name) for name in stages)]:
+        if not name.isprintable() or name != Path(name).name or name == "..":
+            yield f"{where}: expected the name of one folder below the output, found {name!r}"
 
 
 def _collection_problems(run: Run) -> Iterator[str]:

@@ -28,6 +28,8 @@ COLLECTION_TEXTS = "texts.jsonl"
 """Name of the file of these texts in that folder."""
 BASE = "base"
 """Name of the folder with the inputs of a run: base models, and what was read from a collection."""
+ROWS = "rows"
+"""Name of the folder of rows below a run's output until the model is exported, or below its cache."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -254,7 +256,7 @@ class Run:
     width, cut to ``dim`` and not normalised again, scored by dot product, as in the published script."""
     symmetric: Side | None = None
     """Side whose encoder encodes both sides: the symmetric models of table 4. None trains two encoders."""
-    seed: CountOrZero = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seed of all random draws [open]."""
     checkpoint_minutes: PositiveOrZero = 5.0
     """Minutes between two checkpoints of a stage. 0 means after every step."""

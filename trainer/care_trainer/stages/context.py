@@ -12,6 +12,7 @@ from torch import nn
 from care_qdrant.errors import InputError
 from care_trainer import evaluation
 from care_trainer.config import Align, Data, Joint, RetroMae, Run, Side, Stage, Tower
+from care_trainer.config.run import ROWS
 from care_trainer.config.stages import PairStage
 from care_trainer.data import table
 from care_trainer.data.collators import PairCollator, Prompts, TeacherCollator
@@ -23,14 +24,13 @@ from care_trainer.losses.embedding import embedding_loss
 from care_trainer.models import towers
 from care_trainer.models.teacher import teacher_vectors
 from care_trainer.models.vector_cache import Half
-from care_trainer.needs import ROWS_FOLDER
 from care_trainer.training.context import TrainingContext
 from care_trainer.training.loop import fit
 
 
 def rows_folder(run: Run) -> Path:
     """Return the folder of the Arrow tables, which all stages of a run share, or all runs with the same cache."""
-    return Path(run.teacher_cache or run.output) / ROWS_FOLDER
+    return Path(run.teacher_cache or run.output) / ROWS
 
 
 def rows_of(run: Run, stage: Stage) -> Rows:
