@@ -1,6 +1,7 @@
 """`care-train start`: no text on both sides of the split, one command from pairs to a table, which also resumes."""
 
 import json
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -66,6 +67,19 @@ def test_a_pair_with_a_negative_a_row_is_judged_once(tmp_path: Path) -> None:
     prepare(write_jsonl(tmp_path / "faq.jsonl", rows), tmp_path / "faq", held_out=20)
     lines = (tmp_path / "faq/data/held-out/qrels.jsonl").read_text().splitlines()
     assert len(set(lines)) == len(lines) == 10
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 60), st.sampled_from(["faq", "rows", "base", "joint", '题\U0001f600"\\']))
+def test_any_number_of_pairs_in_any_folder_is_prepared_or_refused(count: int, name: str) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        file = write_jsonl(Path(root) / "faq.jsonl", ({"query": f"问{n}", "positive": f"答{n}"} for n in range(count)))
+        if count < 40:
+            with pytest.raises(InputError, match="give more pairs"):
+                prepare(file, Path(root) / name)
+        else:
+            run = load_run(prepare(file, Path(root) / name).config)
+            assert run.output == str(Path(root) / name / "run") and name in run.name
 
 
 def test_a_file_is_prepared_once_and_another_one_refused(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from care_qdrant.errors import InputError, counted
 from care_qdrant.measures import Estimate, estimate, ndcg_at_10, recall_at_10
 from care_qdrant.model.hub import BUILT_IN
 from care_trainer.config import Data, Run, load_run
+from care_trainer.config.run import BASE, ROWS
+from care_trainer.config.stages import STAGE_TYPES
 from care_trainer.data.read import Pair, iter_pairs, license_of, plain_text, write_rows
 from care_trainer.data.report import leaks
 from care_trainer.disk import write_json
@@ -36,6 +38,8 @@ _WRITTEN = re.compile(rb"# Written by: care-train start ")
 """First line of a configuration that this module wrote."""
 SCRATCH = "scratch"
 FEWEST_HELD_OUT, MOST_HELD_OUT = 20, 2000
+FEWEST_TRAINED = 20
+"""Fewest pairs to train on: as many batches of one pair as an epoch should have."""
 MOST_OTHERS = 2000
 """Training answers added to the held-out corpus, since questions always succeed among their own answers alone."""
 SEEN = {"cpu": 60_000, "cuda": 600_000}
@@ -162,6 +166,11 @@ def prepare(
         raise InputError(
             f"{pairs}: only {counted(len(kept), 'pair', of=len(read))} can be held out, since the others share a "
             f"question or a document with each other; expected at least {min(most, FEWEST_HELD_OUT)}: give more pairs"
+        )
+    if len(train) < FEWEST_TRAINED:
+        raise InputError(
+            f"{pairs}: holds {counted(len(read), 'pair')}, of which {len(kept)} are held out; expected at least "
+            f"{FEWEST_TRAINED} to train on: give more pairs"
         )
     trained = {plain_text(text) for pair in train for text in (pair.query, pair.positive, *pair.negatives)}
     chosen = base or (BUILT_IN if built_in_reads([pair.query for pair in read]) else SCRATCH)
@@ -343,13 +352,15 @@ def _config(pairs: Path, folder: Path, base: str, rows: int, device: str) -> str
     batch = min(512 if device == "cuda" else 128, max(16, 1 << (rows // 20).bit_length() - 1))
     bf16 = str(device == "cuda" or _cpu_has_bf16()).lower()
     changed = shlex.quote(str(folder / "changed"))
+    own = folder.resolve().name
+    taken = own in (BASE, ROWS, *STAGE_TYPES)
     head = f"""# Written by: care-train start {pairs.name}
 # A change is trained by: care-train run {shlex.quote(str(folder / CONFIG))} --set output={changed}
 # All keys: docs/reference/training-keys.md
 
-name = {json.dumps(folder.resolve().name)}
-output = {json.dumps(str(folder / "run"))}
-data_root = {json.dumps(str(folder / DATA))}
+name = {_toml(f"{own}-model" if taken else own)}
+output = {_toml(str(folder / "run"))}
+data_root = {_toml(str(folder / DATA))}
 seed = 0
 """
     encoders = _FROM_SCRATCH if base == SCRATCH else _going_on(base)
@@ -399,22 +410,27 @@ def _going_on(base: str) -> str:
     """Return the part of a configuration for two encoders that continue from a model, with its pooling and prompts."""
     model = CareModel.load(base)
     prompts = {
-        side: f"prompt = {json.dumps(prompt)}\n" if model.card and (prompt := getattr(model.card, side).prompt) else ""
+        side: f"prompt = {_toml(prompt)}\n" if model.card and (prompt := getattr(model.card, side).prompt) else ""
         for side in ("query", "document")
     }
     return f"""dim = {model.dim}
 
 # Both encoders go on from this model, with its own pooling.
 [query]
-base = {json.dumps(base)}
+base = {_toml(base)}
 pooling = "own"
 max_tokens = 128
 {prompts["query"]}
 [document]
-base = {json.dumps(base)}
+base = {_toml(base)}
 pooling = "own"
 max_tokens = 256
 {prompts["document"]}"""
+
+
+def _toml(text: str) -> str:
+    """Return a text as a string of TOML, which has no escapes for halves of a character, as JSON's ASCII has."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _cpu_has_bf16() -> bool:
