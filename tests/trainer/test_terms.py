@@ -2,7 +2,9 @@
 
 import itertools
 import json
+import math
 import random
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from care_trainer import terms
 from care_trainer.cli import care_train
 from care_trainer.config import Data
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from qdrant_client import models
 from scipy import sparse
 
@@ -166,6 +170,20 @@ def pair_copy(tmp_path: Path) -> Path:
     import shutil
 
     return Path(shutil.copytree(find_folder("built-in"), tmp_path / "pair"))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from([1, 2, 7, 150, 400]), st.sampled_from([1, 3, 40, 400]), st.sampled_from(["问{}", "？{}", "？"]))
+def test_pairs_of_any_number_of_texts_are_learned_from_or_refused(asked: int, answers: int, query: str) -> None:
+    found = [{"query": query.format(n % asked), "positive": f"答{n % answers}", "prompt": str(n)} for n in range(220)]
+    with tempfile.TemporaryDirectory() as root:
+        try:
+            _, gate = learned(Path(root), found)
+        except InputError as error:
+            assert "share no text" in str(error)
+        else:
+            assert gate.pairs >= 100
+            assert all(map(math.isfinite, (gate.ndcg_at_10, gate.gain.low)))
 
 
 def test_the_command_gives_weights_to_a_pair(tmp_path: Path, pair_copy: Path) -> None:

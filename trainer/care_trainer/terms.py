@@ -27,6 +27,8 @@ from care_trainer.data.table import pair_rows, scored
 
 FEWEST_PAIRS = 200
 """Fewest pairs to learn weights from; with fewer, too few can be held out."""
+FEWEST_TRAINED = 100
+"""Fewest pairs that share no text with the held-out ones."""
 MOST_PAIRS = 200_000
 MOST_HELD_OUT = 2_000
 SEEN_PAIRS = 6
@@ -84,7 +86,7 @@ def learn_terms(data: Data, root: Path, cache: Path, *, seed: int) -> tuple[Term
         seed: Seed of the split, the order and the bootstrap.
 
     Raises:
-        InputError: There are fewer than 200 pairs.
+        InputError: There are fewer than 200 pairs, or fewer than 100 share no text with the held-out ones.
     """
     rows = pair_rows(data, root, cache, by_source=True)
     random = np.random.default_rng(seed)
@@ -98,6 +100,11 @@ def learn_terms(data: Data, root: Path, cache: Path, *, seed: int) -> tuple[Term
     pairs = _Pairs.of(columns["query"], columns["positive"], rows.weights[chosen], sources)
     held_out = _held_out(pairs, random)
     train = pairs.rows(np.flatnonzero(~(held_out | pairs.shares_text_with(held_out))))
+    if len(train) < FEWEST_TRAINED:
+        raise InputError(
+            f"{', '.join(data.files)}: only {counted(len(train), 'pair', of=len(pairs))} share no text with those held "
+            f"out; expected at least {FEWEST_TRAINED}: too few questions or documents differ"
+        )
     learned = _trained(train, random)
     kept = _by_text(train.queries, train.query_numbers).getnnz(axis=0) >= MIN_QUERIES
     learned.terms[~kept] = 0.0
