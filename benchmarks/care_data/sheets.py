@@ -120,7 +120,9 @@ def _read_sheet(path: Path, read: dict[Key, tuple[int, str]]) -> None:
     if not rows or tuple(rows[0][: len(COLUMNS)]) != COLUMNS:
         raise InputError(f"{path}: its first row is {rows[0] if rows else ()}; expected {', '.join(COLUMNS)}")
     for number, row in enumerate(rows[1:], start=2):
-        query, document, _, _, grade, expert = (str(value or "").strip() for value in row[: len(COLUMNS)])
+        # Programs leave out the empty cells at the end of a row.
+        values = (*row, *[None] * len(COLUMNS))[: len(COLUMNS)]
+        query, document, _, _, grade, expert = (str(value or "").strip() for value in values)
         if grade and grade.upper() not in GRADES:
             raise InputError(f"{path}:E{number}: grade is {grade!r}; expected one of {', '.join(GRADES)}, or nothing")
         if grade and not expert:
