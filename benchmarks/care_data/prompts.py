@@ -36,11 +36,16 @@ def read_object(text: str) -> dict[str, Any]:
 
 
 def read_grades(text: str, count: int) -> dict[int, int]:
-    """Return the grades of an answer by the number of the passage; values that are not grades are left out."""
+    """Return the grades of an answer by the number of the passage; values that are not grades are left out.
+
+    An answer that grades a passage which is not there has numbered them in another way, so that none of it is known.
+    """
     grades: dict[int, int] = {}
     for key, value in read_object(text).items():
         number, letter = str(key).rpartition("-")[2].strip(), str(value).strip().upper()
         # Python refuses to read numbers of thousands of digits.
-        if number.isdecimal() and len(number) < _LONGEST and int(number) < count and letter in GRADES:
+        if number.isdecimal() and len(number) < _LONGEST and letter in GRADES:
+            if int(number) >= count:
+                return {}
             grades[int(number)] = GRADES[letter]
     return grades

@@ -84,6 +84,13 @@ def test_any_text_of_a_judge_gives_grades_of_the_passages_alone(text: str) -> No
     assert grades.keys() <= {0, 1, 2} and set(grades.values()) <= LETTERS.keys()
 
 
+@given(st.lists(st.sampled_from("SABCD"), min_size=1, max_size=12), st.integers(0, 2), st.sampled_from(["{}", "P-{}"]))
+def test_an_answer_that_numbers_passages_in_another_way_gives_no_grade(letters: str, first: int, key: str) -> None:
+    text = json.dumps({key.format(number): letter for number, letter in enumerate(letters, first)})
+    grades = read_grades(text, len(letters))
+    assert [LETTERS[grades[at]] for at in sorted(grades)] == ([] if first else [*letters])
+
+
 @given(st.binary(max_size=60))
 @example(b"q1 0 d\xe9 1\n")
 @example("q1 0 d1 1\n".encode("utf-16"))
