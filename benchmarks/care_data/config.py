@@ -284,13 +284,19 @@ def ask_again(config: Config, names: tuple[str, ...]) -> Config:
 
 
 def _contradictions(settings: Settings) -> Iterator[str]:
+    judges = [*(judge.name for judge in settings.judge), *(judge.name for judge in settings.vote.imported)]
     if (settings.source.path is None) == (settings.source.url is None):
         yield "source: exactly one of path and url must be set"
     for kind, names in (
         ("retriever", ["bm25", *(retriever.name for retriever in settings.retriever)]),
-        ("judge", [*(judge.name for judge in settings.judge), *(judge.name for judge in settings.vote.imported)]),
+        ("judge", judges),
     ):
         yield from (f"{kind}: {name!r} is used {n} times" for name, n in Counter(names).items() if n > 1)
+    yield from (
+        f"vote.exclude: no judge is named {name!r} (known: {', '.join(judges) or 'none'})"
+        for name in settings.vote.exclude
+        if name not in judges
+    )
     if settings.judge and not any(judge.tier == 1 for judge in settings.judge):
         yield "judge: no judge has tier 1"
     for retriever in settings.retriever:
