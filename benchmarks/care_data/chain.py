@@ -16,6 +16,7 @@ from care_data.sheets import OPINIONS
 from care_data.sts import PAIRS, run_sts
 from care_data.vote import run_vote
 from care_qdrant.console.outputs import require_own
+from care_qdrant.errors import InputError
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +46,41 @@ class Step:
 
 def run_chain(config: Config, *, replay: bool = False) -> dict[str, Report]:
     """Run the steps that are not done yet, and return the report of every step."""
-    enabled = {"judge": bool(config.settings.judge), "sts": config.settings.sts is not None}
-    return {name: run_step(config, name, replay=replay) for name in STEPS if enabled.get(name, True)}
+    return {name: run_step(config, name, replay=replay) for name in _enabled(config)}
+
+
+def _enabled(config: Config) -> list[str]:
+    """Return the names of the steps that a configuration has."""
+    has = {"judge": bool(config.settings.judge), "sts": config.settings.sts is not None}
+    return [name for name in STEPS if has.get(name, True)]
+
+
+def require_done(config: Config, inputs: Iterable[str]) -> None:
+    """Refuse to read files of steps that have not run since their settings or their own inputs changed."""
+    read, state = {*inputs}, _state(config)
+    for name in _enabled(config):
+        if read.intersection(STEPS[name].outputs) and not _is_done(config, name, state):
+            raise InputError(
+                f"{config.file}: step {name} has not run, or its settings or files have changed since; run "
+                f"{config.command(name)} first, or all steps: {config.command('run')}"
+            )
+
+
+def _state(config: Config) -> dict[str, Any]:
+    state: dict[str, Any] = read_json(config.folder / _DONE) if (config.folder / _DONE).is_file() else {}
+    return state
+
+
+def _outputs(config: Config, step: "Step") -> dict[str, str]:
+    return {file: file_digest(config.folder / file) for file in step.outputs}
+
+
+def _is_done(config: Config, name: str, state: Mapping[str, Any]) -> bool:
+    before, step = state.get(name), STEPS[name]
+    if not before or before["inputs"] != step.digest(config):
+        return False
+    files = _outputs(config, step)
+    return bool(before["outputs"] == files and all(files.values()))
 
 
 def run_step(config: Config, name: str, *, replay: bool = False) -> Report:
@@ -56,16 +90,14 @@ def run_step(config: Config, name: str, *, replay: bool = False) -> Report:
     require_own(folder, _DONE, _WRITTEN, sorted(written))
     if not (folder / _DONE).is_file():
         write_json(folder / _DONE, {})  # marks the files in the folder as written by this program
-    state: dict[str, Any] = read_json(folder / _DONE) if (folder / _DONE).is_file() else {}
-    now, before = step.digest(config), state.get(name)
-    files = {file: file_digest(folder / file) for file in step.outputs}
-    if before and not config.again and before["inputs"] == now and before["outputs"] == files and all(files.values()):
+    require_done(config, step.inputs)
+    state, now = _state(config), step.digest(config)
+    if not config.again and _is_done(config, name, state):
         logger.info("%s: done already", name)
-        report: Report = before["report"]
+        report: Report = state[name]["report"]
         return report
     report = step.work(config, replay)
-    files = {file: file_digest(folder / file) for file in step.outputs}
-    write_json(folder / _DONE, state | {name: {"inputs": now, "outputs": files, "report": report}})
+    write_json(folder / _DONE, state | {name: {"inputs": now, "outputs": _outputs(config, step), "report": report}})
     return report
 
 

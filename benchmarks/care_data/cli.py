@@ -141,11 +141,15 @@ def export(config: "Config", output: Path) -> Any:
       care data export clinic.toml --output clinic.qrels
       care data export clinic.toml --output requests.jsonl
     """
+    from care_data.chain import require_done
     from care_data.exchange import umbrela_requests, write_qrels
-    from care_data.files import write_rows
+    from care_data.files import LABELS, write_rows
+    from care_data.pool import POOL
 
     require_free(output)
-    rows = write_rows(output, umbrela_requests(config)) if output.suffix == ".jsonl" else write_qrels(config, output)
+    is_pool = output.suffix == ".jsonl"
+    require_done(config, [POOL] if is_pool else [POOL, LABELS])
+    rows = write_rows(output, umbrela_requests(config)) if is_pool else write_qrels(config, output)
     return {"file": str(output), "rows": rows}
 
 
@@ -201,9 +205,13 @@ def pairs(config: "Config", output: Path) -> Any:
     Example:
       care data pairs train.toml --output pairs.jsonl
     """
+    from care_data.chain import require_done
     from care_data.exchange import write_pairs
+    from care_data.files import LABELS
+    from care_data.pool import POOL
 
     require_free(output)
+    require_done(config, [POOL, LABELS])
     return write_pairs(config, output)
 
 

@@ -145,8 +145,7 @@ def _require_votes(ballots: Ballots, judges: Sequence[str], config: Config) -> N
 
 def _require_judgement(config: Config, tiers: Mapping[str, int]) -> None:
     """Refuse a judge that calls a kind of planted documents relevant, or everything, or nothing."""
-    path = config.folder / "judge.json"
-    report = read_json(path)["judges"] if config.settings.judge and path.is_file() else []
+    report = read_json(config.folder / "judge.json")["judges"] if config.settings.judge else []
     judges = [judge for judge in report if judge["judge"] in tiers]
     least = min((judge["relevant_share"] for judge in judges), default=0.0)
     # Tier 2 rates what tier 1 disputes, of which nothing may be relevant.

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import sys
+import tempfile
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,12 @@ from care_benchmarks.tasks import directory_tasks, load_task
 from care_data import pool
 from care_data.build import _repeated
 from care_data.chain import STEPS, run_chain, run_step
+from care_data.cli import care_data
 from care_data.config import ask_again, load_config
 from care_data.exchange import write_pairs
 from care_data.judging import is_anchor
-from care_data.sheets import Task, read_opinions, sample_tasks, write_sheet
+from care_data.prompts import GRADES
+from care_data.sheets import COLUMNS, Task, read_opinions, sample_tasks, write_sheet
 from care_data.source import read_texts
 from care_data.wire import BudgetReached, JudgeUnreachable
 from care_trainer.config import Data
@@ -26,7 +29,7 @@ from care_trainer.data.read import iter_pairs
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openpyxl import load_workbook
+from openpyxl import Workbook, load_workbook
 from qdrant_client import QdrantClient, models
 
 from care_qdrant import open_client
@@ -190,6 +193,33 @@ def test_a_benchmark_has_no_pairs_of_an_earlier_configuration(clinic: Path) -> N
     assert not left.exists()
 
 
+def test_no_step_reads_files_of_a_step_whose_settings_or_files_have_changed(clinic: Path) -> None:
+    with Endpoint(perfect()) as endpoint:
+        one = {"ann": 1}
+        path = config(clinic, endpoint.url, one, questions=3, pool="depth = 3")
+        run_chain(load_config(path))
+        labels = (clinic / "clinic" / "labels.jsonl").read_bytes()
+        for depth in (2, 6):  # fewer documents than were judged, and more
+            config(clinic, endpoint.url, one, questions=3, pool=f"depth = {depth}")
+            for step, first in (("judge", "pool"), ("vote", "pool"), ("build", "pool")):
+                with pytest.raises(InputError, match=f"step {first} has not run, or its settings"):
+                    run_step(load_config(path), step)
+            run_step(load_config(path), "pool")
+            for step in ("vote", "build"):
+                with pytest.raises(InputError, match=r"step judge has not run, .* run care data judge"):
+                    run_step(load_config(path), step)
+            for name in ("out.qrels", "out.jsonl"):
+                done = CliRunner().invoke(care_data, ["export", str(path), "--output", str(clinic / f"{depth}-{name}")])
+                assert (done.exit_code == 0) is name.endswith(".jsonl")
+            done = CliRunner().invoke(care_data, ["pairs", str(path), "--output", str(clinic / f"{depth}-pairs.jsonl")])
+            assert isinstance(done.exception, InputError) and "step vote" in str(done.exception)
+            for step in ("judge", "vote", "build"):
+                run_step(load_config(path), step)
+        (clinic / "clinic" / "labels.jsonl").write_bytes(labels)
+        with pytest.raises(InputError, match="step vote has not run"):
+            run_step(load_config(path), "build")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_chain_is_killed_and_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
@@ -272,6 +302,24 @@ def test_an_expert_who_contradicts_himself_in_two_sheets_is_asked(clinic: Path) 
     loaded = load_config(config(clinic, "http://x", THREE, vote='sheets = ["one.xlsx", "two.xlsx"]'))
     with pytest.raises(InputError, match=r"two.xlsx:E2: expert 'li' rates .* D, and S in .*one.xlsx:E2; keep one"):
         read_opinions(loaded)
+
+
+@given(st.lists(st.sampled_from(["q1", "d1", None, "", "a text", "A", "li"]), max_size=8))
+def test_any_row_of_a_sheet_is_a_grade_nothing_or_refused(row: list[str | None]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        book = Workbook(write_only=True)  # which keeps no empty cells at the end of a row
+        sheet = book.create_sheet("review")
+        sheet.append(COLUMNS)
+        sheet.append(row)
+        book.save(Path(folder) / "li.xlsx")
+        loaded = load_config(config(Path(folder), "http://x", THREE, vote='sheets = ["li.xlsx"]'))
+        grade, expert = ([*row, *[None] * 6][at] for at in (4, 5))
+        try:
+            read = read_opinions(loaded)
+        except InputError as error:
+            assert grade and (grade not in GRADES or not expert), error
+        else:
+            assert len(read) == bool(grade)
 
 
 def test_a_judge_whose_answers_could_not_be_read_is_asked_again(clinic: Path) -> None:
@@ -416,6 +464,11 @@ class TestBadInput:
         path = config(clinic, "http://x", {"ann": 2})
         path.write_text(path.read_text(encoding="utf-8").replace("depth = 12", "deep = 12"), encoding="utf-8")
         with pytest.raises(InputError, match=r"(?s)pool.deep: unknown key \(known: depth, limit"):
+            load_config(path)
+
+    def test_a_judge_that_is_not_there_cannot_be_left_out(self, clinic: Path) -> None:
+        path = config(clinic, "http://x", {"ann": 1, "bob": 1}, vote='exclude = ["anne"]')
+        with pytest.raises(InputError, match=r"vote.exclude: no judge is named 'anne' \(known: ann, bob\)"):
             load_config(path)
 
     def test_a_benchmark_shares_no_question_with_a_training_set(self, clinic: Path) -> None:
