@@ -114,7 +114,8 @@ def _converter(kind: Any) -> Convert | None:
     if types.is_struct(kind):
         inner = {field.name: convert for field in kind if (convert := _converter(field.type)) is not None}
         return None if not inner else lambda value: {**value, **_present({k: value[k] for k in inner}, inner)}
-    if _is_list(kind) and (convert := _converter(kind.value_type)) is not None:
+    # A list of any kind: dictionaries, whose values have a type as well, are above.
+    if hasattr(kind, "value_type") and (convert := _converter(kind.value_type)) is not None:
         return lambda value: [None if item is None else convert(item) for item in value]
     return None
 
@@ -146,14 +147,6 @@ def _number(value: Decimal) -> int | float | str:
 def _whole(value: float) -> int | float:
     """Return an id as a whole number where pandas made it a float because others are missing: 7.0 is 7."""
     return int(value) if value.is_integer() and abs(value) < _EXACT_IN_FLOAT else value
-
-
-def _is_list(kind: Any) -> bool:
-    import pyarrow
-
-    types = pyarrow.types
-    kinds = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view, types.is_large_list_view)
-    return any(is_kind(kind) for is_kind in kinds)
 
 
 def _paths(kind: Any, path: str) -> Iterator[str]:

@@ -211,7 +211,7 @@ class Corpus:
 
     def _require_encoding(self, path: str, head: bytes) -> None:
         """Refuse a file most of whose lines are not UTF-8, if no other encoding was given."""
-        if not _is_utf_8(self.encoding):
+        if self.encoding.lower() not in (UTF_8, "utf8"):
             return
         if (wide := wide_encoding(head)) is not None:
             raise InputError(f"{path}: is not UTF-8; it reads as {wide}: give --encoding {wide}")
@@ -471,10 +471,6 @@ def log_unread(place: str, unread: Mapping[str, Sequence[str]]) -> None:
         if names:
             more = f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
             logger.warning("%s: not read: %s%s: %s", place, ", ".join(names[:MOST_NAMED]), more, reason)
-
-
-def _is_utf_8(encoding: str) -> bool:
-    return encoding.lower() in (UTF_8, "utf8")
 
 
 def _refuse(error: OSError) -> NoReturn:

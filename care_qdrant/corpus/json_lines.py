@@ -10,6 +10,7 @@ from typing import Any
 
 from care_qdrant.corpus.streams import HEAD_BYTES, wide_encoding
 from care_qdrant.errors import InputError
+from care_qdrant.types import half_character
 
 
 def open_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -51,7 +52,7 @@ def parsed(name: str, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[dict[s
             raise InputError(f"{where}: not JSON ({error}); expected JSON lines, one object a line") from error
         if not isinstance(row, dict):
             raise InputError(f"{where}: expected an object, found {type(row).__name__}")
-        if "\\ud" in line and not _is_unicode(row):
+        if "\\ud" in line and half_character(json.dumps(row, ensure_ascii=False)):
             raise InputError(f"{where}: holds an unpaired surrogate, which is not a character")
         yield row, where
 
@@ -59,11 +60,3 @@ def parsed(name: str, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[dict[s
 def is_number(value: Any) -> bool:
     """Return whether a value of JSON is a number that is finite, as an integer of hundreds of digits is not here."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-
-
-def _is_unicode(row: Any) -> bool:
-    try:
-        json.dumps(row, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -11,9 +11,6 @@ from care_qdrant.errors import InputError
 
 _NAME = re.compile(r".+\.rejects(?:-\d+-of-\d+)?(?:-\d+)?\.jsonl")
 
-_NAME_BYTES = 200
-"""Longest part of a collection's name in that of its file."""
-
 
 class RejectsFile:
     """Writes rejected rows to a file that this run makes when the first one comes; no file that is there is touched."""
@@ -68,7 +65,7 @@ def rejects_path(collection: str, shard: tuple[int, int] = (1, 1)) -> Path:
     """
     number, of = shard
     # File systems take names of 255 bytes.
-    named = re.sub(r"[/\\\0]", "-", collection).encode()[:_NAME_BYTES].decode(errors="ignore")
+    named = re.sub(r"[/\\\0]", "-", collection).encode()[:200].decode(errors="ignore")
     stem = named + ".rejects" + (f"-{number}-of-{of}" if of > 1 else "")
     names = (f"{stem}{f'-{at}' if at > 1 else ''}.jsonl" for at in count(1))
     return next(path for path in map(Path, names) if not path.exists())

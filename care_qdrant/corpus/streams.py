@@ -32,13 +32,10 @@ _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _LAYERS = 2
 _PIECE_BYTES = 1_024
 """Bytes of a Zstandard file that are decompressed at once: they may become 32 MiB."""
-_UNITS_BYTES = 4
-_SAMPLE = b'{"id": "a+b\\u0041"}'
+_SAMPLE = b'{"id": "a+b\\u0041.xn--mnchen-3ya"}'
 """Bytes that every encoding of a corpus reads as ASCII, except encodings of two or four bytes per character."""
 _MORE_THAN_CHANCE = 8
 """Least number of characters of two bytes that show UTF-8 where such pairs are characters of another encoding, too."""
-_OF_NAMES = ("idna", "punycode")
-"""Codecs of internet names, which read ASCII as itself."""
 
 
 class Unreadable(Exception):
@@ -94,9 +91,9 @@ def recoded(file: io.BufferedReader, encoding: str) -> io.BufferedReader:
     """Return a text as UTF-8; one that is UTF-8 already stays as it is, since a folder may hold both."""
     try:
         codec = codecs.lookup(encoding)
-        # By name the codecs of Python also make text of hexadecimal digits, of escapes and of UTF-7.
+        # By name the codecs of Python also make text of hexadecimal digits, of escapes, UTF-7 and internet names.
         is_wide = codec.name.startswith(("utf-16", "utf-32"))
-        is_text = is_wide or (codec.name not in _OF_NAMES and _SAMPLE.decode(encoding) == _SAMPLE.decode())
+        is_text = is_wide or _SAMPLE.decode(encoding) == _SAMPLE.decode()
     except (LookupError, ValueError):
         is_text = False
     if not is_text:
@@ -121,7 +118,7 @@ def wide_encoding(head: bytes) -> str | None:
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     # Rows begin with ASCII, a brace or the name of a column: half of a unit of UTF-16 is then zero.
-    first, second = head[:_UNITS_BYTES:2], head[1:_UNITS_BYTES:2]
+    first, second = head[:4:2], head[1:4:2]
     if all(first) and second and not any(second):
         return "utf-16-le"
     if all(second) and first and not any(first):
@@ -225,13 +222,7 @@ def _zstandard(file: io.BufferedReader, path: str) -> Iterator[bytes]:
 
 @contextmanager
 def as_text(file: io.BufferedReader, errors: str = "strict", line_end: str = "") -> Iterator[io.TextIOWrapper]:
-    """Decode UTF-8 with its line ends as they are, without a byte order mark; the file itself stays open.
-
-    Args:
-        file: Bytes to decode.
-        errors: Treatment of bytes that are not UTF-8.
-        line_end: Character at which a line ends, alone; empty for line feeds and carriage returns.
-    """
+    """Decode UTF-8 as it is, without a byte order mark, in lines that end only so; the file itself stays open."""
     text = io.TextIOWrapper(file, "utf-8-sig", errors, newline=line_end)
     try:
         yield text

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from care_qdrant.corpus.column_types import ColumnGuess, ColumnType, IdGuess, convert
 from care_qdrant.corpus.rows import HASH_ID, Fields, Reject, parse_values
-from care_qdrant.corpus.streams import BYTE_ORDER_MARK, MAX_LINE_BYTES, UTF_8, as_text
+from care_qdrant.corpus.streams import BYTE_ORDER_MARK, MAX_LINE_BYTES, as_text
 from care_qdrant.errors import InputError, counted
 from care_qdrant.types import Document
 
@@ -52,9 +52,8 @@ def read_header(head: bytes, form: Table, fields: Fields) -> Header:
 
 def describe_table(head: bytes, form: Table, fields: Fields) -> str:
     """Return what a table looks like, for people: its separator and its columns."""
-    header = read_header(head, form, fields)
-    mark = _NAMES.get(header.delimiter, repr(header.delimiter))
-    return f"table, {mark} separated, columns {', '.join(header.columns)}"
+    delimiter, columns, *_ = read_header(head, form, fields)
+    return f"table, {_NAMES.get(delimiter, repr(delimiter))} separated, columns {', '.join(columns)}"
 
 
 def read_table(file: io.BufferedReader, form: Table, name: str, fields: Fields) -> Iterator[Document | Reject]:
@@ -291,19 +290,12 @@ class _Lines(Iterator[str]):
             while line and not line.endswith(("\n", "\r")):
                 line = self._text.readline(MAX_LINE_BYTES)
             raise _BadLine(f"is longer than {MAX_LINE_BYTES:,} characters")
-        if _ESCAPED_BYTE.search(line):
-            self._refuse_bytes(line.encode(UTF_8, "surrogateescape"))
+        if (wrong := _ESCAPED_BYTE.search(line)) is not None:
+            position = len(line[: wrong.start()].encode())
+            raise _BadLine(f"is not UTF-8: byte 0x{ord(wrong[0]) - 0xDC00:02x} at position {position}")
         return line
 
     def return_all_but_first(self) -> None:
         """Forget the first line of the record, and let the others be read again."""
         self._again.extendleft(reversed(self.taken[1:]))
         self.taken.clear()
-
-    def _refuse_bytes(self, raw: bytes) -> None:
-        """Reject a line with bytes that are not UTF-8."""
-        try:
-            raw.decode(UTF_8)
-        except UnicodeDecodeError as error:
-            reason = f"is not UTF-8: byte 0x{raw[error.start]:02x} at position {error.start}"
-            raise _BadLine(reason) from error

@@ -108,9 +108,10 @@ def open_source(
         yield Source(checked_rows, share_read, inputs=inputs)
         return
     path = None if dry_run and reading.rejects is None else Path(reading.rejects or rejects_path(collection, shard))
+    fields = typed_fields(corpus, reading.fields, reading.encoding, reading.format)
     with (
         nullcontext() if path is None else RejectsFile(path) as rejects,
-        Corpus(corpus, _typed(corpus, reading), reading.encoding, reading.format) as file,
+        Corpus(corpus, fields, reading.encoding, reading.format) as file,
     ):
         rows = _readable(iter(file))
         if file.found:
@@ -129,10 +130,6 @@ def inputs_of(corpus: CorpusPath) -> list[str]:
     ]
     # A symbolic link such as "current" keeps its name.
     return sorted({path if path == STDIN or "://" in path else os.path.abspath(path) for path in given})  # noqa: PTH100
-
-
-def _typed(corpus: CorpusPath, reading: Reading) -> Fields:
-    return typed_fields(corpus, reading.fields, reading.encoding, reading.format)
 
 
 def _is_path(corpus: CorpusPath | Iterable[Document]) -> TypeGuard[CorpusPath]:
