@@ -1,8 +1,8 @@
 """Front matter: the YAML or TOML at the start of a Markdown note, as metadata.
 
 YAML gives many texts a second meaning: ``02700`` is an octal number, ``NO`` is false, ``12:30`` is 750. Here a plain
-scalar is a number or a boolean only where JSON writes that value in the same characters; all others are texts as they
-are written.
+scalar is a number or a boolean only where JSON writes that value in the same characters, in 64 bits; all others are
+texts as they are written.
 """
 
 import datetime
@@ -128,6 +128,6 @@ def _plain_scalar(written: str) -> Any:
     """Return the value of a YAML scalar that has neither quotes nor a tag."""
     if written in _WORDS:
         return _WORDS[written]
-    if _NUMBER.fullmatch(written) and json.dumps(number := json.loads(written)) == written:
+    if _NUMBER.fullmatch(written) and json.dumps(number := json.loads(written)) == written and abs(number) < 2**63:
         return number
     return written

@@ -196,3 +196,10 @@ def test_nothing_in_front_is_a_traceback(mark: str, pieces: list[str]) -> None:
     else:
         json.dumps(front)
         assert all(not isinstance(value, datetime.date) for value in front.values())
+
+
+@given(st.integers(-(10**20), 10**20) | st.integers(-3, 3).map(lambda near: 2**63 + near))
+def test_digits_of_more_than_64_bits_are_text(number: int) -> None:
+    """As a number they would reject the whole note."""
+    [value] = split_front_matter(f"---\nisbn: {number}\n---\n")[0].values()
+    assert value == (number if abs(number) < 2**63 else str(number))
