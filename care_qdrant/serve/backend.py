@@ -4,7 +4,7 @@ import asyncio
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -63,9 +63,9 @@ class Backend:
         self.settings = settings
         self._threads = ThreadPoolExecutor(settings.limits.search_threads, thread_name_prefix="care-search")
         self._room = threading.BoundedSemaphore(settings.limits.searches)
-        self._open = ExitStack()
+        self._opener, self._open = ThreadPoolExecutor(1, thread_name_prefix="care-opener"), ExitStack()
         self._opening = threading.Lock()
-        self._client: QdrantClient | None = None
+        self._client: Future[QdrantClient] | None = None
         self._opened_fallback: Fallback | None = None
         self.retriever = lru_cache(_RETRIEVERS)(self._make_retriever)
         """Returns the retriever of a view, a model and a way to search; call it in a thread."""
@@ -74,14 +74,19 @@ class Backend:
     def _qdrant(self) -> QdrantClient:
         """Return the open Qdrant; call it in a thread."""
         with self._opening:
-            if self._client is None:
-                if self.settings.open_qdrant is None:
-                    raise InputError("this service was not given a Qdrant")
-                try:
-                    self._client = self._open.enter_context(self.settings.open_qdrant())
-                except Rejected as error:
-                    raise Refusal(503, "qdrant_failed", str(error)) from error
-            return self._client
+            # One attempt at a time, for all that wait: each one takes seconds where Qdrant does not answer.
+            if self._client is None or (self._client.done() and self._client.exception() is not None):
+                self._client = self._opener.submit(self._opened)
+            opening = self._client
+        return opening.result()
+
+    def _opened(self) -> QdrantClient:
+        if self.settings.open_qdrant is None:
+            raise InputError("this service was not given a Qdrant")
+        try:
+            return self._open.enter_context(self.settings.open_qdrant())
+        except Rejected as error:
+            raise Refusal(503, "qdrant_failed", str(error)) from error
 
     def collection(self, view: View) -> Collection:
         """Return a collection, read with the patience of a search; call it in a thread."""
@@ -112,6 +117,7 @@ class Backend:
     def close(self) -> None:
         """Finish the running calls, then close the connection to Qdrant."""
         self._threads.shutdown()
+        self._opener.shutdown()
         self._open.close()
 
     def _make_retriever(self, view: View, served: ServedModel | None, mode: Mode) -> Retriever:

@@ -264,6 +264,32 @@ async def test_a_number_is_none_of_true_and_false_and_no_long_one_is_repeated(
     assert field in refused.text and "expected a" in refused.text
 
 
+async def test_searches_share_an_attempt_to_open_qdrant(make_service, connect) -> None:
+    """Else they take turns, each with the whole patience of a client, where a server accepts and does not answer."""
+    entered, gate, attempts = threading.Event(), threading.Event(), 0
+
+    def open_qdrant() -> Any:
+        nonlocal attempts
+        attempts += 1
+        entered.set()
+        assert gate.wait(20)
+        raise Unreachable("no Qdrant server answers there")
+
+    limits = {"search_threads": 4}
+    http = connect(make_service(aligned(), collections=("corpus",), open_qdrant=open_qdrant, limits=limits))
+    body = {"query": "发烧", "mode": "sparse"}
+    asking = [asyncio.create_task(http.post("/search", json=body)) for _ in range(4)]
+    assert await asyncio.to_thread(entered.wait, 20)
+    while sum(thread.name.startswith("care-search") for thread in threading.enumerate()) < 4:
+        await asyncio.sleep(0.01)
+    gate.set()
+    assert [(await task).status_code for task in asking] == [503] * 4
+    assert attempts < 4
+    before = attempts
+    assert (await http.post("/search", json=body)).status_code == 503
+    assert attempts == before + 1, "a later search tries again"
+
+
 async def test_a_qdrant_that_comes_later_is_found(make_service, connect, filled: QdrantClient) -> None:
     up = False
 
