@@ -43,6 +43,24 @@ BART = {"d_model": WIDTH} | {
     for half in ("encoder", "decoder")
     for name, value in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 64))
 }
+LONGROPE = {
+    "hidden_size": WIDTH,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 64,
+    "max_position_embeddings": 64,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10_000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 8,
+        "short_factor": [1.0] * 4,
+        "long_factor": [4.0] * 4,
+    },
+}
+"""Other positions for all texts of a batch where the longest has more than 8 tokens."""
 AFTER = st.lists(st.sampled_from(["dense", "narrow", "norm"]), max_size=2)
 TAILS = {
     "unit": ["normalize"],
@@ -71,6 +89,8 @@ def towers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "fnet": transformer(root / "fnet", tpu_short_seq_length=64),  # mixes padding into every token
         "gpt2": transformer(root / "gpt2", padding_side="left", n_embd=WIDTH, n_layer=2, n_head=4),  # places move
         "t5": transformer(root / "t5", **T5),
+        "longrope": transformer(root / "longrope" / "qwen3", **LONGROPE),
+        "types": with_token_types(tiny.query_tower(root / "types")),
     }
 
 
@@ -95,6 +115,17 @@ def transformer(folder: Path, *, padding_side: str = "right", **settings: Any) -
     return folder
 
 
+def with_token_types(folder: Path) -> Path:
+    """Let a tokenizer give its first marker a type of its own, as those of XLNet and Funnel do."""
+    file, of_tokenizer = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    content["post_processor"]["single"][0]["SpecialToken"]["type_id"] = 1
+    file.write_text(json.dumps(content), encoding="utf-8")
+    names = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+    of_tokenizer.write_text(json.dumps({**json.loads(of_tokenizer.read_text(encoding="utf-8")), **names}))
+    return folder
+
+
 def heads(names: Sequence[str], width: int) -> tuple[list[torch.nn.Module], int]:
     """Return modules that change a vector, and the dimension of the last one."""
     made: list[torch.nn.Module] = []
@@ -114,6 +145,17 @@ def heads(names: Sequence[str], width: int) -> tuple[list[torch.nn.Module], int]
     return made, width
 
 
+PLAIN: dict[str, Any] = {
+    **dict.fromkeys(("between", "prompts", "default", "truncate", "similarity", "saved")),
+    "pooling": "mean",
+    "include_prompt": True,
+    "after": [],
+    "lower": False,
+    "length": 32,
+    "tail": "unit",
+    "moved": False,
+}
+ASYM = "sentence_transformers.models.Asym"
 OTHER_TOKENS: dict[str, Any] = {
     "processing_kwargs": {"text": {"add_special_tokens": False}},
     "query_length": 6,
@@ -193,12 +235,12 @@ JSON_VALUES = st.recursive(
 
 
 @given(
-    base=st.sampled_from(["bert", "qwen3", "fnet", "gpt2", "t5"]),
+    base=st.sampled_from(["bert", "qwen3", "fnet", "gpt2", "t5", "longrope", "types"]),
     between=st.sampled_from([None, None, "cnn", "dense"]),
     pooling=st.sampled_from(POOLINGS),
     include_prompt=st.booleans(),
     after=AFTER,
-    routed=st.sampled_from(["no", "no", "no", "after pooling", "whole"]),
+    routed=st.sampled_from(["no", "no", "no", "after pooling", "by its former name", "whole"]),
     prompts=st.sampled_from(PROMPTS),
     default=st.sampled_from([None, "other"]),
     lower=st.booleans(),
@@ -209,6 +251,9 @@ JSON_VALUES = st.recursive(
     saved=st.sampled_from([None, None, None, *SAVED]),
     moved=st.booleans(),
 )
+@example(base="types", routed="no", **PLAIN)
+@example(base="longrope", routed="no", **PLAIN)
+@example(base="bert", routed="by its former name", **PLAIN)
 @settings(max_examples=60)
 def test_vectors_are_those_of_sentence_transformers_or_refused(
     towers: dict[str, Path],
@@ -243,7 +288,7 @@ def test_vectors_are_those_of_sentence_transformers_or_refused(
     last, dim = heads(after, width)
     ending, _ = heads(TAILS[tail], dim)
     modules: list[torch.nn.Module] = [first, *of_tokens, pooled, *last, *ending]
-    if routed == "after pooling":
+    if routed in ("after pooling", "by its former name"):
         routes = [[*last, Dense(dim, 8)] for _ in range(2)]
         modules = [first, *of_tokens, pooled, Router.for_query_document(*routes), *heads(TAILS[tail], 8)[0]]
     elif routed == "whole":
@@ -258,6 +303,11 @@ def test_vectors_are_those_of_sentence_transformers_or_refused(
         similarity_fn_name=similarity,
     )
     made.save_pretrained(str(folder), create_model_card=False)
+    if routed == "by its former name":
+        file = folder / "modules.json"
+        former = file.read_text(encoding="utf-8").replace("sentence_transformers.base.modules.router.Router", ASYM)
+        assert ASYM in former
+        file.write_text(former, encoding="utf-8")
     if routed != "whole" and saved is not None:
         save_otherwise(folder, saved, lower=lower)
     if routed != "whole" and moved:
@@ -379,6 +429,13 @@ def test_a_pooling_without_a_named_mode_is_the_mean_as_in_sentence_transformers(
     expected, model = SentenceTransformer(str(folder), device="cpu").encode(TEXTS), CareModel.load(folder, device="cpu")
     assert model.dim == WIDTH
     np.testing.assert_allclose(model.encode_query(TEXTS), expected, atol=1e-5)
+
+
+def test_a_width_without_an_end_is_refused(towers: dict[str, Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(towers["bert"], tmp_path / "bert"))
+    (folder / "1_Pooling" / "config.json").write_text('{"embedding_dimension": 1e400}', encoding="utf-8")
+    with pytest.raises(ModelError, match="save the model again"):
+        CareModel.load(folder, device="cpu")
 
 
 @given(name=st.sampled_from(SETTINGS), seed=st.integers(0, 10**6))

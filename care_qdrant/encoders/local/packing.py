@@ -139,6 +139,11 @@ class Packed:
             config._attn_implementation = before
 
 
+def reads_longest(model: "SentenceTransformer") -> bool:
+    """Return whether the rotary positions of all texts of a batch depend on the length of its longest one."""
+    return any("longrope" in str(getattr(module, "rope_type", "")) for module in model.modules())
+
+
 def packed(
     model: "SentenceTransformer",
     padded: Callable[[Sequence[Sequence[int]]], "Tensor"],
@@ -157,7 +162,7 @@ def packed(
     transformer = cast(Any, model[0]).model
     layers = getattr(transformer.config, "layer_types", None) or [_FULL]
     is_compatible: Callable[[], bool] = getattr(transformer, "is_backend_compatible", lambda: False)
-    if {*layers} != {_FULL} or not is_compatible():
+    if {*layers} != {_FULL} or not is_compatible() or reads_longest(model):
         return None
     AttentionInterface.register(_NAME, partial(_attend, at_once=_flash_attention()))
     # No pooling is refused by name: one that does not support several texts in a row gives other vectors here.

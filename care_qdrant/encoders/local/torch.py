@@ -34,7 +34,7 @@ from care_qdrant.encoders.batching import (
 )
 from care_qdrant.encoders.engine import Dtype
 from care_qdrant.encoders.local.attention import without_cudnn_attention
-from care_qdrant.encoders.local.packing import Packed, packed
+from care_qdrant.encoders.local.packing import Packed, packed, reads_longest
 from care_qdrant.encoders.local.weights import no_progress_bars as no_progress_bars
 from care_qdrant.encoders.local.weights import readable_model
 from care_qdrant.encoders.side import Geometry, geometry_by, static_limit
@@ -118,7 +118,8 @@ class TorchEncoder:
         self.alike = ALIKE if self.device == "cpu" else 0.0
         self._geometry: Geometry = "cut" if cuts_unit_vectors(model) else "unit"
         self._packed = self._without_padding()
-        self._reads_padding = self._packed is None and self._is_changed_by_padding()
+        # Such a model gets batches of one length, so that no vector depends on the other texts.
+        self._reads_padding = self._packed is None and (reads_longest(model) or self._is_changed_by_padding())
         # A query must not wait for a compilation; a batch of documents may.
         self._compiles = side == "document" and self.device != "cpu"
 
@@ -221,10 +222,19 @@ class TorchEncoder:
         return int(self._model.max_seq_length or tokenizer.model_max_length)
 
     def _reads_ids_alone(self) -> bool:
-        """Return whether token ids and a mask are all that the modules read."""
+        """Return whether token ids and a mask are all that the modules read.
+
+        Some tokenizers give tokens of one text several types: XLNet and Funnel have one for their first marker.
+        """
         names = [type(module).__name__ for module in self._model.children()]
         pooling = next((module for module in self._model.children() if type(module).__name__ == "Pooling"), None)
-        return names[:2] == ["Transformer", "Pooling"] and bool(getattr(pooling, "include_prompt", False))
+        if names[:2] != ["Transformer", "Pooling"] or not getattr(pooling, "include_prompt", False):
+            return False
+        has_types = False
+        for text in (_SHORT, " ".join(map(str, self._model.tokenizer.all_special_tokens))):
+            with self._lock, suppress(KeyError, ValueError), tokenizer_errors():  # it may not know the text
+                has_types |= bool(self._model.preprocess([text])["token_type_ids"].any())
+        return not has_types
 
     def _copy_tokenizer(self) -> Tokenizer | None:
         """Return a copy of the tokenizer that cuts as the model's does; None for one in Python, which has no copy."""
@@ -250,15 +260,18 @@ class TorchEncoder:
         """Return whether padding changes the vector of a text.
 
         Convolutions read the padding next to a text, FNet mixes it in, and some models count positions from its
-        beginning. Such a model gets batches of one length, so that no vector depends on the other texts.
+        beginning.
         """
         if self._is_table:
             return False
-        with self._lock:
-            [alone], [padded, _] = (
-                self._encode(texts, prompt="", batch_size=2, show_progress_bar=False)
-                for texts in ([_SHORT], [_SHORT, _LONG])
-            )
+        try:
+            with self._lock:
+                [alone], [padded, _] = (
+                    self._encode(texts, prompt="", batch_size=2, show_progress_bar=False)
+                    for texts in ([_SHORT], [_SHORT, _LONG])
+                )
+        except _OF_A_BROKEN_MODEL:  # CANINE runs no text of few characters alone
+            return True
         return not 1 - cosines(alone[None], padded[None])[0] < _PADDING_LIMITS.get(str(self._model.dtype), 1e-2)
 
     def _forward(self, token_ids: Sequence[Sequence[int]]) -> Vectors:

@@ -79,7 +79,7 @@ def settings_of(folder: Path) -> Iterator[None]:
     """Raise `ModelError` where the block finds a setting of a saved model missing, or of another type."""
     try:
         yield
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ModelError(
             f"{folder}: modules.json, or a config.json that it names, is not one of sentence-transformers ({error!r}); "
             "save the model again"
@@ -111,8 +111,9 @@ def inside(folder: Path, path: str) -> Path:
 
 
 def kinds_of(modules: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the class names of modules, in order."""
-    return [module["type"].rsplit(".", 1)[-1] for module in modules]
+    """Return the class names of modules, in order; a former name counts as the one of today."""
+    names = (module["type"].rsplit(".", 1)[-1] for module in modules)
+    return ["Router" if name == "Asym" else name for name in names]
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

@@ -113,6 +113,20 @@ def test_threads_and_encoders_that_share_a_model_do_not_disturb_each_other(folde
         assert counts.result() == alone[prompt][1]
 
 
+def test_a_model_that_runs_no_short_text_is_loaded_for_longer_ones(tmp_path: Path) -> None:
+    """CANINE has a vector for every fourth character."""
+    folder = tmp_path / "canine"
+    base = folder.with_name("base")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    AutoModel.from_config(AutoConfig.for_model("canine", **sizes)).save_pretrained(base)
+    tiny.bert_tokenizer().save_pretrained(base)
+    modules = [Transformer(str(base), max_seq_length=48), Pooling(32), Normalize()]
+    SentenceTransformer(modules=modules, device="cpu").save_pretrained(str(folder), create_model_card=False)
+    texts = [text for text in TEXTS if len(text) > 8]
+    expected = SentenceTransformer(str(folder), device="cpu").encode(texts, batch_size=1)
+    np.testing.assert_allclose(CareModel.load(folder, device="cpu").encode_query(texts), expected, atol=1e-5)
+
+
 def test_a_model_that_reads_its_mask_is_encoded_with_padding(folders: dict[str, Path]) -> None:
     """The code of some hub models reads the mask, and fails in its own way where there is none."""
     model = load_sentence_transformer(folders["qwen3"], "cpu")
