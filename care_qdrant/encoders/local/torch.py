@@ -41,7 +41,7 @@ from care_qdrant.encoders.side import Geometry, geometry_by, static_limit
 from care_qdrant.encoders.unread import UnreadWords
 from care_qdrant.encoders.usable import as_encoded, encodable, require_lengths
 from care_qdrant.errors import EncodingError, InputError, ModelError, counted, needs_extra
-from care_qdrant.forking import ForkLock
+from care_qdrant.forking import ForkLock, renew_in_child
 from care_qdrant.types import Vectors
 
 if TYPE_CHECKING:
@@ -360,6 +360,13 @@ class TorchEncoder:
         return [len(ids) for ids in encoded["input_ids"]]
 
 
+def _use_one_thread(_: object) -> None:
+    """Let torch compute in one thread in a forked child, where it would wait forever for the threads of its parent."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 def _fetched(rows: "torch.Tensor") -> Callable[[], Vectors]:
     """Begin to copy rows to this process, and return a function that waits for them."""
     import torch
@@ -449,7 +456,8 @@ def load_sentence_transformer(
 ) -> "SentenceTransformer":
     """Load a saved sentence-transformers model for inference.
 
-    Attention is flash-attention where that is installed and the model has it, else torch's own (SDPA).
+    Attention is flash-attention where that is installed and the model has it, else torch's own (SDPA). A child that is
+    forked while the model exists computes in one thread.
 
     Args:
         folder: Folder of the model.
@@ -510,6 +518,7 @@ def _run_once(model: "SentenceTransformer") -> "SentenceTransformer":
     The second one is longer, so that the padding is read as well.
     """
     _take_any_dtype(model)
+    renew_in_child(model, _use_one_thread)
     if wrong := next((name for name, weights in model.named_parameters() if bool(weights.isnan().any())), None):
         raise ValueError(f"weights of {wrong} are not numbers")
     vectors, dim = model.encode_query([_SHORT, _LONG], show_progress_bar=False), model.get_embedding_dimension()

@@ -1,10 +1,14 @@
 """The torch engine: sentence-transformers' vectors, in fewer padded tokens, and on through memory that runs out."""
 
 import json
+import multiprocessing
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +115,36 @@ def test_threads_and_encoders_that_share_a_model_do_not_disturb_each_other(folde
     for prompt, vectors, counts in jobs:
         np.testing.assert_allclose(vectors.result(), alone[prompt][0], atol=1e-6, rtol=0)
         assert counts.result() == alone[prompt][1]
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def _encode_in_child(encoder: TorchEncoder, pipe: Connection) -> None:
+    pipe.send(encoder.encode(TEXTS))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_worker_encodes_with_the_loaded_model(folders: dict[str, Path], two_threads: None) -> None:
+    """The threads in which torch computed stay behind, and a child that uses two would wait for them."""
+    encoder = TorchEncoder(load_sentence_transformer(folders["bert"], "cpu"), "document", batch_tokens=100_000)
+    here = encoder.encode(TEXTS)
+    forking = multiprocessing.get_context("fork")
+    ours, theirs = forking.Pipe()
+    child = forking.Process(target=_encode_in_child, args=(encoder, theirs))
+    child.start()
+    try:
+        assert ours.poll(30), "the child hangs"
+        np.testing.assert_allclose(ours.recv(), here, atol=1e-5)
+    finally:
+        child.kill()
+        child.join()
 
 
 def test_a_model_that_runs_no_short_text_is_loaded_for_longer_ones(tmp_path: Path) -> None:
