@@ -265,6 +265,16 @@ def require_counts(**counts: int | None) -> None:
             raise InputError(f"{name} is {count!r}; expected a whole number from 1 on")
 
 
+def require_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    """Refuse a setting that is not one of the choices, which a misspelt value would leave to a default.
+
+    Raises:
+        InputError: It is none of them.
+    """
+    if value not in choices:
+        raise InputError(f"{name} is {value!r}; expected one of {', '.join(map(str, choices))}")
+
+
 def counted(number: int, noun: str, verb: str = "", *, of: int | None = None) -> str:
     """Return a number of things as people write it: ``1 point is``, ``1,200 points are``, ``1 of 3 points has``."""
     share = "" if of is None else f"{number:,} of "

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, require_choice
 from care_qdrant.patience import PATIENCE_SECONDS
 
 Kind = Literal["torch", "onnx", "server"]
@@ -36,6 +36,9 @@ class Engine:
     """Longest time without an answer of any server, once one has answered; before that, `START_PATIENCE_SECONDS`."""
 
     def __post_init__(self) -> None:
+        require_choice("kind of Engine", self.kind, (*get_args(Kind), None))
+        require_choice("dtype of Engine", self.dtype, get_args(Dtype))
+        require_choice("sent of Engine", self.sent, get_args(Sent))
         if (self.kind == "server") != bool(self.endpoints):
             raise InputError(
                 "Engine: kind 'server' needs endpoints, such as ('http://localhost:8000/v1',)"

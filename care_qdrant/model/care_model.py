@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from care_qdrant.encoders import Encoder, TextReader, TokenCounter
 from care_qdrant.encoders.engine import LOCAL, Engine
@@ -12,7 +12,7 @@ from care_qdrant.encoders.side import Geometry, Side
 from care_qdrant.encoders.terms.analyser import DEFAULT, Analyser
 from care_qdrant.encoders.terms.bm25 import query_vector
 from care_qdrant.encoders.terms.weights import TermWeights
-from care_qdrant.errors import FingerprintMismatch, IncompleteModel, InputError
+from care_qdrant.errors import FingerprintMismatch, IncompleteModel, InputError, ModelError, require_choice
 from care_qdrant.model.card import CARD_FILE, STORED, TERM_WEIGHTS, Card, read_card, verify_term_weights
 from care_qdrant.model.hub import BUILT_IN, fetch_document_side, find_folder
 from care_qdrant.model.sides import (
@@ -94,8 +94,11 @@ class CareModel:
             engine: The program that encodes documents.
 
         Raises:
-            ModelError: The folder is missing, incomplete, altered, or newer than this version.
+            InputError: A setting is not one of its choices.
+            ModelError: The folder is missing, incomplete, altered, newer than this version, or without an ONNX query
+                encoder of this precision.
         """
+        require_choice("precision", precision, get_args(Precision))
         if device is not None and "," in device and engine.kind in ("onnx", "server"):
             raise InputError(f"several devices ({device}) are for --engine torch, not {engine.kind}; leave one out")
         folder = find_folder(source, revision=revision)
@@ -118,6 +121,11 @@ class CareModel:
                 light_documents=source == BUILT_IN and document.kind == "onnx",
             )
         if (folder / "modules.json").is_file():
+            if precision != "auto":
+                raise ModelError(
+                    f"{folder}: is a plain sentence-transformers model without an ONNX query encoder, so precision "
+                    f"{precision!r} is not available"
+                )
             whole = fetch_document_side(source, revision=revision)
             plain = PlainModel(whole, Path(source).resolve().name, device, engine)
             return cls(

@@ -25,7 +25,7 @@ from typing import Literal, get_args
 
 from qdrant_client import models
 
-from care_qdrant.errors import InputError
+from care_qdrant.errors import InputError, require_choice
 
 Fusion = Literal["linear", "dbsf", "rrf"]
 
@@ -44,8 +44,7 @@ _EUCLID = models.Distance.EUCLID
 
 def require_fusion(fusion: str) -> None:
     """Refuse an unknown fusion."""
-    if fusion not in get_args(Fusion):
-        raise InputError(f"fusion is {fusion!r}; expected one of {', '.join(get_args(Fusion))}")
+    require_choice("fusion", fusion, get_args(Fusion))
 
 
 def fused_request(

@@ -14,7 +14,7 @@ from care_qdrant.encoders.terms import bm25
 from care_qdrant.encoders.terms.analyser import DEFAULT, Analyser
 from care_qdrant.encoders.terms.sparse import SparseQuery, SparseQueryEncoder
 from care_qdrant.encoders.usable import require_texts
-from care_qdrant.errors import InputError, UnusableText, counted
+from care_qdrant.errors import InputError, UnusableText, counted, require_choice
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.qdrant.retry import RetryPolicy
 from care_qdrant.qdrant.schema import CollectionSchema
@@ -109,8 +109,7 @@ class Retriever:
         Raises:
             InputError: The arguments do not fit together.
         """
-        if mode not in get_args(Mode):
-            raise InputError(f"mode is {mode!r}; expected one of {', '.join(get_args(Mode))}")
+        require_choice("mode", mode, get_args(Mode))
         if fusion is not None:
             require_fusion(fusion)
         if mode != "sparse" and model is None:

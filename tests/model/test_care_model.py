@@ -1,6 +1,7 @@
 """The pair: each side as stock sentence-transformers has it, loaded when used, from wherever it is."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,12 @@ import torch
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 
+from care_qdrant.encoders.engine import Engine
 from care_qdrant.encoders.terms import bm25
-from care_qdrant.errors import AlteredModel, IncompleteModel, ModelError
+from care_qdrant.errors import AlteredModel, IncompleteModel, InputError, ModelError
 from care_qdrant.model.adopt.importing import join_encoders
 from care_qdrant.model.card import TERM_WEIGHTS
-from care_qdrant.model.care_model import CareModel
+from care_qdrant.model.care_model import CareModel, Precision
 from care_qdrant.model.folder import add_term_weights, copy_term_weights, verify_checkpoint
 from tests import tiny
 
@@ -41,6 +43,28 @@ def test_without_onnx_the_query_side_runs_on_torch(pair_folder: Path, tmp_path: 
     np.testing.assert_allclose(CareModel.load(joined).encode_query(tiny.TEXTS), stock.encode(tiny.TEXTS), atol=1e-6)
     with pytest.raises(ModelError, match="no ONNX query encoder"):
         CareModel.load(joined, precision="int8")
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp32"])
+def test_a_plain_model_is_refused_where_an_onnx_encoder_is_asked_for(pair_folder: Path, precision: Precision) -> None:
+    with pytest.raises(ModelError, match=f"precision '{precision}' is not available"):
+        CareModel.load(pair_folder / "document", precision=precision)
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "choices"),
+    [
+        (lambda folder: CareModel.load(folder, precision="INT8"), "auto, int8, fp32"),
+        (lambda _: Engine(kind="Torch"), "torch, onnx, server, None"),
+        (lambda _: Engine(dtype="fp32"), "auto, float32, bfloat16"),
+        (lambda _: Engine(sent="ids"), "tokens, text, text-without-prompt"),
+    ],
+)
+def test_a_misspelt_setting_does_not_leave_another_one_in_force(
+    pair_folder: Path, misspelt: Callable[[Path], object], choices: str
+) -> None:
+    with pytest.raises(InputError, match=f"expected one of {choices}$"):
+        misspelt(pair_folder)
 
 
 def test_any_sentence_transformers_model_stands_in_on_both_sides(pair_folder: Path) -> None:
