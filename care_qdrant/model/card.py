@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from care_qdrant.encoders.agreement import INT8_MARGIN, LEAST_FLOAT32, LEAST_HALF_PRECISION
 from care_qdrant.encoders.references import Reference, references_digest
@@ -39,16 +39,16 @@ class OnnxFiles:
 
     fp32: str | None
     int8: str | None
-    default: str
+    default: Literal["int8", "fp32"]
     """``int8`` where its gate passed, else ``fp32``."""
-    gate: Mapping[str, Any] = field(default_factory=dict)
+    gate: Mapping[str, bool | int | float | None] = field(default_factory=dict)
     """Comparison of int8 with fp32 vectors at export, by figure."""
     references: tuple[Reference, ...] = ()
     """Vectors of fixed texts by sentence-transformers, which each file has to reproduce."""
 
     def least_cosine(self, file: str) -> float:
         """Return the least cosine with a reference that an encoder of this file may have."""
-        return self.gate.get("min_cosine", 1.0) - INT8_MARGIN if file == self.int8 else LEAST_FLOAT32
+        return (self.gate.get("min_cosine") or 1.0) - INT8_MARGIN if file == self.int8 else LEAST_FLOAT32
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Card:
     # Not under the fingerprint: they change how stored terms are asked for, and no vector that is stored.
     term_weights: TermWeightsEntry | None = None
     """Weights of the terms of queries; None where the model has none."""
-    alpha: float | None = None
+    alpha: Annotated[float, Field(ge=0, le=1)] | None = None
     """Share of the dense score that suits the model in hybrid searches; None where each collection measures it."""
     geometry: Geometry = "unit"
     license: str = ""
@@ -145,7 +145,7 @@ def read_card(folder: Path) -> Card:
         card = TypeAdapter(Card).validate_python(values)
     except ValidationError as error:
         place = ".".join(map(str, error.errors()[0]["loc"])) or "the whole"
-        raise IncompleteModel(f"{path}: {place} is missing or of another type than in a card") from error
+        raise IncompleteModel(f"{path}: {place} is missing, or has a value that no card has") from error
     expected = fingerprint(card.dim, card.query, card.document, card.files, card.geometry)
     if card.fingerprint != expected:
         raise AlteredModel(f"{path}: fingerprint {card.fingerprint[:12]} is not that of its content ({expected[:12]})")
@@ -201,6 +201,8 @@ def verified(folder: Path, card: Card, side: str, paths: Iterable[str]) -> Itera
 def verify_files(folder: Path, card: Card, paths: Iterable[str]) -> None:
     """Check single files of a CARE folder against its card."""
     for path in paths:
+        if path not in card.files:
+            raise IncompleteModel(f"{folder / CARD_FILE}: lists no file {path}; export the model again")
         _verify_file(folder, path, card.files[path])
 
 
@@ -250,9 +252,9 @@ def sha256(file: Path) -> str:
 
 
 def _state(file: Path) -> tuple[int, ...] | None:
-    """Return the facts that change when a file is written or replaced; None for a missing file."""
+    """Return the facts that change when a file is written or replaced; None for one that cannot be read."""
     try:
         status = file.stat()
-    except FileNotFoundError:
+    except OSError:
         return None
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

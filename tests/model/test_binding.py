@@ -2,15 +2,19 @@
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
-from care_qdrant.errors import AlteredModel, ModelError
+from care_qdrant.errors import AlteredModel, IncompleteModel, ModelError
 from care_qdrant.model.card import CARD_FILE, read_card, sha256, verified
 from care_qdrant.model.care_model import CareModel
 from care_qdrant.model.folder import write_checkpoint
@@ -54,6 +58,44 @@ def test_the_onnx_files_of_another_model_are_refused_with_their_own_hashes(copy:
     (copy / CARD_FILE).write_text(json.dumps(card))
     with pytest.raises(AlteredModel, match="do not belong to fingerprint"):
         CareModel.load(copy)
+
+
+@given(seed=st.integers(0, 10**6), part=st.sampled_from(["onnx", "gate", "alpha"]))
+@example(seed=0, part="alpha")
+@settings(max_examples=60)
+def test_what_the_fingerprint_does_not_cover_is_checked_when_a_model_is_opened(
+    pair_folder: Path, seed: int, part: str
+) -> None:
+    """Paths, bounds and shares of a card may change without another fingerprint."""
+    file, at_random = pair_folder / CARD_FILE, random.Random(seed)
+    whole = file.read_text(encoding="utf-8")
+    card = json.loads(whole)
+    if part == "alpha":
+        card["alpha"] = at_random.choice([2.0, -0.1, float("nan"), "x"])
+    elif part == "gate":
+        card["onnx"]["gate"] = {"min_cosine": tiny.broken(1.0, at_random)}
+    else:
+        references = card["onnx"].pop("references")
+        card["onnx"] = tiny.broken({**card["onnx"], "fp32": "../x.onnx"}, at_random)
+        if isinstance(card["onnx"], dict):
+            card["onnx"]["references"] = references
+    try:
+        file.write_text(json.dumps(card), encoding="utf-8")
+        with suppress(ModelError):
+            for precision in ("int8", "fp32"):
+                model = CareModel.load(pair_folder, precision=precision)  # type: ignore[arg-type]  # a plain text
+                assert model.alpha is None or 0 <= model.alpha <= 1
+                assert model.encode_query(["高血压"]).shape == (1, 32)
+    finally:
+        file.write_text(whole, encoding="utf-8")
+
+
+def test_a_file_that_cannot_be_read_is_named(copy: Path) -> None:
+    link = copy / "query" / "onnx" / "model_int8.onnx"
+    link.unlink()
+    link.symlink_to(link)
+    with pytest.raises(IncompleteModel, match=r"query/onnx/model_int8\.onnx is missing"):
+        CareModel.load(copy, precision="int8").encode_query(["高血压"])
 
 
 def test_external_weights_of_an_onnx_file_are_hashed(copy: Path) -> None:
