@@ -209,6 +209,9 @@ def test_mmr_is_that_of_llama_index(client: QdrantClient) -> None:
         answers.append(found.ids)
     assert answers[0] != answers[-1]
     assert store.query(replace(query, mmr_threshold=1.0)).ids == answers[-1]
+    for threshold in (float("nan"), -0.1, 2.0):
+        with pytest.raises(InputError, match=r"mmr_threshold is .*; expected a number from 0 to 1"):
+            store.query(replace(query, mmr_threshold=threshold))
 
 
 @pytest.mark.parametrize("mode", [VectorStoreQueryMode.SVM, VectorStoreQueryMode.TEXT_SEARCH])

@@ -60,9 +60,11 @@ class Reader:
         options: QueryOptions,
         settings: StoreSettings,
     ) -> VectorStoreQueryResult:
-        """Answer a query; a query with a blank text gets no hits."""
+        """Answer a query; one with a blank text, or for the nodes of no document, gets no hits."""
         question = query.query_str or ""
-        if query.query_embedding is None and query.query_str is not None and not question.strip():
+        is_blank = query.query_embedding is None and query.query_str is not None and not question.strip()
+        # An index names no node where it has none to name, which restricts nothing; but it never names documents.
+        if is_blank or query.doc_ids == []:
             return as_result([])
         asked = self._asked(resolved, query, options, settings)
         if self.fallback is not None and asked.vector is not None and question:
@@ -79,6 +81,8 @@ class Reader:
         hits: list[Hit] = lists[0] if lists else []
         if asked.with_vectors:
             threshold = query.mmr_threshold if options.mmr_threshold is None else options.mmr_threshold
+            if threshold is not None and not 0 <= threshold <= 1:
+                raise InputError(f"mmr_threshold is {threshold}; expected a number from 0 to 1")
             hits = _choose_diverse(hits, asked.vector or [], threshold, asked.top_k)
         elif asked.is_hybrid and asked.fusion is None:
             hits = _fuse_by_scaled_score(lists[0], lists[1], asked.alpha_in(resolved), asked.top_k)
