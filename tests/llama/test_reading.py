@@ -102,6 +102,48 @@ def test_ids_of_documents_may_be_stored_as_numbers(client: QdrantClient) -> None
     assert client.count(NAME).count == 3
 
 
+@pytest.mark.parametrize("written", ["07", "007", "7" * 5000, "+7", "7.0", " 7"])
+def test_a_text_that_is_not_how_a_number_is_written_is_another_id(client: QdrantClient, written: str) -> None:
+    dense = models.VectorParams(size=2, distance=models.Distance.COSINE)
+    client.create_collection(NAME, vectors_config={"care": dense})
+    payload = {"text": "t", "doc_id": 7}
+    client.upsert(NAME, [models.PointStruct(id=7, vector={"care": [1.0, 0.0]}, payload=payload)])
+    store = CareVectorStore(NAME, client)
+    assert store.get_nodes([written]) == []
+    for named in ({"doc_ids": [written]}, {"node_ids": [written]}):
+        asked = VectorStoreQuery(query_embedding=[1.0, 0.0], similarity_top_k=2, **named)
+        assert store.query(asked).ids == []
+    store.delete_nodes([written])
+    store.delete(written)
+    assert client.count(NAME).count == 1
+    store.delete("7")
+    assert client.count(NAME).count == 0
+
+
+def test_a_query_for_the_nodes_of_no_document_finds_none(client: QdrantClient, embedding: CareEmbedding) -> None:
+    """The documents that a user may see can be none at all."""
+    fill(client)
+    store = CareVectorStore(NAME, client, embedding=embedding)
+    index = VectorStoreIndex.from_vector_store(store, embed_model=embedding)
+    for allowed in ([], ["d1"], ["d1", "d2"]):
+        hits = index.as_retriever(similarity_top_k=9, doc_ids=allowed).retrieve("高血压")
+        assert sorted(hit.node.ref_doc_id or "" for hit in hits) == allowed
+
+
+def test_an_id_that_is_no_text_is_named(client: QdrantClient) -> None:
+    fill(client)
+    store: Any = CareVectorStore(NAME, client)
+    for call in (
+        lambda: store.get_nodes([7]),
+        lambda: store.delete_nodes([node_id(DOCUMENTS[0]), None]),
+        lambda: find(store, "x", node_ids=[7]),
+        lambda: find(store, "x", doc_ids=[None]),
+    ):
+        with pytest.raises(InputError, match=r"is among the .* ids; expected texts"):
+            call()
+    assert client.count(NAME).count == len(DOCUMENTS)
+
+
 def test_one_id_is_not_taken_for_a_list_of_characters(client: QdrantClient) -> None:
     fill(client)
     store: Any = CareVectorStore(NAME, client)
@@ -294,6 +336,21 @@ def test_a_text_in_the_place_of_an_image_restricts_a_query(client: QdrantClient)
     for put, found in ((image, {node.node_id for node in texts}), (first, {first.node_id})):
         store.add([*others, put])
         assert set(store.query(query).ids or ()) == found
+
+
+def test_a_node_that_became_a_text_restricts_a_query_and_hides_no_other(
+    client: QdrantClient, embedding: CareEmbedding
+) -> None:
+    """A page is first stored as an image, and later as the text on it; the index keeps its id on its list."""
+    store = CareVectorStore(NAME, client, embedding=embedding)
+    images = [ImageNode(text=f"图{number}", image_url="x") for number in range(2)]
+    context = StorageContext.from_defaults(vector_store=store)
+    index = VectorStoreIndex([*images, TextNode(text="高血压")], storage_context=context, embed_model=embedding)
+    page = images[0].node_id
+    index.insert_nodes([TextNode(id_=page, text="图上的字")])
+    asked = VectorStoreQuery(query_embedding=embedding.get_query_embedding("字"), node_ids=[page], similarity_top_k=9)
+    assert store.query(asked).ids == [page]
+    assert len(index.as_retriever(similarity_top_k=9).retrieve("字")) == 3
 
 
 NO_NODES: list[object] = [None, {}, [], 7, "", "null", "{", "[1", '{"a": 1}', '{"id_": 5}', "[" * 100_000]

@@ -13,7 +13,6 @@ CONTAINS looks into arrays and not into strings.
 
 import logging
 import math
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
@@ -24,7 +23,7 @@ from llama_index.core.vector_stores.types import (
     MetadataFilters,
 )
 from llama_index.vector_stores.care.once import OnceLogger
-from llama_index.vector_stores.care.points import require_list
+from llama_index.vector_stores.care.points import require_list, written_number
 from qdrant_client import models
 
 from care_qdrant import Collection
@@ -44,8 +43,6 @@ logger = logging.getLogger(__name__)
 Value = str | int | float
 DOCUMENT_ID_KEY = "doc_id"
 _INTEGERS = 2**63
-_WHOLE_NUMBER = re.compile("0|[1-9][0-9]{0,18}")
-"""Texts that a number is written as; ``007`` is another document than 7."""
 _PASSING_WITHOUT = (FilterOperator.NE, FilterOperator.NIN, FilterOperator.IS_EMPTY)
 """Operators that points without the key pass."""
 _FOR_EQUAL = (
@@ -108,7 +105,8 @@ def document_filter(document_ids: Sequence[str], layout: Layout | None, *, to_de
         paths, are_texts = list(dict.fromkeys([*known, DOCUMENT_ID_KEY])), False
     matches = [models.MatchAny(any=list(document_ids))]
     # A node has the id as a text, other tools may have stored it as a number.
-    numbers = [int(text) for text in document_ids if _WHOLE_NUMBER.fullmatch(text) and int(text) < _INTEGERS]
+    written = map(written_number, document_ids)
+    numbers = [number for number in written if number is not None and number < _INTEGERS]
     if numbers and not are_texts:
         matches.append(models.MatchAny(any=numbers))
 

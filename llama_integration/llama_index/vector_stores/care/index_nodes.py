@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from llama_index.core.schema import BaseNode
-from llama_index.vector_stores.care.points import IS_LISTED, as_point_id, is_listed, is_listed_point
+from llama_index.vector_stores.care.points import IS_LISTED, as_point_id, is_listed, is_listed_point, require_list
 from qdrant_client import models
 from qdrant_client.models import ExtendedPointId as PointId
 
@@ -26,24 +26,28 @@ class IndexNodes:
     def note(self, nodes: Sequence[BaseNode]) -> None:
         """Remember the index and image nodes of one call of `add`; a text node may take the place of an earlier one."""
         added = frozenset(node.node_id for node in nodes if is_listed(node))
-        for node in nodes:
-            self._known.discard(node.node_id)
-            self._added_with.pop(node.node_id, None)
+        self._known.difference_update(node.node_id for node in nodes)
         self._known |= added
         self._added_with |= dict.fromkeys(added, added)
 
     def are_a_list(self, collection: Collection, node_ids: Sequence[str]) -> bool:
         """Return whether an index may have named these nodes as its list, which does not restrict the query."""
+        require_list("node ids", node_ids)
         asked = set(node_ids)
         if unknown := asked - self._known:
             stored = collection.retrieve(list(_point_ids(unknown)), payload=["_node_type"])
-            listed = {str(point_id) for point_id, record in stored.items() if is_listed_point(record)}
-            self._known |= {node_id for node_id in unknown if str(as_point_id(node_id)) in listed}
-            if len(listed) < len(stored):
+            is_listed_by = {str(point_id): is_listed_point(record) for point_id, record in stored.items()}
+            found = {node_id: is_listed_by.get(str(as_point_id(node_id))) for node_id in unknown}
+            self._known |= {node_id for node_id, is_listed in found.items() if is_listed}
+            texts = {node_id for node_id, is_listed in found.items() if is_listed is False}
+            # An index keeps the id of a node that became a text on its list.
+            if texts - self._added_with.keys():
                 return False
+        if not asked & self._known:
+            return False
         if asked <= self._added_with.keys():
             return all(self._added_with[node_id] <= asked for node_id in asked)
-        return bool(asked & self._known) and not _has_others(collection, asked)
+        return not _has_others(collection, asked)
 
 
 def _point_ids(node_ids: Iterable[str]) -> Iterator[PointId]:

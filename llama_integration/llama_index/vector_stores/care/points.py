@@ -146,19 +146,27 @@ def having_ids(node_ids: Iterable[str]) -> models.HasIdCondition:
 
 
 def require_list(what: str, ids: Iterable[str]) -> None:
-    """Refuse one id where a list of them is expected: its characters would be taken for ids, and nothing found."""
+    """Refuse all but a list of texts: the characters of one id would be taken for ids, and nothing found."""
     if isinstance(ids, str):
         raise InputError(f"one text ({ids!r}) is given where a list of {what} is expected; write [{ids!r}]")
+    if other := [given for given in ids if not isinstance(given, str)]:
+        raise InputError(f"{other[0]!r} ({type(other[0]).__name__}) is among the {what}; expected texts")
 
 
 def as_point_id(node_id: str) -> str | int | None:
     """Return the id as Qdrant has it, a number or a UUID, or None where no point can have it."""
-    if node_id.isascii() and node_id.isdecimal() and int(node_id) < _NUMBERS:
-        return int(node_id)
+    if (number := written_number(node_id)) is not None and number < _NUMBERS:
+        return number
     try:
         return str(UUID(node_id))
     except ValueError:
         return None
+
+
+def written_number(text: str) -> int | None:
+    """Return the number of an id that a store gives back as this text; None for any other, such as ``007``."""
+    is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(_NUMBERS))
+    return int(text) if is_number and (text == "0" or text[0] != "0") else None
 
 
 def writes(points: Sequence[models.PointStruct], stored: Iterable[models.Record]) -> list[Write]:
