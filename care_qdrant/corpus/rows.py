@@ -70,7 +70,7 @@ class Reject:
 
     def __post_init__(self) -> None:
         for name in ("reason", "id"):
-            text = getattr(self, name).encode("utf-8", "backslashreplace").decode()
+            text = str(getattr(self, name)).encode("utf-8", "backslashreplace").decode()
             object.__setattr__(self, name, text)
 
     @classmethod

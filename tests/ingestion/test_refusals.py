@@ -115,6 +115,8 @@ def test_documents_of_a_program_are_refused_by_their_reason_or_it_is_said(
     """They have no file of rejected rows, and a program may not read the report."""
     with pytest.raises(InputError, match=r"none of 1 document can be ingested: 'text' is a NoneType"):
         ingest([Document("a", None)], HashModel(), qdrant, "corpus")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"none of 2 documents can be ingested: 'id' is a int; expected a string"):
+        ingest([Document(5, "发烧"), Document(None, "发烧")], HashModel(), qdrant, "corpus")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"document 2 is a dict; expected care_qdrant.Document"):
         ingest([Document("a", "高血压"), {"id": "b", "text": "发烧"}], HashModel(), qdrant, "corpus")  # type: ignore[list-item]
     with pytest.raises(InputError, match=r"one document \('a'\) is given .*write \[document\]"):
