@@ -244,6 +244,8 @@ def encode(
     with points_bar("tokens", "encoded") as show:
         report = encode_units(opened, manifest, settings, shard=shard, runner=runner, workers=workers, on_progress=show)
     show_report(report, as_json=as_json)
+    if report.rejected:
+        echo(f"rejected rows: {report.rejected:,}, listed in {opened.url}/rejects", err=True)
     if report.failed:
         sys.exit(FAILED_UNITS_EXIT_CODE)
 

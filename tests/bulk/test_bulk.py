@@ -519,6 +519,14 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, s
     return folder / "job", part_hashes(folder / "whole")
 
 
+def test_rejected_rows_are_said_beside_the_report(tmp_path: Path) -> None:
+    write_lines(tmp_path / "corpus.jsonl", [*rows(1), {"id": "no text"}])
+    for command in (["plan", f"{tmp_path}/corpus.jsonl", f"{tmp_path}/job"], ["encode", f"{tmp_path}/job"]):
+        said = CliRunner().invoke(care, ["bulk", *command])
+        assert said.exit_code == 0
+    assert f"rejected rows: 1, listed in {tmp_path}/job/rejects" in said.stderr
+
+
 def test_runs_that_are_killed_leave_the_parts_of_one_run(planned: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
     job, whole = planned
     shutil.copytree(job, tmp_path / "job")
