@@ -84,11 +84,6 @@ class Diff(Window[ChunkTask]):
     share_read: float | None = None
     """Fraction of the corpus that was read when the window was compared, in [0, 1]."""
 
-    @property
-    def has_changes(self) -> bool:
-        """Whether anything has to be written or deleted."""
-        return bool(self.encode or self.update or self.surplus)
-
 
 def make_diff(
     collection: Collection,
@@ -201,18 +196,15 @@ def _hashes(chunk: Chunk, vectors: PointVectors, stored: Stored | None) -> dict[
     return hashes
 
 
-def remove_orphaned_hashes(collection: Collection, vector_name: str, needs_vector: NeedsVector | None = None) -> int:
-    """Remove the hash of a vector from each point that does not have the vector; return the number of those points.
+def remove_orphaned_hashes(collection: Collection, vector_name: str, needs_vector: NeedsVector | None = None) -> None:
+    """Remove the hash of a vector from each point that does not have the vector.
 
     Deleting a named vector leaves the payloads as they are, and ingestion trusts their hashes: without this, a corpus
     would be reported as unchanged while none of its points could be found. Points keep the hash where ``needs_vector``
     returns False for their payload, for example for a text without terms.
     """
-    removed = 0
     for part, ids in orphaned(collection, vector_name, needs_vector):
         part.delete_payload_key(ids, f'{CARE_KEY}.vectors."{vector_name}"')
-        removed += len(ids)
-    return removed
 
 
 def orphaned(

@@ -428,7 +428,7 @@ class _Run:
         self.entry.check()
         if diff.encode and self.model is not None:
             require_encoder(self.model)
-        if diff.has_changes:
+        if diff.encode or diff.update or diff.surplus:
             self.entry.begin()
         # Surplus chunks are deleted before the chunks that hold their number are rewritten: after a kill in between,
         # the next run finds them again.
