@@ -92,7 +92,7 @@ def test_rows_are_moved_as_by_sparse_adam() -> None:
     np.testing.assert_allclose(own, theirs.detach(), atol=1e-5)
 
 
-def test_a_state_of_training_that_is_cut_off_is_none(tmp_path: Path) -> None:
+def test_a_state_of_training_that_is_cut_off_or_damaged_is_none(tmp_path: Path) -> None:
     rows, resume = np.ones((2, 3), np.float32), table.Resume(tmp_path / "state.npz", "digest")
     state = table.State(rows, table.Adam(rows, rows, 4), table.Fit(rows, 4, 2, 0.5, [{"step": 4, "loss": 1.0}]), 0.5)
     resume.save(state)
@@ -101,6 +101,9 @@ def test_a_state_of_training_that_is_cut_off_is_none(tmp_path: Path) -> None:
     for size in range(len(whole)):
         resume.path.write_bytes(whole[:size])
         assert resume.load() is None
+        resume.path.write_bytes(whole[:size] + bytes([whole[size] ^ 1 << size % 8]) + whole[size + 1 :])
+        damaged = resume.load()  # not None where a zip file holds a thing twice or for nothing
+        assert damaged is None or (damaged.best, damaged.fit.table.tolist()) == (0.5, rows.tolist())
 
 
 def test_a_folded_table_needs_no_parts_and_unfolds_again() -> None:

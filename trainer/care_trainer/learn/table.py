@@ -69,7 +69,8 @@ class Resume:
                     return None
                 fit = Fit(kept["table"], **counts.pop("fit"))
                 return State(kept["weights"], Adam(kept["first"], kept["second"], fit.steps), fit, **counts)
-        except (OSError, ValueError, EOFError, KeyError, BadZipFile):  # a power cut leaves any part of a file
+        # A power cut leaves any part of a file, a bad disk other bits.
+        except (OSError, ValueError, EOFError, KeyError, RuntimeError, BadZipFile):
             return None
 
     def save(self, state: "State") -> None:
