@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from care_trainer.learn.learn import learn
+from care_trainer.learn.reading import read_pairs
 from qdrant_client import QdrantClient, models
 
 from care_qdrant.errors import InputError, SchemaMismatch
@@ -124,3 +125,11 @@ def test_no_texts(client: QdrantClient, tmp_path: Path) -> None:
     client.upload_points("articles", points, wait=True)
     with pytest.raises(InputError, match="none of 256 sampled payloads has a text"):
         learn(client, "articles", tmp_path / "queries", settings=SETTINGS)
+
+
+def test_texts_that_no_tokenizer_reads_are_left_out() -> None:
+    client, halves = QdrantClient(":memory:"), [text + "\ud800" for text in TEXTS[:5]]
+    write_langchain(client, [*halves, *TEXTS[5:300]], WordModel().encode(TEXTS[:300]))
+    pairs = read_pairs(Collection(client, "articles").resolve(), "", SETTINGS)
+    assert (pairs.sample.without_text, pairs.sample.texts) == (5, 295)
+    assert set(pairs.texts) == set(TEXTS[5:300])

@@ -19,7 +19,7 @@ from care_qdrant.errors import InputError, SchemaMismatch, TooFewDocuments, coun
 from care_qdrant.qdrant.calls import in_pages
 from care_qdrant.qdrant.readable import place_in_order
 from care_qdrant.qdrant.schema import CollectionSchema
-from care_qdrant.types import Vectors
+from care_qdrant.types import Vectors, half_character
 from care_trainer.config.run import MIN_DOCUMENTS
 from care_trainer.learn.settings import LearnSettings
 
@@ -179,7 +179,7 @@ class Reader:
             vector = stored_vector(record.vector, self._vector_name)
             if not self._encoders.isdisjoint(stand_ins(payload)):
                 self._stand_ins += 1
-            elif text is None:
+            elif text is None or half_character(text + self._layout.title(payload)):  # which no tokenizer reads
                 self._without_text += 1
             elif vector is None:
                 self._without_vector += 1
