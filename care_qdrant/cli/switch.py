@@ -180,7 +180,8 @@ def _plan(
 
     plan = plan_switch(place, new, old, **options)
     if as_json:
-        show_json(asdict(plan))
+        tokens = None if plan.attach is None else plan.attach.new_tokens
+        show_json(asdict(plan) | ({} if price is None or tokens is None else {"cost": price * tokens / 1e6}))
     else:
         echo("\n".join([_state_line(plan.state), *([] if plan.attach is None else plan_lines(plan.attach, price))]))
         if plan.refusal is not None:
@@ -199,6 +200,7 @@ def _switch(
     picture: Path | None,
     as_json: bool,
 ) -> None:
+    from care_qdrant.cli.switch_picture import draw
     from care_qdrant.errors import NotSwitched
     from care_qdrant.progress import points_bar
     from care_qdrant.switch.switch import switch_collection
@@ -211,7 +213,9 @@ def _switch(
 
     def on_compared(comparison: "Comparison") -> None:
         compared.append(comparison)
-        _draw(picture, comparison, place.name, old.name, new.name)
+        if picture is not None:
+            picture.parent.mkdir(parents=True, exist_ok=True)
+            picture.write_text(draw(comparison, place.name, old.name, new.name), encoding="utf-8")
         if not as_json:
             with bars_cleared():
                 echo("\n".join(_lines(comparison)))
@@ -239,14 +243,6 @@ def _switch(
         echo(f"{counted(report.lacking, 'point', 'lack')} it: run the same command again", err=True)
     if report.state.before is not None:
         echo(f"next: care switch {place.name} --roll-back, or in a minute --retire")
-
-
-def _draw(picture: Path | None, comparison: "Comparison", collection: str, before: str, after: str) -> None:
-    from care_qdrant.cli.switch_picture import draw
-
-    if picture is not None:
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        picture.write_text(draw(comparison, collection, before, after), encoding="utf-8")
 
 
 def _state_line(state: "SwitchState") -> str:

@@ -1,5 +1,6 @@
 """The picture of a comparison, as SVG: what readers find before and after a switch, for those who decide on it."""
 
+import re
 from collections.abc import Iterator
 from xml.sax.saxutils import escape
 
@@ -12,6 +13,7 @@ _WIDTH, _HEIGHT = 720, 325
 _LEFT, _RIGHT = 210, 690
 _COLOURS = {"before": "#4a4f5a", "after": "#0b6e99", "worse": "#a8324a", "equal": "#d5d9de", "better": "#5b7f2b"}
 _LONGEST_NAME = 26
+_NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _LEAST_APART = 6.0
 """Longest half of an axis, in margins, on which the numbers of the margin and of 0 have room."""
 
@@ -92,4 +94,4 @@ def _text(x: float, y: float, text: str, anchor: str = "start", more: str = "") 
 
 
 def _short(name: str) -> str:
-    return cut(one_line(name), _LONGEST_NAME)
+    return cut(_NOT_IN_XML.sub("\ufffd", one_line(name)), _LONGEST_NAME)

@@ -10,14 +10,19 @@ from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner, Result
+from hypothesis import example, given
+from hypothesis import strategies as st
 from qdrant_client import QdrantClient
 from qdrant_client import models as qdrant_models
 
 from care_qdrant.cli import care
+from care_qdrant.cli.switch_picture import draw
 from care_qdrant.errors import InputError, NotSwitched
+from care_qdrant.measures import Estimate
 from care_qdrant.model.care_model import CareModel
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.switch import switch as switch_module
+from care_qdrant.switch.compare import Comparison
 from tests.switch import models
 from tests.switch.models import NAME, good
 
@@ -77,6 +82,14 @@ def test_the_picture_shows_the_comparison(run: Run, tmp_path: Path) -> None:
     assert run("--to", "worse", "--picture", str(tmp_path)).exit_code == 2
 
 
+@given(st.text(st.characters()), st.text(st.characters()), st.text(st.characters()))
+@example("\ufffe", "\udcff", "\uffff\x00")
+def test_a_picture_of_any_names_is_xml_in_utf_8(collection: str, before: str, after: str) -> None:
+    share, none = Estimate(0.5, 0.4, 0.6), Estimate(0.0, 0.0, 0.0)
+    compared = Comparison("judged", 3, 3, share, share, none, 1, 1, 0.5, "pass", None)
+    ElementTree.fromstring(draw(compared, collection, before, after).encode())
+
+
 def test_a_question_and_an_id_cannot_pass_for_a_verdict(folder: Path, run: Run, tmp_path: Path) -> None:
     rows, forged = [text.partition("。")[0] for text in models.texts(200)], "d0\nverdict: pass"
     with closing(QdrantClient(path=str(folder))) as client:
@@ -112,6 +125,8 @@ def test_a_dry_run_shows_the_cost_of_the_tokens_that_are_missing(run: Run) -> No
     assert plan["new_tokens"] == tokens  # the sample is all of them
     shown = run("--to", "new", "--dry-run", "--price", "1000").stdout
     assert f"about {tokens:,} tokens for {tokens / 1000:,.2f}" in " ".join(shown.split())
+    printed = json.loads(run("--to", "new", "--dry-run", "--price", "1000", "--json").stdout)
+    assert printed["cost"] == pytest.approx(tokens / 1000) and "cost" not in plan
     assert run("--to", "new", "--price", "1000").exit_code == 2
     run("--to", "new")
     assert json.loads(run("--to", "new", "--dry-run", "--json").stdout)["attach"]["new_tokens"] == 0
