@@ -107,7 +107,8 @@ def inspect_collection(collection: Collection) -> CollectionDetail:
         layout = guess_layout(payloads, text_field=known) if payloads else None
     except InputError as error:
         evidence = str(error)
-    texts = [stored_text(layout, payload) for payload in payloads if layout is not None and layout.find_text(payload)]
+    with_text = [] if layout is None else [each for each in payloads if layout.of_point(each).find_text(each)]
+    texts = [] if layout is None else [stored_text(layout, payload) for payload in with_text]
     return CollectionDetail(
         summary=summary,
         server_version=target.server_version(),

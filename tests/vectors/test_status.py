@@ -16,7 +16,7 @@ from care_qdrant.qdrant.checks import require_vector
 from care_qdrant.qdrant.collection import Collection
 from care_qdrant.types import Document
 from care_qdrant.vectors.status import inspect_collection
-from tests.vectors.collections import DIM, NAME, contents, fill
+from tests.vectors.collections import DIM, NAME, contents, fill, point
 
 
 def test_strict_mode_is_shown(client: QdrantClient) -> None:
@@ -41,6 +41,16 @@ def test_the_texts_that_the_included_model_does_not_read_are_counted(client: Qdr
     )
     fill(client, "named", "plain")
     assert inspect_collection(client, NAME).unread_by_included is None
+
+
+@pytest.mark.parametrize("tool", ["langchain", "haystack"])
+def test_a_point_of_ours_without_its_text_ends_no_description(client: QdrantClient, tool: str) -> None:
+    """It may have the text field of the tool that wrote the others, as a value of the user's metadata."""
+    fill(client, "named", tool)
+    payload = point("named", tool, 1, "别的文本").payload or {}
+    client.overwrite_payload(NAME, {**payload, "text": "", "_care": {"chunk": 0}}, points=[1])
+    found = inspect_collection(client, NAME)
+    assert (found.sampled, found.sampled_without_text) == (40, 1)
 
 
 def test_a_learned_encoder_is_named_with_its_vector(client: QdrantClient) -> None:
