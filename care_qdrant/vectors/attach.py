@@ -256,7 +256,8 @@ def _prepare(
     collection.update("writing its model record", metadata=metadata | note)
     if not has_vector:
         collection.add_vector(vector_name, _vector_config(contract))
-    if has_vector or preflight.has_hashes:
+    # A detach that was killed has removed the vector, and left its record and some of its hashes.
+    if has_vector or vector_name in schema.contracts or preflight.has_hashes:
         remove_orphaned_hashes(collection, vector_name, reader.needs_vector if reader.sparse else None)
     if isinstance(contract, VectorContract):
         _configure(collection, vector_name, settings)

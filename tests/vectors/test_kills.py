@@ -177,6 +177,21 @@ def test_a_detach_takes_the_note_away(folder: Path, opened: Callable[[], QdrantC
         assert {key for key, value in Collection(client, NAME).schema.metadata.items() if value} == {"owner"}
 
 
+@pytest.mark.parametrize("method, number", [("delete_vector_name", 1), ("delete_payload", 1), ("delete_payload", 8)])
+def test_an_attach_after_a_detach_that_was_killed(
+    folder: Path, opened: Callable[[], QdrantClient], method: str, number: int
+) -> None:
+    """At its eighth page, the hashes that it leaves are too few for a sample to show them."""
+    count = 7 * 256 + 3
+    with closing(opened()) as client:
+        client.delete_collection(NAME)
+        fill(client, "named", "plain", count=count)
+        attach_vector(client, NAME, MODEL)
+    kill_at(folder, method, number, lambda client: detach_vector(client, NAME))
+    with closing(opened()) as client:
+        assert attach_vector(client, NAME, MODEL).covered == count
+
+
 def test_readers_of_another_vector_are_not_told(folder: Path, opened: Callable[[], QdrantClient]) -> None:
     with closing(opened()) as client:
         attach_vector(client, NAME, MODEL)
