@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -10,6 +11,8 @@ from care_qdrant.errors import FolderLocked, NoCollection, Rejected, TooFewDocum
 from care_qdrant.qdrant.retry import is_collection_gone
 
 Pass = TypeVar("Pass")
+_LONGEST_SLEEP = 0.2
+"""Most seconds from a signal between two passes to the end of the command."""
 
 
 def passes(run_pass: Callable[[threading.Event], Pass], seconds: float) -> Iterator[Pass]:
@@ -39,4 +42,7 @@ def passes(run_pass: Callable[[threading.Event], Pass], seconds: float) -> Itera
         else:
             was_found = True
             yield done
-        stop.wait(seconds)
+        # Not `stop.wait`: a handler that sets the event meanwhile would wait for the lock of its own thread, for ever.
+        begun = time.monotonic()
+        while not stop.is_set() and (left := begun + seconds - time.monotonic()) > 0:
+            time.sleep(min(left, _LONGEST_SLEEP))
