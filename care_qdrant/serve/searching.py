@@ -231,7 +231,7 @@ def _filter(request: SearchRequest, keys: Keys | None = None) -> models.Filter |
         reason = f"filter: {written!r} would count as {read!r}; write a number without quotes, a date as 2024-03-01"
         raise Refusal(400, "invalid_request", reason, param="filter")
     for key, condition in field_conditions(given):
-        if condition.model_fields_set <= {"key"}:
+        if condition.model_dump(exclude_none=True).keys() <= {"key"}:
             reason = f"filter: the condition on {key!r} says nothing of its values; add match, range or another one"
             raise Refusal(400, "invalid_request", reason, param="filter")
     require_finite(given)

@@ -189,6 +189,7 @@ async def test_what_cannot_be_searched_is_refused(
         {"key": "n", "values_count": {"gt": True}},
         {"key": "n", "is_null": "no"},
         {"key": "n"},
+        {"key": "n", "match": None},
         {"nested": {"key": "a", "filter": {"must": {"key": "n"}}}},
     ],
 )
