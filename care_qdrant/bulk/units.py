@@ -165,7 +165,7 @@ def corpus_files(corpus: Sequence[str], form: Format | None) -> list[CorpusFile]
             raise InputError(f"{given}: the name of {odd[0]} has a folder without a name; rename it")
         is_file = paths == [root]
         place = PurePosixPath(root.partition("*")[0].rpartition("/")[0] if is_pattern or is_file else root)
-        files = {PurePosixPath(path).relative_to(place): listed[path]["type"] for path in paths}
+        files = {PurePosixPath(path).relative_to(place): listed[path].get("type") for path in paths}
         own = own_folders(files)
         names = [str(file) for file, kind in files.items() if kind != "directory" and own.isdisjoint(file.parents)]
         if is_file and (known := format_of(names[0]) or form) is not None:  # also a hidden file, which is named here

@@ -25,6 +25,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]
+from fsspec.spec import AbstractFileSystem  # type: ignore[import-untyped]
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from qdrant_client import QdrantClient
@@ -747,6 +749,20 @@ def test_a_job_inside_a_corpus_is_no_part_of_it_from_its_plan_on(tmp_path: Path,
 @pytest.mark.parametrize("name", [".hidden.jsonl", "a.rejects.jsonl"])
 def test_a_url_that_names_a_file_is_read(tmp_path: Path, name: str) -> None:
     url = in_memory(write_lines(tmp_path / name, rows(3)))
+    assert make_plan(url, tmp_path / "job").units[0].documents == 3
+
+
+def test_a_file_that_its_storage_does_not_list_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SFTP and SMB list folders only; of a file that is named, fsspec then returns neither type nor size."""
+    url, listed = in_memory(write_lines(tmp_path / "a.jsonl", rows(3))), MemoryFileSystem.ls
+
+    def ls(self: MemoryFileSystem, path: str, detail: bool = True, **options: Any) -> Any:
+        if self.isfile(path):
+            raise NotADirectoryError(errno.ENOTDIR, "Not a directory", path)
+        return listed(self, path, detail, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "ls", ls)
+    monkeypatch.setattr(MemoryFileSystem, "find", AbstractFileSystem.find)
     assert make_plan(url, tmp_path / "job").units[0].documents == 3
 
 
