@@ -52,7 +52,7 @@ def parsed(name: str, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[dict[s
             raise InputError(f"{where}: not JSON ({error}); expected JSON lines, one object a line") from error
         if not isinstance(row, dict):
             raise InputError(f"{where}: expected an object, found {type(row).__name__}")
-        if "\\ud" in line and half_character(json.dumps(row, ensure_ascii=False)):
+        if "\\ud" in line.lower() and half_character(json.dumps(row, ensure_ascii=False)):
             raise InputError(f"{where}: holds an unpaired surrogate, which is not a character")
         yield row, where
 

@@ -160,9 +160,10 @@ def test_missing_broken_and_empty_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("{", encoding="utf-8")
     with pytest.raises(InputError, match=r"rows.jsonl:1: not JSON"):
         list(iter_pairs(Data(files=("rows.jsonl",)), tmp_path))
-    (tmp_path / "rows.jsonl").write_text(r'{"query": "\ud83d", "positive": "p"}', encoding="utf-8")
-    with pytest.raises(InputError, match=r"rows.jsonl:1: holds an unpaired surrogate"):
-        list(iter_pairs(Data(files=("rows.jsonl",)), tmp_path))
+    for half in (r"\ud83d", r"\uD83D"):
+        (tmp_path / "rows.jsonl").write_text(f'{{"query": "{half}", "positive": "p"}}', encoding="utf-8")
+        with pytest.raises(InputError, match=r"rows.jsonl:1: holds an unpaired surrogate"):
+            list(iter_pairs(Data(files=("rows.jsonl",)), tmp_path))
     (tmp_path / "rows.jsonl").write_text("", encoding="utf-8")
     with pytest.raises(InputError, match="no row is left"):
         list(iter_texts(Data(files=("rows.jsonl",)), tmp_path))
