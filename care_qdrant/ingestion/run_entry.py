@@ -147,15 +147,15 @@ class RunEntry:
 
     def _recorded(self, *, has_ended: bool = False) -> dict[str, Any]:
         """Return the update of the record of files whose documents are stored; empty where it is current."""
-        before = self._stored_inputs() if self.inputs else []
+        own, before = set(self.inputs), dict.fromkeys(self._stored_inputs() if self.inputs else ())
         is_alone = self.has_synced and self.settings.shard.of == 1
-        after = [*({} if is_alone else dict.fromkeys(before)) | dict.fromkeys(self.inputs)]
+        after = [*({} if is_alone else before) | dict.fromkeys(self.inputs)]
         if has_ended:  # before, nobody knows which documents the run holds
-            after = [path for path in after if path in self.inputs or not (_is_unnamed(path) and self._reads(path))]
+            after = [path for path in after if path in own or not (_is_unnamed(path) and self._reads(path))]
             for name in (STDIN, FROM_PROGRAM):  # several corpora become one entry: each batch would leave its own
                 if len(same := [path for path in after if path.partition(BEGINNING)[0] == name]) > 1:
                     after = [*(path for path in after if path not in same), name]
-        changes = dict.fromkeys({*before} - {*after}) | {path: path for path in after if path not in before}
+        changes = dict.fromkeys(before.keys() - {*after}) | {path: path for path in after if path not in before}
         return {INPUTS.of(self._subject(path)): entry for path, entry in changes.items()}
 
     def _reads(self, given: str) -> bool:
