@@ -121,10 +121,10 @@ class CareModel:
                 light_documents=source == BUILT_IN and document.kind == "onnx",
             )
         if (folder / "modules.json").is_file():
-            if precision != "auto":
+            if precision == "int8":
                 raise ModelError(
                     f"{folder}: is a plain sentence-transformers model without an ONNX query encoder, so precision "
-                    f"{precision!r} is not available"
+                    "'int8' is not available"
                 )
             whole = fetch_document_side(source, revision=revision)
             plain = PlainModel(whole, Path(source).resolve().name, device, engine)

@@ -60,30 +60,30 @@ NESTED = {"article": {"body": TEXT, "year": 2020}, "dept": "耳鼻喉", "id": "d
 
 
 @pytest.mark.parametrize(
-    ("payload", "tool", "text_field", "filter_key"),
+    ("payload", "tool", "text_field", "prefix"),
     [
-        (OURS, "care", "text", "dept"),
-        (LLAMA_INDEX, "llama-index", "_node_content.text", "dept"),
-        (LLAMA_INDEX_NODE, "llama-index", "_node_content.text", "dept"),
-        (LANGCHAIN, "langchain", "page_content", "metadata.dept"),
-        (HAYSTACK, "haystack", "content", "meta.dept"),
-        (DIFY, "dify", "page_content", "metadata.dept"),
-        (LANGCHAIN_JS, "langchain-js", "content", "metadata.dept"),
-        (OPEN_WEBUI, "open-webui", "text", "metadata.dept"),
-        (OPEN_WEBUI_ALONE, "open-webui", "text", "metadata.dept"),
-        (RAGFLOW, "ragflow", "content_with_weight", "dept"),
-        (SPRING_AI, "spring-ai", "doc_content", "dept"),
-        (LANGCHAIN4J, "langchain4j", "text_segment", "dept"),
-        (PLAIN, "plain", "text", "dept"),
-        (NESTED, "plain", "article.body", "dept"),
+        (OURS, "care", "text", ""),
+        (LLAMA_INDEX, "llama-index", "_node_content.text", ""),
+        (LLAMA_INDEX_NODE, "llama-index", "_node_content.text", ""),
+        (LANGCHAIN, "langchain", "page_content", "metadata"),
+        (HAYSTACK, "haystack", "content", "meta"),
+        (DIFY, "dify", "page_content", "metadata"),
+        (LANGCHAIN_JS, "langchain-js", "content", "metadata"),
+        (OPEN_WEBUI, "open-webui", "text", "metadata"),
+        (OPEN_WEBUI_ALONE, "open-webui", "text", "metadata"),
+        (RAGFLOW, "ragflow", "content_with_weight", ""),
+        (SPRING_AI, "spring-ai", "doc_content", ""),
+        (LANGCHAIN4J, "langchain4j", "text_segment", ""),
+        (PLAIN, "plain", "text", ""),
+        (NESTED, "plain", "article.body", ""),
     ],
 )
-def test_each_tool_is_recognised_and_read(payload: dict[str, Any], tool: str, text_field: str, filter_key: str) -> None:
+def test_each_tool_is_recognised_and_read(payload: dict[str, Any], tool: str, text_field: str, prefix: str) -> None:
     layout = guess_layout([payload])
     assert (layout.tool, layout.text_field) == (tool, text_field)
     assert layout.text(payload) == TEXT
     assert layout.ref_doc_id(payload) == "d1"
-    assert layout.filter_key("dept") == filter_key
+    assert layout.metadata_prefix == prefix
     metadata = layout.metadata(payload)
     assert metadata["dept"] == "耳鼻喉"
     assert TEXT not in json.dumps(metadata, ensure_ascii=False)
