@@ -54,7 +54,7 @@ def alone(corpus: Path, engine: str) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1_200)
+@pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("engine", ["onnx", "torch"], scope="module")
 def test_every_run_stores_the_vectors_of_a_single_thread(
     engine: str, corpus: Path, alone: dict[str, np.ndarray], tmp_path: Path
