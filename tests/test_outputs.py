@@ -43,7 +43,6 @@ NOTES = '{"query": "my own", "label": "S"}\n'
     [
         (care_train, "mine", "pairs.jsonl", "--collection", "c", "--output", "pairs.jsonl"),
         (care_train, "mine", "pairs.jsonl", "--collection", "c", "--output", "notes.txt"),
-        (care_bench, "audit", "folder", "folder", "--output", "notes.txt"),
         (care_bench, "compare", "folder", "folder", "--output", "notes.txt"),
         (care_model, "reference-vectors", "built-in", "--output", "notes.txt"),
         (care_data, "diversify", "pairs.jsonl", "--side", "query", "--output", "./pairs.jsonl"),
@@ -82,7 +81,6 @@ def test_a_file_of_the_user_is_refused_before_any_work(
             "notes.txt/new",
         ),
         ("notes.txt/new: cannot be made", care_bench, "run", "folder", "--output", "notes.txt/new"),
-        ("notes.txt/new: cannot be made", care_bench, "audit", "folder", "folder", "--output", "notes.txt/new"),
         ("notes.txt/new: cannot be made", care_bench, "compare", "folder", "folder", "--output", "notes.txt/new"),
         ("notes.txt/new: cannot be made", care_model, "reference-vectors", "built-in", "--output", "notes.txt/new"),
         ("notes.txt/new: cannot be made", care_model, "join", "folder", "folder", "notes.txt/new"),

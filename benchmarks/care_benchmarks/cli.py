@@ -1,6 +1,5 @@
 """``care-bench``: evaluation on CMedTEB-shaped tasks. Commands import what they run, so that `--help` opens at once."""
 
-import json
 import re
 import sys
 from collections import Counter
@@ -18,14 +17,12 @@ from care_qdrant.console.options import engine_options, json_option, model_optio
 from care_qdrant.console.outputs import require_free, require_own
 from care_qdrant.console.reports import show_json
 from care_qdrant.console.text import echo, table
-from care_qdrant.errors import InputError, counted, needs_extra, redact
+from care_qdrant.errors import InputError, needs_extra, redact
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
 
-    from care_benchmarks.measures import Run
     from care_benchmarks.results import Result, System
-    from care_benchmarks.tasks import LoadedTask
 
 _COMPARISON = re.compile(rb"<!doctype html>.*care-bench</title>", re.DOTALL)
 _RUN = re.compile(rb'\{\s*"name": ".*",\s*"command": "care[- ]bench ')
@@ -158,112 +155,6 @@ def report(result: Path) -> None:
 
     write_report(load_result(result), result)
     echo(str(result / HTML_FILE))
-
-
-@care_bench.command()
-@click.argument("task_directory", type=_RESULT)
-@click.argument("result", type=_RESULT)
-@click.option(
-    "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="JSON Lines file to annotate."
-)
-@json_option
-def audit(task_directory: Path, result: Path, output: Path, as_json: bool) -> None:
-    """Export documents that a saved RESULT ranks high on the retrieval task of TASK_DIRECTORY, for judging.
-
-    Documents that were not judged and documents that are labelled relevant are exported.
-
-    Medical retrieval labels miss relevant documents (paper, section E and table 13). The fraction of unjudged documents
-    is printed for each system; the file has one line per query and document, those that most systems rank high first.
-
-    \b
-    Example:
-      care bench audit examples/sample results/sample \\
-        --output build/to-judge.jsonl
-    """
-    from care_benchmarks.audit import audit, candidates, write_candidates
-
-    require_free(output)
-    task, runs = _saved_retrieval(task_directory, result)
-    rows = []
-    summaries = {system: audit(task.qrels, ranking) for system, ranking in runs.items()}
-    for system, summary in summaries.items():
-        shares = f"{summary.unjudged_share:.3f}", f"{summary.unjudged_per_query:.1f}"
-        rows.append([system, *shares, f"{summary.above_first_positive_per_query:.1f}"])
-    header = ["system", "unjudged share", "unjudged per query", "above the first positive"]
-    if as_json:
-        show_json({system: asdict(summary) for system, summary in summaries.items()})
-    else:
-        echo(table(header, rows, width=1_000))
-    count = write_candidates(candidates(task.qrels, runs, task.queries, task.documents), output)
-    echo(f"{output}: {counted(count, 'candidate')}", err=True)
-
-
-@care_bench.command()
-@click.argument("task_directory", type=_RESULT)
-@click.argument("result", type=_RESULT)
-@click.argument("judged", type=click.Path(path_type=Path, dir_okay=False, exists=True))
-@json_option
-def rejudge(task_directory: Path, result: Path, judged: Path, as_json: bool) -> None:
-    """Score a saved RESULT on TASK_DIRECTORY before and after the labels of JUDGED, an annotated file of the audit.
-
-    Nothing is searched again, and the result is not changed. An existing label stays; new labels that contradict it are
-    counted.
-
-    \b
-    Example:
-      care bench rejudge examples/sample results/sample build/to-judge.jsonl
-    """
-    from care_benchmarks.audit import add_judgements, read_judgements, relabelled
-    from care_benchmarks.measures import CONDENSED, per_query
-
-    task, runs = _saved_retrieval(task_directory, result)
-    labels = read_judgements(judged)
-    both = task.qrels, add_judgements(task.qrels, labels)
-    rows = []
-    for system, ranking in runs.items():
-        scored = [per_query(qrels, ranking) for qrels in both]
-        cells = [
-            f"{100 * sum(scores[name].values()) / len(scores[name]):.2f}"
-            for name in ("nDCG@10", CONDENSED, "Judged@10")
-            for scores in scored
-        ]
-        rows.append([system, *cells])
-    names = [f"{name} {when}" for name in ("nDCG@10", "condensed", "judged@10") for when in ("before", "after")]
-    counts = relabelled(task.qrels, labels)
-    if as_json:
-        scores = {system: dict(zip(names, map(float, cells), strict=True)) for system, *cells in rows}
-        show_json({"systems": scores, "labels": asdict(counts)})
-        return
-    echo(table(["system", *names], rows, width=1_000))
-    echo(
-        f"relevant documents per query, among those labelled: {counts.original:.2f} before, {counts.labelled:.2f} now; "
-        f"{counts.false_positives:.2f} false positives, {counts.false_negatives:.2f} false negatives (paper, table 13)"
-    )
-
-
-def _saved_retrieval(task_directory: Path, result: Path) -> "tuple[LoadedTask, dict[str, Run]]":
-    """Return the retrieval task of a directory, and the rankings that a result saved for it."""
-    from care_benchmarks.results import load_result
-    from care_benchmarks.tasks import directory_tasks, load_task
-
-    saved = load_result(result)
-    names = {task.revision: task.name for task in saved.tasks if task.kind == "retrieval"}
-    retrieval = next((task for task in directory_tasks(task_directory) if task.metadata.type == "Retrieval"), None)
-    if retrieval is None or retrieval.metadata.dataset["revision"] not in names:
-        raise InputError(f"{result}: was not measured on the retrieval task that {task_directory} holds now")
-    task = load_task(retrieval)
-    return task, _read_runs(result, names[task.revision], [system.name for system in saved.systems])
-
-
-def _read_runs(result: Path, task: str, systems: list[str]) -> "dict[str, Run]":
-    from care_benchmarks.search import file_name
-
-    runs = {}
-    for system in systems:
-        path = result / "runs" / file_name(system) / f"{task}_predictions.json"
-        if path.is_file():
-            runs[system] = json.loads(path.read_text(encoding="utf-8"))["default"]["test"]
-    return runs
 
 
 def _create_tasks(tasks: tuple[str, ...]) -> "list[AbsTask]":

@@ -148,7 +148,7 @@ def notes_for(searches: Sequence[QdrantSearch], tasks: Sequence[TaskInfo]) -> It
     if any(task.kind != "sts" for task in tasks):
         yield (
             "A relevant document that was not judged counts as wrong, so differences between systems are safer to read "
-            "than the figures themselves; care-bench audit exports what is worth judging."
+            "than the figures themselves."
         )
     systems = [search.system for search in searches]
     if any(system.model.card and system.mode == "dense" for system in systems):

@@ -244,28 +244,6 @@ def test_compare_refuses_other_data_under_the_same_name(
         bench("compare", tmp_path / "other", saved[0])
 
 
-def test_audit_exports_what_nobody_judged(saved: tuple[Path, str], clinic: Path, tmp_path: Path) -> None:
-    printed = bench("audit", clinic, saved[0], "--output", tmp_path / "judge.jsonl").stdout
-    assert "tiny-pair + BM25" in printed
-    rows = [json.loads(line) for line in (tmp_path / "judge.jsonl").read_text(encoding="utf-8").splitlines()]
-    judged = {(row["query_id"], row["document_id"]): row["score"] > 0 for row in conftest.QRELS}
-    irrelevant = {pair for pair, is_relevant in judged.items() if not is_relevant}
-    assert {(row["query_id"], row["document_id"]) for row in rows}.isdisjoint(irrelevant)
-    assert len(rows) == 3 * 5 - len(irrelevant), "all five documents of each question but what is labelled irrelevant"
-
-
-def test_audit_refuses_another_task(saved: tuple[Path, str], clinic: Path, tmp_path: Path) -> None:
-    changed = tmp_path / "clinic"
-    for name, rows in (
-        ("corpus", conftest.CORPUS[:-1]),
-        ("queries", conftest.QUERIES[:2]),
-        ("qrels", conftest.QRELS[:3]),
-    ):
-        conftest.write_jsonl(changed / f"{name}.jsonl", rows)
-    with pytest.raises(InputError, match="was not measured on the retrieval task"):
-        bench("audit", changed, saved[0], "--output", tmp_path / "judge.jsonl")
-
-
 def test_a_set_that_cannot_be_had_stops_a_run_in_one_line(pair_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"MedicalRetrieval: its data cannot be loaded .*network"):
         bench("run", "MedicalRetrieval", "--model", pair_folder, "--output", tmp_path / "out")
