@@ -38,8 +38,8 @@ THRESHOLDS = {"query": Diversify.query_threshold, "document": Diversify.document
 class QdrantIndex:
     """The vectors of kept texts as the points 0, 1, … of a collection; counts at most ``k`` similar ones."""
 
-    def __init__(self, collection: Collection, k: int, kept: int = 0, *, exact: bool = False) -> None:
-        self._collection, self._k, self.kept, self._exact = collection, k, kept, exact
+    def __init__(self, collection: Collection, k: int, kept: int = 0) -> None:
+        self._collection, self._k, self.kept = collection, k, kept
 
     @staticmethod
     def create(collection: Collection, dim: int) -> None:
@@ -58,7 +58,7 @@ class QdrantIndex:
         """Count at most ``k`` similar vectors."""
         # The embedded database warns of settings that it does not need.
         is_embedded = self._collection.is_embedded
-        params = None if is_embedded else models.SearchParams(exact=self._exact, hnsw_ef=GRAPH_EF)
+        params = None if is_embedded else models.SearchParams(hnsw_ef=GRAPH_EF)
         requests = [
             models.QueryRequest(query=row.tolist(), limit=self._k, score_threshold=threshold, params=params)
             for row in vectors
@@ -89,7 +89,6 @@ class Filter:
     k: int = 5  # nearest kept texts to compare with
     neighbours: int = 1  # similar texts that may have been kept before a new one is left out; fewer than k
     seed_rows: int = 0  # the first so many distinct texts are kept unseen; the paper's index starts with 5,000
-    exact: bool = False  # compare with every vector on a server, instead of by its graph
 
 
 def diversify_file(
@@ -131,7 +130,7 @@ def _keep(
     source: Path, partial: Path, settings: Filter, model: "CareModel", collection: Collection, state: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """Write the rows that are kept, and yield the progress after each batch."""
-    index = QdrantIndex(collection, settings.k, state["kept"], exact=settings.exact)
+    index = QdrantIndex(collection, settings.k, state["kept"])
     index.forget(BATCH_ROWS)
     encode = model.encode_query if settings.side == "query" else model.encode_document
     rule, rows = Neighbourhood(settings.threshold, settings.neighbours, index), _read(source, settings)
